@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
-from typing import Final, Self, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import asyncpg
 from asyncpg.exceptions import TargetServerAttributeNotMatched
@@ -146,6 +146,26 @@ class Database:
         """
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
             yield connection
+
+    async def fetch(self, statement: str, *arguments: Any, urgent: bool = False) -> list[asyncpg.Record]:
+        """Return the rows of one statement, which commits by itself; raises as `acquire`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.fetch(statement, *arguments)
+
+    async def fetchrow(self, statement: str, *arguments: Any, urgent: bool = False) -> asyncpg.Record | None:
+        """Return the first row of one statement, None without one; as `fetch`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.fetchrow(statement, *arguments)
+
+    async def fetchval(self, statement: str, *arguments: Any, urgent: bool = False) -> Any:
+        """Return the first value of the first row of one statement, None without one; as `fetch`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.fetchval(statement, *arguments)
+
+    async def execute(self, statement: str, *arguments: Any, urgent: bool = False) -> str:
+        """Run one statement and return its command tag; as `fetch`."""
+        async with self.acquire(urgent=urgent) as connection:
+            return await connection.execute(statement, *arguments)
 
     async def ping(self) -> None:
         """Return if the server answers and takes writes; needs no connection of the pool.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -125,48 +126,35 @@ class PostgresAuditLog:
         return refused
 
     async def head(self, store_id: str) -> Head:
-        async with self._database.acquire() as connection:
-            row = await connection.fetchrow(_HEAD, store_id)
+        row = await self._database.fetchrow(_HEAD, store_id)
         return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
 
     async def page(self, store_id: str, *, after_seq: int | None, up_to_seq: int, rows_max: int) -> list[AuditEntry]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
+        rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
     async def beyond_head(self, store_id: str) -> int:
-        async with self._database.acquire() as connection:
-            return await connection.fetchval(_BEYOND, store_id) or 0
+        return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
+        rows = await self._database.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
         return list(map(_entry, rows))
 
     async def figures(self, wanted: AuditFilter) -> list[ToolFigures]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_FIGURES, *_filter(wanted))
+        rows = await self._database.fetch(_FIGURES, *_filter(wanted))
         return [ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[str, Head], drafts: Sequence[AuditDraft]) -> bool:
         """Write the entries if nobody else has moved the heads; returns whether that was so."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
-        try:
-            async with self._database.acquire() as connection:
-                tag = await connection.execute(_APPEND, *_arrays(entries), *map(list, zip(*moves, strict=True)))
-        except asyncpg.UniqueViolationError:
-            self._forget(heads)
-            return False
-        except BaseException:
-            self._forget(heads)  # They may have moved.
-            raise
-        is_written = tag == f"INSERT 0 {len(entries)}"
-        if is_written:
-            self._heads |= moved
-        else:
-            self._forget(heads)
-        return is_written
+        self._forget(heads)  # Whatever goes wrong, they may have moved.
+        with suppress(asyncpg.UniqueViolationError):
+            tag = await self._database.execute(_APPEND, *_arrays(entries), *map(list, zip(*moves, strict=True)))
+            if tag == f"INSERT 0 {len(entries)}":
+                self._heads |= moved
+                return True
+        return False
 
     async def _append_locked(self, store_ids: list[str], drafts: Sequence[AuditDraft]) -> None:
         self._forget(store_ids)

@@ -12,10 +12,8 @@ from pawl.chassis.database import Database
 from pawl.errors import TooLarge
 from pawl.tool_registry.domain.document import DOCUMENTS_MAX, STORE_BYTES_MAX, STORE_OWNER, Document, Hit, parts_of
 
-_COLUMNS: Final = (
-    "d.owner_id, d.name, d.language, d.text_bytes, d.text_sha256,"
-    " extract(epoch FROM d.created_at)::float8 AS created, extract(epoch FROM d.updated_at)::float8 AS updated"
-)
+_COLUMNS: Final = """d.owner_id, d.name, d.language, d.text_bytes, d.text_sha256,
+    extract(epoch FROM d.created_at)::float8 AS create_time, extract(epoch FROM d.updated_at)::float8 AS update_time"""
 # No text has a word with a space in it.
 _OWNER_WORD: Final = "'owner ' || {store} || ' ' || {owner}"
 
@@ -97,7 +95,7 @@ class PostgresDocumentRepository:
             await connection.execute(_LOCK_STORE, store_id)
             earlier = await connection.fetchrow(_FOUND, store_id, [owner_id], name)
             if earlier is not None and (earlier["text_sha256"], earlier["language"]) == (digest, language):
-                return _document(earlier), False
+                return Document(**earlier), False
             room = await connection.fetchrow(_ROOM, *key)
             if room is not None and room["documents"] >= DOCUMENTS_MAX:
                 raise TooLarge(f"a store has at most {DOCUMENTS_MAX} documents; remove some first")
@@ -114,15 +112,13 @@ class PostgresDocumentRepository:
             )
         if written is None:
             raise AssertionError("an upsert returns its row")
-        return _document(written), earlier is None
+        return Document(**written), earlier is None
 
     async def delete(self, store_id: str, owner_id: str, name: str) -> bool:
-        async with self._database.acquire() as connection:
-            return await connection.fetchval(_DELETE, store_id, owner_id, name) is not None
+        return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
     async def find(self, store_id: str, user_id: str, name: str) -> Sequence[Document]:
-        async with self._database.acquire() as connection:
-            return [_document(row) for row in await connection.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
+        return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
     async def text(self, store_id: str, owner_id: str, name: str) -> str | None:
         async with self._database.transaction() as connection:
@@ -134,36 +130,23 @@ class PostgresDocumentRepository:
     async def after(
         self, store_id: str, user_id: str, name: str, owner_id: str | None, most: int
     ) -> Sequence[Document]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
-        return [_document(row) for row in rows]
+        rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
+        return [Document(**row) for row in rows]
 
     async def search(self, store_id: str, user_id: str, query: str, most: int) -> Sequence[Hit]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_SEARCH, store_id, user_id, query, most, _HEADLINE)
+        rows = await self._database.fetch(_SEARCH, store_id, user_id, query, most, _HEADLINE)
         return [_hit(row) for row in rows]
 
 
-def _document(row: asyncpg.Record) -> Document:
-    return Document(
-        owner_id=row["owner_id"],
-        name=row["name"],
-        language=row["language"],
-        text_bytes=row["text_bytes"],
-        text_sha256=row["text_sha256"],
-        create_time=row["created"],
-        update_time=row["updated"],
-    )
-
-
 def _hit(row: asyncpg.Record) -> Hit:
-    snippets = str(row["headline"]).split(_BETWEEN)
-    content = str(row["content"])
+    fields = dict(row)
+    byte_offset, content, headline = (fields.pop(name) for name in ("byte_offset", "content", "headline"))
+    snippets = headline.split(_BETWEEN)
     first = snippets[0].replace(_START, "").replace(_STOP, "")
     # Not found where the search takes tags out of the text.
     before = content[: max(content.find(first), 0)]
     return Hit(
-        document=_document(row),
-        offset=row["byte_offset"] + len(before.encode()),
+        document=Document(**fields),
+        offset=byte_offset + len(before.encode()),
         snippets=tuple(snippet.replace(_START, "**").replace(_STOP, "**").strip() for snippet in snippets),
     )

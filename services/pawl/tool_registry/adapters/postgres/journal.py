@@ -114,26 +114,25 @@ class PostgresJournal:
     async def begin(
         self, call: JournalCall, *, unacted: Collection[str] = ()
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        async with self._database.acquire(urgent=True) as connection:
-            inserted = await connection.fetchval(
-                _INSERT,
-                *call.key,
-                call.run_id,
-                call.tool_name,
-                call.tool_version,
-                call.effect.value,
-                call.fingerprint,
-                self._instance_id,
-                call.token,
-            )
+        inserted = await self._database.fetchval(
+            _INSERT,
+            *call.key,
+            call.run_id,
+            call.tool_name,
+            call.tool_version,
+            call.effect.value,
+            call.fingerprint,
+            self._instance_id,
+            call.token,
+            urgent=True,
+        )
         if inserted:
             return Begun()
         async with self._database.transaction(urgent=True) as connection:
             return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        async with self._database.acquire(urgent=True) as connection:
-            row = await connection.fetchrow(_READ, *call.key, self._instance_id, *self.watch.unrenewed())
+        row = await self._database.fetchrow(_READ, *call.key, self._instance_id, *self.watch.unrenewed(), urgent=True)
         if row is None:
             return None
         match self._step(row, call, ()):
@@ -145,8 +144,7 @@ class PostgresJournal:
                 return None
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        async with self._database.acquire(urgent=True) as connection:
-            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
+        row = await self._database.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed(), urgent=True)
         return None if row is None else self._standing(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
@@ -158,18 +156,17 @@ class PostgresJournal:
         return standing or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
-        async with self._database.acquire(urgent=True) as connection:
-            await connection.execute(_ASK, *key, self._instance_id, msgspec.msgpack.encode(question), position)
+        await self._database.execute(
+            _ASK, *key, self._instance_id, msgspec.msgpack.encode(question), position, urgent=True
+        )
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        async with self._database.acquire(urgent=True) as connection:
-            await connection.execute(_ANSWER, *key, msgspec.msgpack.encode(answers))
+        await self._database.execute(_ANSWER, *key, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
         if not keys:
             return {}
-        async with self._database.acquire(urgent=True) as connection:
-            rows = await connection.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id)
+        rows = await self._database.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id, urgent=True)
         return {
             CallKey(row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer])
             for row in rows
@@ -197,8 +194,7 @@ class PostgresJournal:
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def release(self) -> None:
-        async with self._database.acquire(urgent=True) as connection:
-            await connection.execute(_RELEASE, self._instance_id)
+        await self._database.execute(_RELEASE, self._instance_id, urgent=True)
 
     async def forget(self, older_than_seconds: float) -> int:
         async with self._database.acquire(urgent=True) as connection:

@@ -96,8 +96,7 @@ class PostgresResourceLocks:
     async def _give_back(self, store_id: str, keys: Sequence[str], holder: str) -> None:
         while True:
             try:
-                async with self._database.acquire() as connection:
-                    await connection.execute(_GIVE_BACK, store_id, list(keys), holder, self._instance_id)
+                await self._database.execute(_GIVE_BACK, store_id, list(keys), holder, self._instance_id)
             except Exception as error:  # noqa: BLE001  # a row left behind keeps everybody out
                 _log.warning("resource_lock.release_delayed", error=type(error).__name__)
                 await asyncio.sleep(_RELEASE_RETRY_SECONDS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
 import asyncpg
@@ -16,7 +15,9 @@ from pawl.tool_registry.domain.planning import ParentGone, PlanChange, Project, 
 if TYPE_CHECKING:
     from pawl.chassis.database import Connection
 
-_TASK_COLUMNS: Final = "task_id, project_id, parent_task_id, title, notes, due, is_done, run_id"
+_TASK_COLUMNS: Final = (
+    "task_id, project_id, parent_task_id, title, notes, to_char(due, 'YYYY-MM-DD') AS due, is_done, run_id"
+)
 _PROJECT_COLUMNS: Final = "project_id, title, status, notes"
 
 # The key comes back also where a call before this one, or one at the same time, has made the row.
@@ -28,7 +29,7 @@ RETURNING {_PROJECT_COLUMNS}
 _ADD_TASK: Final = f"""
 INSERT INTO tool_registry.tasks
     (store_id, user_id, task_id, project_id, parent_task_id, title, notes, due, run_id, idempotency_key)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8::text::date, $9, $10)
 ON CONFLICT (store_id, user_id, idempotency_key) DO UPDATE SET title = tasks.title
 RETURNING {_TASK_COLUMNS}
 """  # noqa: S608  # constants only
@@ -71,7 +72,7 @@ SELECT {_TASK_COLUMNS} FROM tool_registry.tasks
 WHERE store_id = $1 AND user_id = $2 AND task_id = ANY ($3::text[]) ORDER BY task_id FOR UPDATE
 """  # noqa: S608  # constants only
 _SET_TASK: Final = """
-UPDATE tool_registry.tasks SET title = $4, notes = $5, due = $6, is_done = $7
+UPDATE tool_registry.tasks SET title = $4, notes = $5, due = $6::text::date, is_done = $7
 WHERE store_id = $1 AND user_id = $2 AND task_id = $3
 """
 _BELOW: Final = """
@@ -94,39 +95,32 @@ class PostgresPlanRepository:
         self._database = database
 
     async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
-        async with self._database.acquire() as connection:
-            row = await connection.fetchrow(_ADD_PROJECT, store_id, user_id, project.project_id, project.title)
-        return project if row is None else _project(row)
+        row = await self._database.fetchrow(_ADD_PROJECT, store_id, user_id, project.project_id, project.title)
+        return project if row is None else Project(**row)
 
     async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
         place = (task.task_id, task.project_id, task.parent_task_id)
-        fields = (*place, task.title, task.notes, _date(task.due), task.run_id)
+        fields = (*place, task.title, task.notes, task.due, task.run_id)
         try:
-            async with self._database.acquire() as connection:
-                row = await connection.fetchrow(_ADD_TASK, store_id, user_id, *fields, idempotency_key)
+            row = await self._database.fetchrow(_ADD_TASK, store_id, user_id, *fields, idempotency_key)
         except asyncpg.ForeignKeyViolationError:
             raise ParentGone from None
-        return task if row is None else _task(row)
+        return task if row is None else Task(**row)
 
     async def projects(self, store_id: str, user_id: str, most: int) -> Sequence[Project]:
-        async with self._database.acquire() as connection:
-            return [_project(row) for row in await connection.fetch(_PROJECTS, store_id, user_id, most)]
+        return [Project(**row) for row in await self._database.fetch(_PROJECTS, store_id, user_id, most)]
 
     async def tasks(self, store_id: str, user_id: str, most: int) -> Sequence[Task]:
-        async with self._database.acquire() as connection:
-            return [_task(row) for row in await connection.fetch(_TASKS, store_id, user_id, most)]
+        return [Task(**row) for row in await self._database.fetch(_TASKS, store_id, user_id, most)]
 
     async def find_tasks(self, store_id: str, user_id: str, reference: str) -> Sequence[Task]:
-        async with self._database.acquire() as connection:
-            return [_task(row) for row in await connection.fetch(_BY_REFERENCE, store_id, user_id, reference)]
+        return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, store_id, user_id, reference)]
 
     async def task_titles(self, store_id: str, user_id: str) -> Sequence[str]:
-        async with self._database.acquire() as connection:
-            return [row["title"] for row in await connection.fetch(_TITLES, store_id, user_id)]
+        return [row["title"] for row in await self._database.fetch(_TITLES, store_id, user_id)]
 
     async def earlier_change(self, store_id: str, user_id: str, *, idempotency_key: str) -> PlanChange | None:
-        async with self._database.acquire() as connection:
-            stored = await connection.fetchval(_EARLIER, store_id, user_id, idempotency_key)
+        stored = await self._database.fetchval(_EARLIER, store_id, user_id, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
@@ -141,7 +135,7 @@ class PostgresPlanRepository:
                     return msgspec.msgpack.decode(earlier, type=PlanChange)
                 if row is None:
                     return PlanChange()
-                before = _project(row)
+                before = Project(**row)
                 after = replace(before, **fields)
                 await connection.execute(_SET_PROJECT, *owner, project_id, after.title, after.status, after.notes)
                 return await _written(
@@ -159,13 +153,13 @@ class PostgresPlanRepository:
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
             if earlier is not None:
                 return msgspec.msgpack.decode(earlier, type=PlanChange)
-            before = {task.task_id: task for task in map(_task, rows)}
+            before = {row["task_id"]: Task(**row) for row in rows}
             # As they were asked for.
             found = tuple(before[task_id] for task_id in task_ids if task_id in before)
             after = tuple(replace(task, **fields) for task in found)
             await connection.executemany(
                 _SET_TASK,
-                [(*owner, task.task_id, task.title, task.notes, _date(task.due), task.is_done) for task in after],
+                [(*owner, task.task_id, task.title, task.notes, task.due, task.is_done) for task in after],
             )
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
@@ -186,30 +180,10 @@ class PostgresPlanRepository:
             if not rows:
                 return PlanChange()
             await connection.execute(_REMOVE_TASKS, *owner, below)
-            return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=tuple(map(_task, rows))))
+            removed = tuple(Task(**row) for row in rows)
+            return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=removed))
 
 
 async def _written(connection: Connection, owner: tuple[str, str], key: str, change: PlanChange) -> PlanChange:
     await connection.execute(_WRITE_CHANGE, *owner, key, msgspec.msgpack.encode(change))
     return change
-
-
-def _date(text: str | None) -> date | None:
-    return None if text is None else date.fromisoformat(text)
-
-
-def _project(row: asyncpg.Record) -> Project:
-    return Project(project_id=row["project_id"], title=row["title"], status=row["status"], notes=row["notes"])
-
-
-def _task(row: asyncpg.Record) -> Task:
-    return Task(
-        task_id=row["task_id"],
-        project_id=row["project_id"],
-        parent_task_id=row["parent_task_id"],
-        title=row["title"],
-        notes=row["notes"],
-        due=None if row["due"] is None else row["due"].isoformat(),
-        is_done=row["is_done"],
-        run_id=row["run_id"],
-    )

@@ -54,8 +54,7 @@ class PostgresRateLimits:
 
     async def forget(self) -> None:
         """Delete rates that nobody uses."""
-        async with self._database.acquire() as connection:
-            await connection.execute(_FORGET)
+        await self._database.execute(_FORGET)
 
     async def _take(self, connection: Connection, store_id: str, rate: Rate) -> Exceeded | None:
         if await connection.fetchval(_TAKE, store_id, rate.name, float(rate.per_minute)):

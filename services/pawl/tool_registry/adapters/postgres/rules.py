@@ -15,33 +15,40 @@ from pawl.errors import RequestIdReused, RuleNotFound
 from pawl.tool_registry.domain.patterns import ArgumentPattern
 from pawl.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
 
+_COLUMNS: Final = """store_id, rule_id, effect, scope, scope_id, user_id, tool_name, arguments, items_max,
+    includes_destructive, uses_max, uses, tool_version, reason, extract(epoch FROM created_at)::float8 AS create_time,
+    coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
+    coalesce(extract(epoch FROM revoked_at), 0)::float8 AS revoke_time,
+    revoked_by AS revoke_user_id, from_call_id AS call_id"""
 _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
 """
-_ADD: Final = """
+_ADD: Final = f"""
 INSERT INTO tool_registry.rules
     (store_id, rule_id, request_id, request_hash, effect, scope, scope_id, user_id, tool_name, arguments, items_max,
      includes_destructive, uses_max, tool_version, reason, expires_at, from_call_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
-ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING *
-"""
+ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
+"""  # noqa: S608  # constants
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
 _COUNT: Final = f"""
 SELECT count(*) FILTER (WHERE scope = 'STORE') AS of_store, count(*) FILTER (WHERE scope <> 'STORE') AS of_users,
     count(*) FILTER (WHERE scope <> 'STORE' AND user_id = $2) AS of_user
 FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}
 """  # noqa: S608  # constants
-_BY_REQUEST: Final = "SELECT * FROM tool_registry.rules WHERE store_id = $1 AND user_id = $2 AND request_id = $3"
-_GET: Final = "SELECT * FROM tool_registry.rules WHERE store_id = $1 AND rule_id = $2"
-_ALL_IN_FORCE: Final = f"SELECT * FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}"  # noqa: S608  # constants
-_REVOKE: Final = """
+_BY_REQUEST: Final = f"""
+SELECT request_hash, {_COLUMNS} FROM tool_registry.rules WHERE store_id = $1 AND user_id = $2 AND request_id = $3
+"""  # noqa: S608  # constants
+_GET: Final = f"SELECT {_COLUMNS} FROM tool_registry.rules WHERE store_id = $1 AND rule_id = $2"  # noqa: S608
+_ALL_IN_FORCE: Final = f"SELECT {_COLUMNS} FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}"  # noqa: S608
+_REVOKE: Final = f"""
 UPDATE tool_registry.rules
 SET revoked_at = coalesce(revoked_at, clock_timestamp()),
     revoked_by = CASE WHEN revoked_at IS NULL THEN $3 ELSE revoked_by END
-WHERE store_id = $1 AND rule_id = $2 RETURNING *
-"""
+WHERE store_id = $1 AND rule_id = $2 RETURNING {_COLUMNS}
+"""  # noqa: S608
 _LIST: Final = f"""
-SELECT * FROM tool_registry.rules
+SELECT {_COLUMNS} FROM tool_registry.rules
 WHERE store_id = $1 AND ($2 = '' OR user_id = $2 OR scope = 'STORE') AND ($3 OR ({_IN_FORCE}))
   AND ($4 = '' OR rule_id < $4)
 ORDER BY rule_id DESC LIMIT $5
@@ -113,28 +120,23 @@ class PostgresRuleRepository:
         return _rule(row)
 
     async def get(self, store_id: str, rule_id: str) -> Rule | None:
-        async with self._database.acquire() as connection:
-            row = await connection.fetchrow(_GET, store_id, rule_id)
+        row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
     async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
-        async with self._database.acquire() as connection:
-            return await connection.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
+        return await self._database.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
 
     async def in_force(self, store_id: str) -> Sequence[Rule]:
-        async with self._database.acquire() as connection:
-            return [_rule(row) for row in await connection.fetch(_ALL_IN_FORCE, store_id)]
+        return [_rule(row) for row in await self._database.fetch(_ALL_IN_FORCE, store_id)]
 
     async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
-        async with self._database.acquire() as connection:
-            row = await connection.fetchrow(_REVOKE, store_id, rule_id, user_id)
+        row = await self._database.fetchrow(_REVOKE, store_id, rule_id, user_id)
         if row is None:
             raise RuleNotFound
         return _rule(row)
 
     async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_LIST, store_id, user_id, include_ended, before, most)
+        rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
     async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
@@ -145,33 +147,15 @@ class PostgresRuleRepository:
             return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
-        async with self._database.acquire() as connection:
-            return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
+        return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:
-        async with self._database.acquire() as connection:
-            await connection.execute(_FORGET, older_than_seconds)
+        await self._database.execute(_FORGET, older_than_seconds)
 
 
 def _rule(row: asyncpg.Record) -> Rule:
-    return Rule(
-        store_id=row["store_id"],
-        rule_id=row["rule_id"],
-        effect=RuleEffect(row["effect"]),
-        scope=RuleScope(row["scope"]),
-        scope_id=row["scope_id"],
-        user_id=row["user_id"],
-        tool_name=row["tool_name"],
-        arguments=msgspec.msgpack.decode(row["arguments"], type=tuple[ArgumentPattern, ...]),
-        items_max=row["items_max"],
-        includes_destructive=row["includes_destructive"],
-        uses_max=row["uses_max"],
-        uses=row["uses"],
-        tool_version=row["tool_version"],
-        reason=row["reason"],
-        create_time=row["created_at"].timestamp(),
-        expire_time=row["expires_at"].timestamp() if row["expires_at"] else 0.0,
-        revoke_time=row["revoked_at"].timestamp() if row["revoked_at"] else 0.0,
-        revoke_user_id=row["revoked_by"],
-        call_id=row["from_call_id"],
-    )
+    fields = dict(row)
+    fields.pop("request_hash", None)
+    arguments = msgspec.msgpack.decode(fields.pop("arguments"), type=tuple[ArgumentPattern, ...])
+    effect, scope = RuleEffect(fields.pop("effect")), RuleScope(fields.pop("scope"))
+    return Rule(effect=effect, scope=scope, arguments=arguments, **fields)

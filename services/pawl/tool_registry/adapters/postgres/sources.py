@@ -54,12 +54,10 @@ class PostgresSourceRepository:
             )
 
     async def set_state(self, store_id: str, name: str, state: SourceState, problem: str) -> None:
-        async with self._database.acquire() as connection:
-            await connection.execute(_SET_STATE, store_id, name, state.value, problem)
+        await self._database.execute(_SET_STATE, store_id, name, state.value, problem)
 
     async def get(self, store_id: str, name: str) -> SourceRecord | None:
-        async with self._database.acquire() as connection:
-            row = await connection.fetchrow(_GET, store_id, name)
+        row = await self._database.fetchrow(_GET, store_id, name)
         return None if row is None else _record(row)
 
     async def source(self, store_id: str, name: str) -> Source | None:
@@ -68,13 +66,11 @@ class PostgresSourceRepository:
         return None if record is None else record.source
 
     async def list(self, store_id: str) -> Sequence[SourceRecord]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_LIST, store_id)
+        rows = await self._database.fetch(_LIST, store_id)
         return [_record(row) for row in rows]
 
     async def remove(self, store_id: str, name: str) -> bool:
-        async with self._database.acquire() as connection:
-            return await connection.fetchval(_REMOVE, store_id, name) is not None
+        return await self._database.fetchval(_REMOVE, store_id, name) is not None
 
 
 def _record(row: asyncpg.Record) -> SourceRecord:

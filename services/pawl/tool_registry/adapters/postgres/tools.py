@@ -116,15 +116,13 @@ class PostgresToolRepository:
 
     async def current(self, store_id: str, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
         asked = None if names is None else list(filter(can_exist, names))
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_CURRENT, store_id, asked)
+        rows = await self._database.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]
 
     async def version(self, store_id: str, name: str, version: int) -> ToolVersion | None:
         if not can_exist(name, version):
             return None
-        async with self._database.acquire() as connection:
-            row = await connection.fetchrow(_VERSION, store_id, name, version)
+        row = await self._database.fetchrow(_VERSION, store_id, name, version)
         return None if row is None else _version(row)
 
     async def _adopt_one(self, connection: Connection, source: str, definition: ToolDefinition) -> ToolVersion:

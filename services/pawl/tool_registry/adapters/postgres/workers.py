@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import asyncpg
 import msgspec
@@ -41,17 +41,18 @@ class PostgresWorkerRepository:
 
     async def owner(self, worker: WorkerKey, user_id: str, *, is_admin: bool) -> str | None:
         store_id, group_name, worker_id = worker
-        rows = await self._fetch(
+        rows = await self._database.fetch(
             sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name), worker_id, is_admin
         )
         return rows[0]["user_id"] if rows else None
 
     async def unserved(self, attachments: Collection[str]) -> Collection[str]:
-        return {row["attachment"] for row in await self._fetch(sql.UNSERVED, list(attachments))}
+        return {row["attachment"] for row in await self._database.fetch(sql.UNSERVED, list(attachments))}
 
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
-        return await self._is_true(
-            sql.HAS_SUCCESSOR, *worker, tool_name, definition_hash, current_hash, source_of(worker.group_name)
+        hashes = (definition_hash, current_hash)
+        return bool(
+            await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
     async def attach(self, worker: Attached, *, held: Mapping[str, int], lease_seconds: float) -> Mapping[str, int]:
@@ -71,18 +72,18 @@ class PostgresWorkerRepository:
         return {row["call_id"]: row["lease_epoch"] for row in rows}
 
     async def renew(self, seconds: Mapping[str, float]) -> Collection[str]:
-        rows = await self._fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
+        rows = await self._database.fetch(sql.RENEW, list(seconds.keys()), list(seconds.values()))
         return {row["attachment"] for row in rows}
 
     async def detach(self, worker: Attached) -> None:
-        await self._fetch(sql.DETACH, *worker.key, worker.attachment)
+        await self._database.fetch(sql.DETACH, *worker.key, worker.attachment)
 
     async def is_attached(self, store_id: str, group_name: str, tool_name: str, definition_hash: str) -> bool:
-        return await self._is_true(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash)
+        return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
         worker_id = "" if worker is None else worker.key.worker_id
-        rows = await self._fetch(
+        rows = await self._database.fetch(
             sql.ADD,
             call.store_id,
             call.call_id,
@@ -98,7 +99,7 @@ class PostgresWorkerRepository:
             worker_id,
             "" if worker is None else worker.attachment,
             None if call.origin is None else msgspec.msgpack.encode(call.origin),
-        ) or await self._fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
+        ) or await self._database.fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
         if not rows or rows[0]["state"] != CallState.HELD:
             return None
         epoch: int = rows[0]["lease_epoch"]
@@ -106,67 +107,67 @@ class PostgresWorkerRepository:
 
     async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
         tools = worker.tools
-        rows = await self._fetch(
+        rows = await self._database.fetch(
             sql.CLAIM, *worker.key, list(tools.keys()), list(tools.values()), most, worker.attachment
         )
         return [_invocation(row) for row in rows]
 
     async def held(self, attachments: Collection[str]) -> Collection[tuple[str, CallKey, int]]:
-        rows = await self._fetch(sql.HELD_BY, list(attachments))
+        rows = await self._database.fetch(sql.HELD_BY, list(attachments))
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        await self._fetch(sql.PUT_BACK, *call, lease_epoch)
+        await self._database.fetch(sql.PUT_BACK, *call, lease_epoch)
 
     async def report(self, worker: WorkerKey, call_id: str, lease_epoch: int, progress: Progress) -> None:
-        await self._fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
+        await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
     async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> Finished:
         stored = msgspec.msgpack.encode(answer)
-        rows = await self._fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
-        rows = rows or await self._fetch(sql.KNOWN, *worker, call_id, lease_epoch)
+        rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
+        rows = rows or await self._database.fetch(sql.KNOWN, *worker, call_id, lease_epoch)
         return _finished(rows[0]) if rows else Finished(status=ResultStatus.UNKNOWN)
 
     async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
-        await self._fetch(sql.MARK_TOLD, *call, lease_epoch)
+        await self._database.fetch(sql.MARK_TOLD, *call, lease_epoch)
 
     async def look(self, call: CallKey, token: str) -> CallView | None:
-        rows = await self._fetch(sql.LOOK, *call, token)
+        rows = await self._database.fetch(sql.LOOK, *call, token)
         return _view(rows[0]) if rows else None
 
     async def hand_out_again(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        return bool(await self._fetch(sql.HAND_OUT_AGAIN, *call, token, purpose.value))
+        return bool(await self._database.fetch(sql.HAND_OUT_AGAIN, *call, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
-        return bool(await self._fetch(sql.CONCLUDE_LOST, *call, token))
+        return bool(await self._database.fetch(sql.CONCLUDE_LOST, *call, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
-        return bool(await self._fetch(sql.WITHDRAW, *call, token))
+        return bool(await self._database.fetch(sql.WITHDRAW, *call, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
-        await self._fetch(sql.ABANDON, *call, token, worker.worker_id)
+        await self._database.fetch(sql.ABANDON, *call, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        return any(row["state"] == CallState.HELD for row in await self._fetch(sql.CANCEL, *call, token))
+        return any(row["state"] == CallState.HELD for row in await self._database.fetch(sql.CANCEL, *call, token))
 
     async def settle(self, call: CallKey, token: str) -> None:
-        await self._fetch(sql.SETTLE, *call, token)
+        await self._database.fetch(sql.SETTLE, *call, token)
 
     async def news(self) -> Collection[CallKey]:
-        rows = await self._fetch(sql.NEWS, self._instance_id)
+        rows = await self._database.fetch(sql.NEWS, self._instance_id)
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def waiting_groups(self) -> Collection[tuple[str, str]]:
-        return [(row["store_id"], row["group_name"]) for row in await self._fetch(sql.WAITING_GROUPS)]
+        return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
     async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[tuple[WorkerKey, str]]:
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
-        rows = await self._fetch(sql.UNWANTED, *map(list, columns))
+        rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
 
     async def forget(self) -> None:
-        await self._fetch(sql.FORGET_CALLS)
-        await self._fetch(sql.FORGET_WORKERS)
+        await self._database.fetch(sql.FORGET_CALLS)
+        await self._database.fetch(sql.FORGET_WORKERS)
 
     async def listen(self, listener: Listener) -> None:
         def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
@@ -184,14 +185,6 @@ class PostgresWorkerRepository:
             finally:
                 if not connection.is_closed():
                     await connection.remove_listener(sql.CHANNEL, on_notification)
-
-    async def _fetch(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
-        async with self._database.acquire() as connection:
-            rows: list[asyncpg.Record] = await connection.fetch(statement, *arguments)
-            return rows
-
-    async def _is_true(self, statement: str, *arguments: Any) -> bool:
-        return bool((await self._fetch(statement, *arguments))[0][0])
 
 
 def _invocation(row: asyncpg.Record) -> Invocation:
