@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import mcp.types
 
@@ -22,6 +22,8 @@ Asked: TypeAlias = mcp.types.ElicitRequestParams
 Content: TypeAlias = dict[str, str | int | float | bool | list[str] | None]
 Clean = Callable[[str], str]
 """Takes out of a text of the server what people must not see, and what cannot be stored."""
+Ask = Callable[..., Awaitable[str]]
+"""`ToolContext.ask`."""
 
 ANSWER_BYTES_MAX: Final = 64 * 1024
 SCHEMA_BYTES_MAX: Final = 16 * 1024
@@ -32,7 +34,6 @@ _LISTED_CHOICES_MAX: Final = 50
 _PROBLEM_CHARACTERS_MAX: Final = 400
 _YES: Final = frozenset({"yes", "y", "true", "done", "ok"})
 _NO: Final = frozenset({"no", "n", "false", "not now"})
-_YES_OR_NO: Final = b'{"type":"object"}'
 _KINDS: Final = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false"}
 
 
@@ -42,15 +43,6 @@ class Unaskable(Exception):
 
 class Unreadable(Exception):
     """An answer that is not what was asked for; the text tells the person what would be."""
-
-
-class Ask(Protocol):
-    """`ToolContext.ask`."""
-
-    def __call__(
-        self, question: str, *, why: str, kind: str, options: Sequence[str], answer_schema_json: bytes
-    ) -> Awaitable[str]:
-        """Return the answer."""
 
 
 class Reader:
@@ -122,30 +114,18 @@ async def put(asked: Asked, ask: Ask, *, tool: str, clean: Clean, reader: Reader
     return mcp.types.ElicitResult(action="decline")
 
 
-class _Form(Protocol):
-    """A question as a person sees it; can be pickled. `weight` is what `weigh` says of its schema."""
-
-    schema_json: bytes
-    weight: float
-    text: str
-    kind: str
-    options: Sequence[str]
-
-    def result(self, answer: str) -> mcp.types.ElicitResult:
-        """Return what the server gets for an answer; raises Unreadable."""
-
-
 def _form(asked: Asked, clean: Clean) -> _Form:
     message = clean(asked.message).strip()[:_MESSAGE_CHARACTERS_MAX] or "It has no words for its question."
     form: _Form
     if isinstance(asked, mcp.types.ElicitRequestURLParams):
-        form = _Page(message, clean(asked.url))
+        form = _page(message, clean(asked.url))
     else:
         schema = plain_schema(asked.requested_schema)
         properties = schema.get("properties") or {}
         if not isinstance(properties, Mapping) or not all(isinstance(one, Mapping) for one in properties.values()):
             raise Unaskable("the schema of the answer cannot be read")
-        form = _Fields(message, schema, properties, clean) if properties else _Confirmation(message)
+        confirmation = _YesOrNo(message, options=("yes", "no"), content={})
+        form = _Fields(message, schema, properties, clean) if properties else confirmation
     if len(form.text) > QUESTION_CHARACTERS_MAX - _PROBLEM_CHARACTERS_MAX - 100:
         raise Unaskable("it asks for more than fits into a question")
     return form
@@ -172,44 +152,37 @@ def _texts(value: JsonValue) -> Iterator[str]:
             yield str(value)
 
 
-class _Confirmation:
-    """Nothing is asked for but a yes."""
+class _YesOrNo:
+    """Nothing is asked for but a yes, which stands for `content`."""
 
-    schema_json = _YES_OR_NO
+    schema_json = b'{"type":"object"}'
     weight = 0.0
     kind = "confirmation"
-    options: Sequence[str] = ("yes", "no")
 
-    def __init__(self, message: str) -> None:
-        self.text = message
-
-    def result(self, answer: str) -> mcp.types.ElicitResult:
-        """Return an acceptance without content, or a decline."""
-        return mcp.types.ElicitResult(action="accept", content={}) if _is_yes(answer) else _declined()
-
-
-class _Page:
-    """A page that the person should open; what happens there is between the two."""
-
-    schema_json = _YES_OR_NO
-    weight = 0.0
-    kind = "confirmation"
-    options: Sequence[str] = ("done", "no")
-
-    def __init__(self, message: str, url: str) -> None:
-        try:
-            host = read_target(url).host
-        except EgressRefused as refused:
-            raise Unaskable(f"it wants a page to be opened, but {refused}") from None
-        self.text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
+    def __init__(self, text: str, options: Sequence[str], content: Content | None) -> None:
+        self.text = text
+        self.options = options
+        self._content = content
 
     def result(self, answer: str) -> mcp.types.ElicitResult:
-        """Return an acceptance, which has no content here, or a decline."""
-        return mcp.types.ElicitResult(action="accept") if _is_yes(answer) else _declined()
+        """Return an acceptance or a decline."""
+        if _is_yes(answer):
+            return mcp.types.ElicitResult(action="accept", content=self._content)
+        return mcp.types.ElicitResult(action="decline")
+
+
+def _page(message: str, url: str) -> _YesOrNo:
+    """Return the question for a page that the person should open; what happens there is between the two."""
+    try:
+        host = read_target(url).host
+    except EgressRefused as refused:
+        raise Unaskable(f"it wants a page to be opened, but {refused}") from None
+    text = f"{message}\nOpen this page of {host} yourself, if you trust it: {url}\nIs it done?"
+    return _YesOrNo(text, options=("done", "no"), content=None)
 
 
 class _Fields:
-    """Values: a single one is answered as it is, several as a JSON object."""
+    """Values: a single one is answered as it is, several as a JSON object. `weight` is that of the schema."""
 
     kind = "clarification"
 
@@ -246,10 +219,7 @@ class _Fields:
         return mcp.types.ElicitResult(action="accept", content=_content(value))
 
     def _object(self, answer: str) -> dict[str, JsonValue]:
-        try:
-            given = loads(answer.encode(), bytes_max=ANSWER_BYTES_MAX)
-        except (PawlError, UnicodeEncodeError):
-            given = None
+        given = _json(answer)
         if not isinstance(given, dict):
             names = ", ".join(f'"{name}": ...' for name in self._properties)
             raise Unreadable(f"it must be a JSON object like {{{names}}}")
@@ -276,6 +246,10 @@ class _Fields:
         if "default" in schema:
             notes.append(f"usually {dumps_canonical(schema['default']).decode()}")
         return [clean(note)[:_NOTE_CHARACTERS_MAX] for note in notes]
+
+
+_Form: TypeAlias = _YesOrNo | _Fields
+"""A question as a person sees it; can be pickled. Its `result` raises Unreadable."""
 
 
 def _choices(schema: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -334,23 +308,25 @@ def _choice(schema: Mapping[str, Any], answer: str) -> str:
 
 
 def _number(answer: str) -> int | float:
-    try:
-        value = loads(answer.strip().encode(), bytes_max=ANSWER_BYTES_MAX)
-    except (PawlError, UnicodeEncodeError):
-        value = None
+    value = _json(answer.strip())
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Unreadable("it must be a number")
     return value
 
 
 def _list(answer: str) -> list[str]:
-    try:
-        value = loads(answer.encode(), bytes_max=ANSWER_BYTES_MAX)
-    except (PawlError, UnicodeEncodeError):
-        value = None
+    value = _json(answer)
     if isinstance(value, list):
         return [item if isinstance(item, str) else dumps_canonical(item).decode() for item in value]
     return [part for part in map(str.strip, answer.split(",")) if part]
+
+
+def _json(answer: str) -> JsonValue:
+    """Return what an answer is as JSON, None if it is none."""
+    try:
+        return loads(answer.encode(), bytes_max=ANSWER_BYTES_MAX)
+    except (PawlError, UnicodeEncodeError):
+        return None
 
 
 def _is_yes(answer: str) -> bool:
@@ -375,7 +351,3 @@ def _content(value: Mapping[str, JsonValue]) -> Content:
 def _listed(choices: Sequence[str]) -> str:
     more = f" and {len(choices) - _LISTED_CHOICES_MAX} more" if len(choices) > _LISTED_CHOICES_MAX else ""
     return ", ".join(choices[:_LISTED_CHOICES_MAX]) + more
-
-
-def _declined() -> mcp.types.ElicitResult:
-    return mcp.types.ElicitResult(action="decline")
