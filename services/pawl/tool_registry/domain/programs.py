@@ -7,19 +7,20 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Final
 
+import msgspec
+
 ANY_ARGUMENTS: Final = "*"
 EVERY_STORE: Final = "*"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProgramRule:
+class ProgramRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One program that may be started: with which arguments, variables and folders."""
 
     command: Sequence[str]
     """Word for word; a last `*` stands for any further arguments."""
-    variables: Collection[str] = ()
+    variables: Collection[str] = []
     """Names of variables that a source may set."""
-    paths: Sequence[str] = ()
+    paths: Sequence[str] = []
     """Folders that a source may grant, with all that is in them."""
 
 

@@ -1,18 +1,16 @@
-"""The configuration of MCP sources: the JSON of pawl.tool.v1.SourceConfig."""
+"""The configuration of MCP sources: the JSON of pawl.tool.v1.SourceConfig, whose messages say what it means."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import PurePosixPath
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import urlsplit
 
 from google.protobuf import json_format
 
 from pawl.errors import InvalidField
-from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.mcp.program import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT
+from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig, SourceConfig
 from pawl.tool_registry.domain.definition import require
 
 COMMAND_MAX: Final = 64
@@ -22,50 +20,36 @@ _MEMORY_BYTES_MIN: Final = 32 * 1024 * 1024
 _PROCESSES_MAX: Final = 1000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StdioServer:
-    """An MCP server that is a program."""
-
-    command: Sequence[str]
-    environment: Mapping[str, str]
-    secrets: Mapping[str, str]
-    """Name of the variable to name of the secret."""
-    readable: Sequence[str]
-    writable: Sequence[str]
-    memory_bytes_max: int
-    processes_max: int
+McpServer: TypeAlias = McpStdioConfig | McpHttpConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpServer:
-    """An MCP server over streamable HTTP."""
-
-    url: str
-    headers: Mapping[str, str]
-    secrets: Mapping[str, str]
-    """Name of the header to name of the secret."""
-
-
-def read_config(config: bytes) -> StdioServer | HttpServer:
+def read_config(config: bytes) -> McpServer:
     """Return the server that a configuration describes.
 
     Raises:
         InvalidField: it describes none, or not one that can be.
     """
     try:
-        message = json_format.Parse(config, source_pb2.SourceConfig())
+        message = json_format.Parse(config, SourceConfig())
     except json_format.ParseError:
         raise InvalidField("config: is no SourceConfig", field="config") from None
     match message.WhichOneof("kind"):
         case "mcp_stdio":
-            return _stdio(message.mcp_stdio)
+            _check_stdio(message.mcp_stdio)
+            return message.mcp_stdio
         case "mcp_http":
-            return _http(message.mcp_http)
+            _check_http(message.mcp_http)
+            return message.mcp_http
         case _:
             raise InvalidField("config: describes no MCP server", field="config")
 
 
-def _stdio(config: source_pb2.McpStdioConfig) -> StdioServer:
+def secrets_of(server: McpServer) -> Mapping[str, str]:
+    """Return the names of the secrets of a server, by those of its variables or headers."""
+    return server.secret_environment if isinstance(server, McpStdioConfig) else server.secret_headers
+
+
+def _check_stdio(config: McpStdioConfig) -> None:
     where = "config.mcp_stdio"
     require(1 <= len(config.command) <= COMMAND_MAX, f"{where}.command", f"must be 1 to {COMMAND_MAX} texts")
     require(all(map(_is_argument, config.command)), f"{where}.command", "must not have NUL or be too long")
@@ -80,18 +64,9 @@ def _stdio(config: source_pb2.McpStdioConfig) -> StdioServer:
     require(not memory or memory >= _MEMORY_BYTES_MIN, f"{where}.memory_bytes_max", f"at least {_MEMORY_BYTES_MIN}")
     require(memory < 2**62, f"{where}.memory_bytes_max", "is more than any machine has")
     require(processes <= _PROCESSES_MAX, f"{where}.processes_max", f"at most {_PROCESSES_MAX}")
-    return StdioServer(
-        command=tuple(config.command),
-        environment=dict(config.environment),
-        secrets=dict(config.secret_environment),
-        readable=tuple(config.readable_paths),
-        writable=tuple(config.writable_paths),
-        memory_bytes_max=memory or MEMORY_BYTES_DEFAULT,
-        processes_max=processes or PROCESSES_DEFAULT,
-    )
 
 
-def _http(config: source_pb2.McpHttpConfig) -> HttpServer:
+def _check_http(config: McpHttpConfig) -> None:
     where = "config.mcp_http"
     try:
         parts = urlsplit(config.url)
@@ -103,7 +78,6 @@ def _http(config: source_pb2.McpHttpConfig) -> HttpServer:
     for field, headers in (("headers", config.headers), ("secret_headers", config.secret_headers)):
         holds = len(headers) <= _ENTRIES_MAX and all(_is_header(name, value) for name, value in headers.items())
         require(holds, f"{where}.{field}", f"must be at most {_ENTRIES_MAX} headers in ASCII")
-    return HttpServer(url=config.url, headers=dict(config.headers), secrets=dict(config.secret_headers))
 
 
 def _is_argument(text: str) -> bool:

@@ -13,7 +13,8 @@ import msgspec
 
 from pawl.chassis.clock import Clock
 from pawl.errors import InvalidField, PermissionDenied, SourceUnreachable
-from pawl.tool_registry.adapters.mcp.config import HttpServer, StdioServer, read_config
+from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig
+from pawl.tool_registry.adapters.mcp.config import McpServer, read_config, secrets_of
 from pawl.tool_registry.adapters.mcp.definitions import Binding, ServerTool, discovered
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.mcp.pool import Pool, crowd
@@ -121,7 +122,7 @@ class McpConnector:
         if source is None:
             raise ToolError(f"the source {name!r} was removed")
         # From now on they are taken out of whatever comes back.
-        values = [context.secret(secret) for secret in read_config(source.config).secrets.values()]
+        values = [context.secret(secret) for secret in secrets_of(read_config(source.config)).values()]
         binding = msgspec.json.decode(entry.binding, type=Binding)
         await _load()
         problem = ""
@@ -181,7 +182,7 @@ class McpConnector:
             SourceUnreachable: it does not answer, or was asked in vain too lately; `is_forced` asks all the same.
         """
         server = read_config(source.config)
-        if isinstance(server, StdioServer):
+        if isinstance(server, McpStdioConfig):
             self._programs.check(source.store_id, server)
         values = self._secret_values(source, server)
         await _load()
@@ -196,7 +197,7 @@ class McpConnector:
     def _session(
         self,
         source: Source,
-        server: StdioServer | HttpServer,
+        server: McpServer,
         values: Mapping[str, str],
         user_id: str,
         call_id: str,
@@ -249,10 +250,10 @@ class McpConnector:
             self._closing.add(closing)
             closing.add_done_callback(self._closing.discard)
 
-    def _secret_values(self, source: Source, server: StdioServer | HttpServer) -> dict[str, str]:
+    def _secret_values(self, source: Source, server: McpServer) -> dict[str, str]:
         """Return the secrets that a server needs, by the names that it knows them by."""
         values: dict[str, str] = {}
-        for name, secret in server.secrets.items():
+        for name, secret in secrets_of(server).items():
             value = self._secrets.own(source.store_id, secret)
             if value is None:
                 raise SourceUnreachable(f"no secret named {secret!r} is configured")
@@ -260,19 +261,18 @@ class McpConnector:
         return values
 
     def _transport(
-        self, source: Source, server: StdioServer | HttpServer, values: Mapping[str, str]
+        self, source: Source, server: McpServer, values: Mapping[str, str]
     ) -> Callable[[Wire], AbstractAsyncContextManager[Streams]]:
         from pawl.tool_registry.adapters.mcp.http import http_transport  # noqa: PLC0415
-        from pawl.tool_registry.adapters.mcp.pace import Pacer  # noqa: PLC0415
         from pawl.tool_registry.adapters.mcp.stdio import stdio_transport  # noqa: PLC0415
 
-        if isinstance(server, HttpServer):
+        if isinstance(server, McpHttpConfig):
             client = self._http(source.store_id)
             headers = {**server.headers, **values}
-            return lambda wire: http_transport(client, server.url, headers, wire, Pacer(self._clock))
-        order = self._programs.order(source.store_id, server, values)
+            return lambda wire: http_transport(client, server.url, headers, wire, self._clock)
+        order = self._programs.order(server, values)
         program = Program(order, name=f"{source.store_id}/{source.name}", secrets=frozenset(values.values()))
-        return lambda wire: stdio_transport(program, wire, Pacer(self._clock))
+        return lambda wire: stdio_transport(program, wire, self._clock)
 
 
 def _check_approved(source: Source, binding: Binding, found: ServerTool | None) -> None:

@@ -11,7 +11,8 @@ from typing import Final
 import httpx2
 from mcp.client.streamable_http import streamable_http_client
 
-from pawl.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams, Wire
+from pawl.chassis.clock import Clock
+from pawl.tool_registry.adapters.mcp.pace import Paced, Streams, Wire
 from pawl.tool_registry.adapters.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, brackets_in
 
 # A server may be silent for as long as a call may take, whose own limit ends it, and that stands still while the user
@@ -23,7 +24,7 @@ _TIMEOUT: Final = httpx2.Timeout(30.0, read=None)
 
 @asynccontextmanager
 async def http_transport(
-    client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, pacer: Pacer
+    client: httpx2.AsyncClient, url: str, headers: Mapping[str, str], wire: Wire, clock: Clock
 ) -> AsyncGenerator[Streams, None]:
     """Give the streams to a server; closes `client` at the end. `wire` is told of a body that is too large.
 
@@ -38,7 +39,7 @@ async def http_transport(
         client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MESSAGE_BYTES_MAX) as (read, write),
     ):
-        yield Paced(read, pacer), write
+        yield Paced(read, clock), write
 
 
 async def _limit(wire: Wire, response: httpx2.Response) -> None:

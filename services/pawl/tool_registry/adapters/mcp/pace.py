@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
 from typing import Any, Final, Self, TypeAlias
 
 import mcp.types
@@ -35,30 +34,14 @@ class Wire:
         self.news.set()
 
 
-class Pacer:
-    """Lets a burst through, then so many a second."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._left = float(_UNASKED_BURST)
-        self._seen_at = clock.monotonic()
-
-    async def wait(self) -> None:
-        """Return when one more may pass."""
-        now = self._clock.monotonic()
-        self._left = min(self._left + (now - self._seen_at) * _UNASKED_PER_SECOND, _UNASKED_BURST)
-        self._seen_at = now
-        self._left -= 1
-        if self._left < 0:
-            await self._clock.sleep(-self._left / _UNASKED_PER_SECOND)
-
-
 class Paced:
     """A stream of incoming messages that lets a server speak only so fast; what it says beyond that waits with it."""
 
-    def __init__(self, stream: Any, pacer: Pacer) -> None:
+    def __init__(self, stream: Any, clock: Clock) -> None:
         self._stream = stream
-        self._pacer = pacer
+        self._clock = clock
+        self._left = float(_UNASKED_BURST)
+        self._seen_at = clock.monotonic()
 
     @property
     def last_context(self) -> Any:
@@ -66,8 +49,7 @@ class Paced:
         return getattr(self._stream, "last_context", None)
 
     async def receive(self) -> SessionMessage | Exception:
-        item: SessionMessage | Exception = await self._stream.receive()
-        return await self._passed(item)
+        return await self._passed(await self._stream.receive())
 
     async def aclose(self) -> None:
         await self._stream.aclose()
@@ -76,24 +58,29 @@ class Paced:
         return self
 
     async def __anext__(self) -> SessionMessage | Exception:
-        item: SessionMessage | Exception = await self._stream.__anext__()
-        return await self._passed(item)
+        return await self._passed(await self._stream.__anext__())
 
     async def __aenter__(self) -> Self:
         await self._stream.__aenter__()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
-        handled: bool | None = await self._stream.__aexit__(kind, error, trace)
+    async def __aexit__(self, *error: object) -> bool | None:
+        handled: bool | None = await self._stream.__aexit__(*error)
         return handled
 
     async def _passed(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
         unasked = mcp.types.JSONRPCRequest | mcp.types.JSONRPCNotification
         if isinstance(item, SessionMessage) and isinstance(item.message, unasked):
-            await self._pacer.wait()
+            await self._wait()
         return item
+
+    async def _wait(self) -> None:
+        now = self._clock.monotonic()
+        self._left = min(self._left + (now - self._seen_at) * _UNASKED_PER_SECOND, _UNASKED_BURST)
+        self._seen_at = now
+        self._left -= 1
+        if self._left < 0:
+            await self._clock.sleep(-self._left / _UNASKED_PER_SECOND)
 
 
 Streams: TypeAlias = tuple[Paced, Any]

@@ -10,8 +10,8 @@ import msgspec
 
 from pawl.chassis.start import StartError
 from pawl.errors import PermissionDenied
-from pawl.tool_registry.adapters.mcp.config import StdioServer
-from pawl.tool_registry.adapters.mcp.program import ProgramOrder
+from pawl.tool.v1.source_pb2 import McpStdioConfig
+from pawl.tool_registry.adapters.mcp.program import MEMORY_BYTES_DEFAULT, PROCESSES_DEFAULT, ProgramOrder
 from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, check_rule, objection
 
 
@@ -28,26 +28,21 @@ class Programs:
     private: Sequence[str] = ()
     is_confined: bool = True
 
-    def order(self, store_id: str, server: StdioServer, secrets: Mapping[str, str]) -> ProgramOrder:
-        """Return how to start a server of a store.
-
-        Raises:
-            PermissionDenied: the deployment does not allow that.
-        """
-        self.check(store_id, server)
+    def order(self, server: McpStdioConfig, secrets: Mapping[str, str]) -> ProgramOrder:
+        """Return how to start a server that `check` has let pass."""
         return ProgramOrder(
-            command=server.command,
+            command=list(server.command),
             environment={**server.environment, **secrets},
-            readable=server.readable,
-            writable=server.writable,
+            readable=list(server.readable_paths),
+            writable=list(server.writable_paths),
             private=self.private,
             is_confined=self.is_confined,
-            reads_all=self.rules is None and not server.readable and not server.writable,
-            memory_bytes_max=server.memory_bytes_max,
-            processes_max=server.processes_max,
+            reads_all=self.rules is None and not server.readable_paths and not server.writable_paths,
+            memory_bytes_max=server.memory_bytes_max or MEMORY_BYTES_DEFAULT,
+            processes_max=server.processes_max or PROCESSES_DEFAULT,
         )
 
-    def check(self, store_id: str, server: StdioServer) -> None:
+    def check(self, store_id: str, server: McpStdioConfig) -> None:
         """Refuse what the deployment does not allow.
 
         Raises:
@@ -57,18 +52,12 @@ class Programs:
             return
         wanted = WantedProgram(
             command=server.command,
-            variables={*server.environment, *server.secrets},
-            paths=[*server.readable, *server.writable],
+            variables={*server.environment, *server.secret_environment},
+            paths=[*server.readable_paths, *server.writable_paths],
         )
         reason = objection(self.rules, store_id, wanted)
         if reason:
             raise PermissionDenied(f"{reason}: whoever runs it lists programs in PAWL_MCP_PROGRAMS_FILE")
-
-
-class _Entry(msgspec.Struct, forbid_unknown_fields=True):
-    command: list[str]
-    variables: list[str] = msgspec.field(default_factory=list)
-    paths: list[str] = msgspec.field(default_factory=list)
 
 
 def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
@@ -80,11 +69,7 @@ def read_programs_file(path: Path | None) -> dict[str, list[ProgramRule]]:
     if path is None:
         return {}
     try:
-        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, list[_Entry]])
-        rules = {
-            store: [ProgramRule(command=one.command, variables=one.variables, paths=one.paths) for one in some]
-            for store, some in entries.items()
-        }
+        rules = msgspec.json.decode(path.read_bytes(), type=dict[str, list[ProgramRule]])
         for rule in (rule for some in rules.values() for rule in some):
             check_rule(rule)
     except OSError as error:

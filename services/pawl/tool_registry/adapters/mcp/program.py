@@ -10,12 +10,11 @@ import socket
 import sys
 import tempfile
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from pawl.chassis import logs
-from pawl.tool_registry.adapters.mcp.sandbox import Order
 from pawl.tool_registry.adapters.mcp.syscall_filter import syscall_filter
 from pawl.tool_registry.sdk.values import hide
 
@@ -153,7 +152,8 @@ class Program:
         words = f", saying {self._last_words!r}" if with_words and self._last_words else ""
         return f"the program ended{words}"
 
-    def _filled(self) -> Order:
+    def _filled(self) -> dict[str, Any]:
+        """Return the order as the sandbox reads it, with a new home folder."""
         home = tempfile.mkdtemp(prefix="pawl-mcp-")
         order = self._order
         own = {
@@ -162,19 +162,12 @@ class Program:
             "TMPDIR": home,
             "LANG": os.environ.get("LANG", "C.UTF-8"),
         }
-        return Order(
-            command=list(order.command),
-            environment=own | order.environment,
-            home=home,
-            readable=list(order.readable),
-            writable=list(order.writable),
-            private=list(order.private),
-            reads_all=order.reads_all,
-            is_confined=order.is_confined or bool(order.readable or order.writable),
-            syscall_filter=syscall_filter().hex(),
-            memory_bytes_max=order.memory_bytes_max,
-            processes_max=order.processes_max,
-        )
+        return asdict(order) | {
+            "environment": own | order.environment,
+            "home": home,
+            "is_confined": order.is_confined or bool(order.readable or order.writable),
+            "syscall_filter": syscall_filter().hex(),
+        }
 
     async def _hear(self) -> str:
         """Return the next thing that the sandbox says: a problem, or an empty text."""

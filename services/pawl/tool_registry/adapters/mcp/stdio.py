@@ -18,7 +18,8 @@ from anyio.abc import ObjectSendStream
 from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.shared.message import SessionMessage
 
-from pawl.tool_registry.adapters.mcp.pace import Paced, Pacer, Streams, Wire
+from pawl.chassis.clock import Clock
+from pawl.tool_registry.adapters.mcp.pace import Paced, Streams, Wire
 from pawl.tool_registry.adapters.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_MAX, Program, brackets_in
 
 _STALL_SECONDS: Final = 10.0
@@ -27,7 +28,7 @@ _GARBAGE_LINES_MAX: Final = 100
 
 
 @asynccontextmanager
-async def stdio_transport(program: Program, wire: Wire, pacer: Pacer) -> AsyncGenerator[Streams, None]:
+async def stdio_transport(program: Program, wire: Wire, clock: Clock) -> AsyncGenerator[Streams, None]:
     """Start a program and give the streams to it. `wire` says why they ended.
 
     Raises:
@@ -41,7 +42,7 @@ async def stdio_transport(program: Program, wire: Wire, pacer: Pacer) -> AsyncGe
             asyncio.create_task(_write(program, wire, outgoing, incoming), name="mcp.write"),
         ]
         try:
-            yield Paced(read_stream, pacer), write_stream
+            yield Paced(read_stream, clock), write_stream
         finally:
             for task in tasks:
                 task.cancel()
