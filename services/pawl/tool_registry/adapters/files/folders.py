@@ -160,26 +160,16 @@ class _View:
 
     def read(self, path: str) -> bytes | None:
         *above, name = _parts(path)
-        try:
-            with handles.opened_folder(self._root, above) as folder:
-                return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            with handles.explained(path):
-                raise
+        with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
+            return handles.read_file(folder, name, bytes_max=self._limits.file_bytes_max)
+        return None
 
     def entry(self, path: str) -> Entry | None:
         *above, name = _parts(path)
-        try:
-            with handles.opened_folder(self._root, above) as folder:
-                found = handles.look(folder, name)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            with handles.explained(path):
-                raise
-        return None if found is None else handles.entry_of(name, found)
+        with handles.explained(path), suppress(FileNotFoundError), handles.opened_folder(self._root, above) as folder:
+            found = handles.look(folder, name)
+            return None if found is None else handles.entry_of(name, found)
+        return None
 
 
 def _parts(path: str) -> list[str]:
@@ -221,11 +211,10 @@ def _taken(lock: int) -> bool:
     return True
 
 
-def _record(done: int, key: str) -> bytes | None:
-    try:
-        return handles.read_file(done, key, bytes_max=_RECORD_BYTES_MAX)
-    except FileNotFoundError:
-        return None
+def _record(folder: int, name: str) -> bytes | None:
+    with suppress(FileNotFoundError):
+        return handles.read_file(folder, name, bytes_max=_RECORD_BYTES_MAX)
+    return None
 
 
 def _make(root: int, state: int, change: FileChange, key: str, outcome: bytes) -> None:
@@ -284,11 +273,8 @@ def _finish(state: int, done: int, key: str, outcome: bytes) -> None:
 
 def _recover(root: int, state: int, done: int) -> None:
     """Settle a change in the middle of which a process ended. Nobody has changed anything since."""
-    try:
-        raw = handles.read_file(state, _PENDING, bytes_max=_RECORD_BYTES_MAX)
-    except FileNotFoundError:
-        pass
-    else:
+    raw = _record(state, _PENDING)
+    if raw is not None:
         pending = msgspec.msgpack.decode(raw, type=_Pending)
         if _record(done, pending.key) is None and _was_made(root, state, pending):
             _finish(state, done, pending.key, pending.outcome)
@@ -310,9 +296,7 @@ def _was_made(root: int, state: int, pending: _Pending) -> bool:
 def _inode(root: int, path: str) -> int:
     """Return the inode of what is at a path, 0 if nothing is."""
     *above, name = path.split("/")
-    try:
-        with handles.opened_folder(root, above) as folder:
-            found = handles.look(folder, name)
-    except (FileNotFoundError, NotADirectoryError):
-        return 0
-    return 0 if found is None else found.st_ino
+    with suppress(FileNotFoundError, NotADirectoryError), handles.opened_folder(root, above) as folder:
+        found = handles.look(folder, name)
+        return 0 if found is None else found.st_ino
+    return 0

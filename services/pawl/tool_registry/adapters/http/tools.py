@@ -193,13 +193,10 @@ class HttpTools:
 
 
 def _check_origin(url: str, document_url: str) -> None:
-    """Return if a server that a fetched document names is the one that the document was asked of.
+    """Refuse, with InvalidField, a server that a fetched document names and that it was not asked of.
 
     The store's admin has named that one, and no other: whoever writes the document
     must not say where secrets are sent.
-
-    Raises:
-        InvalidField: it is another one.
     """
     server, asked = read_target(url), read_target(document_url)
     require(
@@ -225,11 +222,7 @@ def _headers(binding: Binding, built: BuiltRequest, context: ToolContext) -> dic
 
 
 def _result(response: OutboundResponse) -> Any:
-    """Return what a service answered.
-
-    Raises:
-        ToolError: the status is not one of success, or the body is too large.
-    """
+    """Return what a service answered; a ToolError if the status is none of success, or the body is too large."""
     text = response.body.decode(errors="replace").replace("\0", "")
     if response.status not in _OK:
         said = f": {text[:_ERROR_CHARACTERS_MAX]}" if text.strip() else ""

@@ -215,7 +215,7 @@ class McpConnector:
         if wait > 0 and not is_forced:
             raise SourceUnreachable(f"{pool.problem}; it is tried again in {wait:.0f} s")
         self._close(pool.spent(user_id))
-        owner = pool.owner_of_next(user_id)
+        owner = user_id if pool.is_asking else None
         self._make_room(source.store_id, owner)
         begun: Session = _late("session").Session(
             self._transport(source, server, values),
@@ -276,11 +276,7 @@ class McpConnector:
 
 
 def _check_approved(source: Source, binding: Binding, found: ServerTool | None) -> None:
-    """Return if a server describes a tool as it was approved.
-
-    Raises:
-        ToolError: it does not.
-    """
+    """Refuse, with a ToolError, a tool that its server does not describe as it was approved."""
     if found is not None and found.digest == binding.digest:
         return
     what = "does not have this tool any more" if found is None else "describes this tool differently now"

@@ -43,11 +43,7 @@ class Programs:
         )
 
     def check(self, store_id: str, server: McpStdioConfig) -> None:
-        """Refuse what the deployment does not allow.
-
-        Raises:
-            PermissionDenied: with the reason.
-        """
+        """Refuse what the deployment does not allow with PermissionDenied, which gives the reason."""
         if self.rules is None:
             return
         wanted = WantedProgram(

@@ -51,10 +51,6 @@ class Pool:
         """Return a user's own connections that no call uses, and only calls that were left could use again."""
         return [one for one in self.sessions if one.owner == user_id and not one.is_busy] if self.is_asking else ()
 
-    def owner_of_next(self, user_id: str) -> str | None:
-        """Return whose a new connection for a call of that user is."""
-        return user_id if self.is_asking else None
-
     def _learn(self, now: float) -> None:
         """Take out what has ended, and remember why."""
         self.is_asking = self.is_asking or any(one.has_asked for one in self.sessions)

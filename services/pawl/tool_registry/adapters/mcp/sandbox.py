@@ -57,7 +57,6 @@ _WRITE_FILE: Final = 1 << 1
 _READ_FILE: Final = 1 << 2
 _READ_DIR: Final = 1 << 3
 _MAKE_BLOCK: Final = 1 << 11
-_REFER: Final = 1 << 13
 _TRUNCATE: Final = 1 << 14
 _IOCTL_DEV: Final = 1 << 15
 _RIGHTS_OF_ABI: Final = (0, (1 << 13) - 1, (1 << 14) - 1, (1 << 15) - 1, (1 << 15) - 1, (1 << 16) - 1)
@@ -304,15 +303,11 @@ def _reap(child: int) -> int | None:
 def _end_all(child: int, *, at_once: bool) -> None:
     """End the program and all that it has started: asked to first, killed then."""
     began = time.monotonic()
-    signals = [(0.0, signal.SIGKILL)] if at_once else [(0.0, signal.SIGTERM), (_GRACE_SECONDS, signal.SIGKILL)]
-    while time.monotonic() - began < _KILL_SECONDS:
-        passed = time.monotonic() - began
-        due = [number for after, number in signals if after <= passed]
-        signals = [(after, number) for after, number in signals if after > passed]
-        if not signals and not due:
-            due = [signal.SIGKILL]  # Also those that were started meanwhile.
-        for number in due:
-            _signal_all(child, number)
+    if not at_once:
+        _signal_all(child, signal.SIGTERM)
+    while (passed := time.monotonic() - began) < _KILL_SECONDS:
+        if at_once or passed >= _GRACE_SECONDS:
+            _signal_all(child, signal.SIGKILL)  # Again and again: also those that were started meanwhile.
         _reap(child)
         try:
             os.waitpid(-1, os.WNOHANG)
@@ -401,11 +396,7 @@ def _is_inside(path: str, folder: str) -> bool:
 
 
 def _refuse_inside(path: str, private: list[str]) -> None:
-    """Refuse to grant what lies in a private place.
-
-    Raises:
-        StartProblem: it does.
-    """
+    """Refuse, with a StartProblem, to grant what lies in a private place."""
     if any(_is_inside(os.path.realpath(path), hidden) for hidden in private):
         raise StartProblem(f"{path!r} is private to Pawl: no program may reach it")
 

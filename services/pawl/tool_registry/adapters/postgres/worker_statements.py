@@ -197,17 +197,10 @@ WITH again AS (
     RETURNING c.store_id, c.group_name)
 SELECT {_notify("WAITING", "store_id", "group_name")} FROM again
 """
-CONCLUDE_LOST: Final = f"""
-UPDATE tool_registry.worker_calls c SET state = 'DONE', details = '' WHERE {_OWN} AND {_IS_LOST} RETURNING c.call_id
-"""
-WITHDRAW: Final = f"""
-UPDATE tool_registry.worker_calls c SET state = 'DONE', details = ''
-WHERE {_OWN} AND c.state = 'WAITING' RETURNING c.call_id
-"""
-ABANDON: Final = f"""
-UPDATE tool_registry.worker_calls c SET state = 'DONE', details = ''
-WHERE {_OWN} AND c.state = 'HELD' AND c.worker_id = $4
-"""
+_CLOSE: Final = f"UPDATE tool_registry.worker_calls c SET state = 'DONE', details = '' WHERE {_OWN}"
+CONCLUDE_LOST: Final = f"{_CLOSE} AND {_IS_LOST} RETURNING c.call_id"
+WITHDRAW: Final = f"{_CLOSE} AND c.state = 'WAITING' RETURNING c.call_id"
+ABANDON: Final = f"{_CLOSE} AND c.state = 'HELD' AND c.worker_id = $4"
 CANCEL: Final = f"""
 WITH cancelled AS (
     UPDATE tool_registry.worker_calls c SET
