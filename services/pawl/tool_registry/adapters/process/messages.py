@@ -14,6 +14,18 @@ from pawl.tool_registry.domain.inverse import InverseCall
 _LENGTH_BYTES: Final = 4
 
 
+class ContextFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The public fields of the tool's context."""
+
+    store_id: str
+    user_id: str
+    conversation_id: str
+    run_id: str
+    call_id: str
+    attempt: int
+    deadline: datetime
+
+
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     """Run this; sent once, first."""
 
@@ -25,13 +37,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     memory_bytes: int
     cpu_seconds: int
     content_bytes_max: int
-    store_id: str
-    user_id: str
-    conversation_id: str
-    run_id: str
-    call_id: str
-    attempt: int
-    deadline: datetime
+    context: ContextFields
 
 
 class Cancel(msgspec.Struct, frozen=True, tag=True):

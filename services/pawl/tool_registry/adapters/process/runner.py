@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
+import msgspec
+
 from pawl.chassis import logs
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.call import CallProcess
-from pawl.tool_registry.adapters.process.messages import Answer, Call, GarbledMessage, Raised, Returned
+from pawl.tool_registry.adapters.process.messages import Answer, Call, ContextFields, GarbledMessage, Raised, Returned
 from pawl.tool_registry.adapters.python.runner import PythonWork, uncancelled
 from pawl.tool_registry.adapters.python.tool_folders import folder_of
 from pawl.tool_registry.app.execution import outcome
@@ -116,13 +118,7 @@ def _call(tool: Tool[..., Any], limits: ProcessLimits, arguments: Mapping[str, A
         memory_bytes=limits.memory_bytes,
         cpu_seconds=limits.cpu_seconds,
         content_bytes_max=_CONTENT_BYTES_MAX,
-        store_id=context.store_id,
-        user_id=context.user_id,
-        conversation_id=context.conversation_id,
-        run_id=context.run_id,
-        call_id=context.call_id,
-        attempt=context.attempt,
-        deadline=context.deadline,
+        context=msgspec.convert(context, ContextFields, from_attributes=True),
     )
 
 

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, Literal
 
+import msgspec
+
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidJson
 from pawl.tool_registry.adapters.process.messages import (
@@ -220,13 +222,7 @@ def _crash(error: BaseException, kind: Literal["CRASHED", "BROKEN"]) -> Raised:
 
 def _context(call: Call, line: _Line) -> ToolContext:
     return ToolContext(
-        store_id=call.store_id,
-        user_id=call.user_id,
-        conversation_id=call.conversation_id,
-        run_id=call.run_id,
-        call_id=call.call_id,
-        attempt=call.attempt,
-        deadline=call.deadline,
+        **msgspec.structs.asdict(call.context),
         _cancelled=line.cancelled,
         _report=line.progress,
         _find_secret=line.secret,
