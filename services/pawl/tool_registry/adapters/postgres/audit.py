@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from operator import attrgetter
 from typing import Any, Final
 
 import asyncpg
@@ -18,10 +19,13 @@ _CONFLICTS_MAX: Final = 3
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 
-_COLUMNS: Final = """store_id, seq, kind, recorded_at, user_id, run_id, call_id, tool_name, tool_version, verdict,
-    reason, by_user_id, arguments_sha256, result_sha256, result_bytes, duration_us, prev_hash, hash"""
-_ARRAYS: Final = """$1::text[], $2::bigint[], $3::text[], $4::timestamptz[], $5::text[], $6::text[], $7::text[],
-    $8::text[], $9::integer[], $10::text[], $11::text[], $12::text[], $13::text[], $14::text[], $15::bigint[],
+_DRAFT: Final = (
+    "store_id, kind, user_id, run_id, call_id, tool_name, tool_version, verdict, reason, by_user_id, arguments_sha256,"
+    " result_sha256, result_bytes, duration_us"
+)
+_COLUMNS: Final = f"{_DRAFT}, recorded_at, seq, prev_hash, hash"
+_ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[], $8::text[],
+    $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::timestamptz[],
     $16::bigint[], $17::text[], $18::text[]"""
 _INSERT: Final = f"""
 INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
@@ -64,6 +68,8 @@ UNION ALL
 SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED})
 WHERE kind = 'RETURNED' AND audit.by_user_id <> ''
 """  # noqa: S608  # constants only
+_report_key: Final = attrgetter(*_REPORTED.split(", "))
+_of_draft: Final = attrgetter(*_DRAFT.split(", "))
 _HEAD: Final = "SELECT seq, hash FROM tool_registry.audit_heads WHERE store_id = $1"
 _PAGE: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.audit
@@ -199,33 +205,10 @@ async def _without_known_reports(connection: Connection, drafts: Sequence[AuditD
     return [draft for draft in drafts if not draft.is_reported or reports.get(_report_key(draft)) is draft]
 
 
-def _report_key(draft: AuditDraft) -> tuple[str, ...]:
-    return (draft.kind, draft.store_id, draft.call_id, draft.verdict, draft.by_user_id, draft.arguments_sha256)
-
-
 def _arrays(entries: Sequence[AuditEntry]) -> list[list[Any]]:
     rows = [
-        (
-            entry.draft.store_id,
-            entry.seq,
-            entry.draft.kind,
-            _EPOCH + entry.draft.time_us * _MICROSECOND,
-            entry.draft.user_id,
-            entry.draft.run_id,
-            entry.draft.call_id,
-            entry.draft.tool_name,
-            entry.draft.tool_version,
-            entry.draft.verdict,
-            entry.draft.reason,
-            entry.draft.by_user_id,
-            entry.draft.arguments_sha256,
-            entry.draft.result_sha256,
-            entry.draft.result_bytes,
-            entry.draft.duration_us,
-            entry.prev_hash,
-            entry.hash,
-        )
-        for entry in entries
+        (*_of_draft(one.draft), _EPOCH + one.draft.time_us * _MICROSECOND, one.seq, one.prev_hash, one.hash)
+        for one in entries
     ]
     return list(map(list, zip(*rows, strict=True)))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping, Sequence
+from operator import attrgetter
 from typing import Final
 
 import asyncpg
@@ -43,13 +44,13 @@ UPDATE tool_registry.executions SET
     question_position = 0, answers = NULL
 WHERE store_id = $1 AND call_id = $2
 """
-_END: Final = """
+_RESULT: Final = "outcome, content, is_error, error_reason, note, duration_seconds"
+_END: Final = f"""
 UPDATE tool_registry.executions SET
-    ended_at = now(), outcome = $4, content = $5, is_error = $6, error_reason = $7, note = $8, duration_seconds = $9,
-    inverse = $10,
+    ended_at = now(), ({_RESULT}, inverse) = ($4, $5, $6, $7, $8, $9, $10),
     unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
-"""
+"""  # noqa: S608  # constants only
 _ASK: Final = """
 UPDATE tool_registry.executions SET question = $4, question_position = $5
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
@@ -98,6 +99,7 @@ _FORGET_LOCKS: Final = f"""
 DELETE FROM tool_registry.resource_locks l WHERE NOT {lives("l.instance_id", "$1", "$2")}
 """  # noqa: S608  # constants only
 
+_of_result: Final = attrgetter(*_RESULT.split(", "))
 _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
 
 
@@ -251,12 +253,7 @@ class PostgresJournal:
             _END,
             *key,
             self._instance_id,
-            result.outcome.value,
-            result.content,
-            result.is_error,
-            result.error_reason,
-            result.note,
-            result.duration_seconds,
+            *_of_result(result),
             None if result.inverse is None else msgspec.msgpack.encode(result.inverse),
         )
         return tag == "UPDATE 1"
@@ -270,12 +267,6 @@ def _held(row: asyncpg.Record) -> HeldElsewhere:
 def _result(row: asyncpg.Record) -> ExecutionResult | None:
     if row["ended_at"] is None:
         return None
-    return ExecutionResult(
-        outcome=Outcome(row["outcome"]),
-        content=row["content"],
-        is_error=row["is_error"],
-        error_reason=row["error_reason"],
-        note=row["note"],
-        duration_seconds=row["duration_seconds"],
-        inverse=None if row["inverse"] is None else msgspec.msgpack.decode(row["inverse"], type=InverseCall),
-    )
+    fields = {name: row[name] for name in _RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}
+    inverse = None if row["inverse"] is None else msgspec.msgpack.decode(row["inverse"], type=InverseCall)
+    return ExecutionResult(**fields, inverse=inverse)

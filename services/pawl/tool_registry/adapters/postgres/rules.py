@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Final
 
 import asyncpg
@@ -15,8 +16,11 @@ from pawl.errors import RequestIdReused, RuleNotFound
 from pawl.tool_registry.domain.patterns import ArgumentPattern
 from pawl.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
 
-_COLUMNS: Final = """store_id, rule_id, effect, scope, scope_id, user_id, tool_name, arguments, items_max,
-    includes_destructive, uses_max, uses, tool_version, reason, extract(epoch FROM created_at)::float8 AS create_time,
+_SAID: Final = (
+    "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
+    " tool_version, reason"
+)
+_COLUMNS: Final = f"""{_SAID}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
     coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
     coalesce(extract(epoch FROM revoked_at), 0)::float8 AS revoke_time,
     revoked_by AS revoke_user_id, from_call_id AS call_id"""
@@ -24,9 +28,7 @@ _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
 """
 _ADD: Final = f"""
-INSERT INTO tool_registry.rules
-    (store_id, rule_id, request_id, request_hash, effect, scope, scope_id, user_id, tool_name, arguments, items_max,
-     includes_destructive, uses_max, tool_version, reason, expires_at, from_call_id)
+INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
 """  # noqa: S608  # constants
@@ -77,6 +79,8 @@ _FORGET: Final = """
 DELETE FROM tool_registry.rule_uses WHERE used_at < now() - make_interval(secs => $1)
 """
 
+_said: Final = attrgetter(*_SAID.split(", "))
+
 
 class PostgresRuleRepository:
     """The RuleRepository port."""
@@ -95,21 +99,10 @@ class PostgresRuleRepository:
                 check_room(rule, RuleCounts(**dict(counts or {})))
             row = await connection.fetchrow(
                 _ADD,
-                rule.store_id,
-                rule.rule_id,
+                *_said(rule),
+                patterns,
                 request_id,
                 request_hash,
-                rule.effect.value,
-                rule.scope.value,
-                rule.scope_id,
-                rule.user_id,
-                rule.tool_name,
-                patterns,
-                rule.items_max,
-                rule.includes_destructive,
-                rule.uses_max,
-                rule.tool_version,
-                rule.reason,
                 datetime.fromtimestamp(rule.expire_time, UTC) if rule.expire_time else None,
                 rule.call_id,
             )
