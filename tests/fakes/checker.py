@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.app.public_values import CallView, RunView, Verdict
+from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.errors import InvalidArguments
 
 
@@ -13,7 +13,7 @@ class FakeChecker:
         if "bad" in answer:
             raise InvalidArguments("the answer does not fit: it must be a number")
 
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
-        return Verdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)
+        return EditVerdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)

@@ -15,8 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.app.public_values import CallView, RunView
-from pawl.agent_loop.app.public_values import Verdict as EditVerdict
+from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (

@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 
-from pawl.agent_loop.adapters.call_checker import RegistryCallChecker
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
@@ -32,7 +31,8 @@ async def main(stop: asyncio.Event) -> None:
             "job_store", settings.job_store_address, message_bytes_max=LEDGER_MESSAGE_BYTES_MAX
         )
         # Without it there are still runs to read, to answer and to end.
-        tool_registry = await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
+        channel = await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
+        registry = RegistryClient(channel)
         model = await service.enter(
             OpenAiModel(
                 base_url=settings.openai_base_url,
@@ -43,7 +43,7 @@ async def main(stop: asyncio.Event) -> None:
 
         dependencies = WorkerDependencies(
             ledger=WorkerLedgerClient(job_store),
-            registry=RegistryClient(tool_registry),
+            registry=registry,
             model=model,
             clock=service.clock,
             ids=service.ids,
@@ -68,7 +68,7 @@ async def main(stop: asyncio.Event) -> None:
         ports = ClientPorts(
             ledger=LedgerClient(job_store),
             live=BusEvents(bus),
-            checker=RegistryCallChecker(tool_registry),
+            checker=registry,
             clock=service.clock,
             ids=service.ids,
         )

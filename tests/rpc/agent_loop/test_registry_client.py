@@ -13,7 +13,6 @@ import grpc
 import pytest
 
 from pawl.agent_loop.adapters import views
-from pawl.agent_loop.adapters.call_checker import RegistryCallChecker
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
@@ -248,7 +247,7 @@ async def test_cancelling_says_whether_anything_still_runs(registry: RegistryCli
 async def test_an_answer_is_checked_by_a_registry_that_can(
     channel: grpc.aio.Channel, stand_in: StandIn, answer: str
 ) -> None:
-    checker = RegistryCallChecker(channel)
+    checker = RegistryClient(channel)
     await checker.check_answer("acme", b"{}", answer)
     with pytest.raises(InvalidArguments, match="it must be a number"):
         await checker.check_answer("acme", b"{}", "bad")
@@ -262,7 +261,7 @@ async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channe
     options = run_pb2.RunOptions(approvals_required=2)
     run = run_pb2.Run(run_id="r", conversation_id="c", user_id="u", user_roles=["member"], options=options)
     call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2)
-    await RegistryCallChecker(channel).check_edit("s", views.run_view(run), views.call_view(call), b"{}")
+    await RegistryClient(channel).check_edit("s", views.run_view(run), views.call_view(call), b"{}")
 
     (request,) = stand_in.asked
     assert request.context == execution_pb2.CallContext(

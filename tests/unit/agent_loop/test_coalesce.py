@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pawl.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer, Output
-from pawl.agent_loop.domain.event import CallFragment
+from pawl.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
+from pawl.agent_loop.domain.event import CallFragment, OutputDelta
 from pawl.agent_loop.domain.model import (
     CallPiece,
     Finished,
@@ -18,11 +19,13 @@ from pawl.agent_loop.domain.model import (
     UsageReport,
 )
 
+HEAD = OutputDelta(round=1, model_attempt=1)
 
-def play(pieces: list[tuple[float, Piece]]) -> list[Output]:
+
+def play(pieces: list[tuple[float, Piece]]) -> list[OutputDelta]:
     """Give pieces at their times, taking output as soon as it is due, and the rest at the end."""
-    coalescer = Coalescer()
-    outputs: list[Output] = []
+    coalescer = Coalescer(HEAD)
+    outputs: list[OutputDelta] = []
     for now, piece in pieces:
         while (due := coalescer.due_at()) is not None and due <= now:
             outputs += coalescer.take(due)
@@ -45,16 +48,16 @@ def test_100_pieces_20_ms_apart_give_at_most_22_outputs() -> None:
 
 
 def test_the_first_piece_is_due_at_once() -> None:
-    coalescer = Coalescer()
+    coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="H"))
     assert coalescer.due_at() == 0.0
-    assert coalescer.take(7.0) == (Output(text="H"),)
+    assert coalescer.take(7.0) == (replace(HEAD, text="H"),)
     coalescer.add(TextPiece(text="i"))
     assert coalescer.due_at() == pytest.approx(7.1)
 
 
 def test_nothing_held_is_never_due() -> None:
-    coalescer = Coalescer()
+    coalescer = Coalescer(HEAD)
     assert coalescer.due_at() is None
     coalescer.add(UsageReport())
     coalescer.add(Finished(reason="stop"))
@@ -63,7 +66,7 @@ def test_nothing_held_is_never_due() -> None:
 
 
 def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_written() -> None:
-    coalescer = Coalescer()
+    coalescer = Coalescer(HEAD)
     pieces: list[Piece] = [
         ReasoningPiece(text="a"),
         TextPiece(text="1"),
@@ -78,7 +81,8 @@ def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_wr
     for piece in pieces:
         coalescer.add(piece)
     assert coalescer.take(0.0) == (
-        Output(
+        replace(
+            HEAD,
             text="12",
             reasoning="ab",
             refusal="no",
@@ -92,7 +96,7 @@ def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_wr
 
 
 def test_an_output_is_never_too_large_for_a_watcher() -> None:
-    coalescer = Coalescer()
+    coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="x" * (2 * OUTPUT_CHARACTERS_MAX + 5)))
     coalescer.add(CallPiece(index=0, name="f", arguments="y" * OUTPUT_CHARACTERS_MAX))
     outputs = coalescer.take(0.0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 import grpc
 
@@ -44,6 +44,11 @@ _RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 _CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)
 
 
+def _of(caller: Caller) -> dict[str, Any]:
+    """Return the fields of every request that a user makes."""
+    return {"store_id": caller.store_id, "user_id": caller.user_id}
+
+
 class LedgerClient:
     """A `PublicLedger` over a channel to job-store. It makes no retries."""
 
@@ -52,8 +57,7 @@ class LedgerClient:
 
     async def submit_message(self, caller: Caller, message: NewMessage) -> tuple[RunView, bool]:
         request = ledger_pb2.SubmitMessageRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
+            **_of(caller),
             request_id=message.request_id,
             conversation_id=message.conversation_id,
             conversation_must_exist=message.conversation_must_exist,
@@ -71,8 +75,7 @@ class LedgerClient:
         self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
     ) -> Reply:
         request = ledger_pb2.SendCommandRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
+            **_of(caller),
             run_id=run_id,
             command=ledger_pb2.Command(
                 command_id=command_id, user_id=caller.user_id, **wire_events.PUBLIC_COMMAND.fields(command)
@@ -95,8 +98,7 @@ class LedgerClient:
         self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
         request = ledger_pb2.LeaseOfferRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
+            **_of(caller),
             run_id=run_id,
             call_id=call_id,
             client_id=client.client_id,
@@ -109,44 +111,30 @@ class LedgerClient:
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         request = ledger_pb2.RenewOffersRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
-            client_id=client.client_id,
-            session_id=client.session_id,
-            lease_seconds=lease_seconds,
+            **_of(caller), client_id=client.client_id, session_id=client.session_id, lease_seconds=lease_seconds
         )
         response = await translated(self._stub.RenewOffers(request))
         return tuple(call_view(call) for call in response.calls)
 
     async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
         request = ledger_pb2.ReleaseOffersRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
-            client_id=client.client_id,
-            session_id=client.session_id,
-            run_id=run_id,
+            **_of(caller), client_id=client.client_id, session_id=client.session_id, run_id=run_id
         )
         await translated(self._stub.ReleaseOffers(request))
 
     async def get_run(self, caller: Caller, run_id: str) -> RunView:
-        request = ledger_pb2.GetRunRequest(store_id=caller.store_id, user_id=caller.user_id, run_id=run_id)
+        request = ledger_pb2.GetRunRequest(**_of(caller), run_id=run_id)
         response = await translated(self._stub.GetRun(request))
         return run_view(response.run)
 
     async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
-        request = ledger_pb2.GetCallRequest(
-            store_id=caller.store_id, user_id=caller.user_id, call_id=call_id, for_approval=for_approval
-        )
+        request = ledger_pb2.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
         response = await translated(self._stub.GetCall(request))
         return call_view(response.call)
 
     async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
         request = ledger_pb2.ListEventsRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
-            run_id=run_id,
-            after_seq=after_seq,
-            events_max=EVENTS_PER_PAGE,
+            **_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE
         )
         response = await translated(self._stub.ListEvents(request))
         return EventPage(
@@ -160,8 +148,7 @@ class LedgerClient:
         self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
     ) -> Page[RunView]:
         request = ledger_pb2.ListRunsRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
+            **_of(caller),
             page_size=page_size,
             page_token=page_token,
             conversation_id=conversation_id,
@@ -171,13 +158,7 @@ class LedgerClient:
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
     async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
-        request = ledger_pb2.ListCallsRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
-            run_id=run_id,
-            page_size=page_size,
-            page_token=page_token,
-        )
+        request = ledger_pb2.ListCallsRequest(**_of(caller), run_id=run_id, page_size=page_size, page_token=page_token)
         response = await translated(self._stub.ListCalls(request))
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
 
@@ -188,11 +169,7 @@ class LedgerClient:
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
     ) -> Page[object]:
         request = ledger_pb2.ListMessagesRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
-            conversation_id=conversation_id,
-            page_size=page_size,
-            page_token=page_token,
+            **_of(caller), conversation_id=conversation_id, page_size=page_size, page_token=page_token
         )
         response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
@@ -208,8 +185,7 @@ class LedgerClient:
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
     ) -> Page[CallView | RunView]:
         request = ledger_pb2.ListPendingCallsRequest(
-            store_id=caller.store_id,
-            user_id=caller.user_id,
+            **_of(caller),
             page_size=page_size,
             page_token=page_token,
             of_all_users=wanted.of_store,

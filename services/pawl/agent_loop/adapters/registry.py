@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
 from typing import Final
 
 import grpc
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.call import ExecutionContext
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
@@ -28,6 +30,7 @@ from pawl.agent_loop.domain.tool import (
 )
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
+from pawl.errors import Internal, InvalidArguments, MethodNotFound
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
@@ -80,7 +83,7 @@ _STOPPED: Final = _wire.struct(Stopped, execution_pb2.CancelExecutionResponse)
 
 
 class RegistryClient:
-    """A `Registry` over a channel to tool-registry. It makes no retries."""
+    """A `Registry` and a `CallChecker` over a channel to tool-registry. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
@@ -136,3 +139,41 @@ class RegistryClient:
         )
         response = await translated(self._stub.CancelExecution(request, timeout=wait_seconds + _CANCEL_MARGIN_SECONDS))
         return _STOPPED.read(response)
+
+    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
+        request = execution_pb2.CheckAnswerRequest(
+            store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
+        )
+        # A registry of the version before this one checks it as it goes back into the call.
+        with suppress(MethodNotFound):
+            await translated(self._stub.CheckAnswer(request))
+
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+        request = execution_pb2.CheckCallsRequest(
+            context=execution_pb2.CallContext(
+                store_id=store_id,
+                # Who edits it decides for the user of the run: that user must be allowed to make the call.
+                user_id=run.user_id,
+                conversation_id=run.conversation_id,
+                run_id=run.run_id,
+                user_roles=sorted(run.user_roles),
+                approvals_required=run.approvals_required,
+            ),
+            calls=[
+                execution_pb2.ProposedCall(
+                    call_id=call.call_id,
+                    tool_name=call.tool_name,
+                    tool_version=call.tool_version,
+                    arguments_json=arguments_json,
+                    edited=True,
+                )
+            ],
+            known_tool_names=[call.tool_name],
+        )
+        response = await translated(self._stub.CheckCalls(request))
+        if len(response.verdicts) != 1:
+            raise Internal("the registry answered one call with another number of verdicts")
+        verdict = response.verdicts[0]
+        if verdict.disposition in {execution_pb2.DISPOSITION_REFUSE, execution_pb2.DISPOSITION_UNSPECIFIED}:
+            raise InvalidArguments(verdict.error_message)
+        return EditVerdict(arguments_json=verdict.arguments_json, digest=verdict.digest, preview=verdict.preview)

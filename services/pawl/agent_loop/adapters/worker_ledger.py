@@ -61,7 +61,7 @@ class WorkerLedgerClient:
         return tuple(map(_CLAIM.read, response.runs))
 
     async def load(self, claim: Claim) -> Loaded:
-        request = ledger_pb2.LoadRunRequest(store_id=claim.key.store_id, run_id=claim.key.run_id, epoch=claim.epoch)
+        request = ledger_pb2.LoadRunRequest(**_CLAIM.fields(claim))
         response = ledger_pb2.LoadRunResponse()
         with translating():
             async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
@@ -80,7 +80,7 @@ class WorkerLedgerClient:
         await translated(self._stub.ReleaseWorker(ledger_pb2.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
-        request = ledger_pb2.ReportCrashRequest(store_id=claim.key.store_id, run_id=claim.key.run_id, epoch=claim.epoch)
+        request = ledger_pb2.ReportCrashRequest(**_CLAIM.fields(claim))
         response = await translated(self._stub.ReportCrash(request))
         return response.quarantined
 
@@ -111,10 +111,4 @@ class WorkerLedgerClient:
 
 def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.CommitRunRequest:
     """Return a step as the contract words it."""
-    return ledger_pb2.CommitRunRequest(
-        store_id=claim.key.store_id,
-        run_id=claim.key.run_id,
-        epoch=claim.epoch,
-        commit_id=commit_id,
-        **_STEP.fields(step),
-    )
+    return ledger_pb2.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))

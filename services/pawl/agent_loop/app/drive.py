@@ -158,7 +158,7 @@ class Drive:
         for work in plan.work:
             if isinstance(work, StartModel):
                 self._shown = Shown()
-            self._tasks.start(work, plan.state)
+            self._tasks.begin(work, plan.state)
         return await self._rest(plan.rest, began - now)
 
     async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:

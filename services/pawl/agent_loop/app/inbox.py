@@ -18,12 +18,12 @@ from pawl.agent_loop.app.public_values import (
     Caller,
     DecisionCommand,
     DecisionRight,
+    EditVerdict,
     Outcome,
     ProgressCommand,
     Reply,
     ResultCommand,
     RunView,
-    Verdict,
 )
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.call import CallState, DecisionKind
@@ -144,7 +144,7 @@ class Inbox:
         """
         _check_decision(decision)
         right = approvers.decision_right(caller)
-        verdict = Verdict(arguments_json=b"", digest="")
+        verdict = EditVerdict(arguments_json=b"", digest="")
         if decision.kind is DecisionKind.EDIT:
             for_approval = right is DecisionRight.STORE
             call = await self._ledger.get_call(caller, decision.call_id, for_approval=for_approval)

@@ -11,10 +11,10 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import Randomness
-from pawl.agent_loop.domain import budget, coalesce, history, retry, text
+from pawl.agent_loop.domain import budget, coalesce, history, retry
 from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
-from pawl.agent_loop.domain.coalesce import Coalescer, Output
-from pawl.agent_loop.domain.event import CallFragment, OutputDelta
+from pawl.agent_loop.domain.coalesce import Coalescer
+from pawl.agent_loop.domain.event import OutputDelta
 from pawl.agent_loop.domain.fact import ModelFailed
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import (
@@ -60,7 +60,7 @@ class ModelCall:
         self._monotonic = monotonic
         self._on_output = on_output
         self._assembly = Assembly()
-        self._coalescer = Coalescer()
+        self._coalescer = Coalescer(OutputDelta(round=state.run.round, model_attempt=opened.attempt))
         self._whole_at: float | None = None
         self._prompt_bytes = 0
         self._output_bytes = 0
@@ -104,7 +104,7 @@ class ModelCall:
 
     def take_output(self) -> tuple[OutputDelta, ...]:
         """Return all output that was not taken yet, as events."""
-        return tuple(self._delta(output) for output in self._coalescer.take(self._monotonic()))
+        return self._coalescer.take(self._monotonic())
 
     def _take(self, piece: Piece) -> None:
         if isinstance(piece, Finished):
@@ -118,20 +118,6 @@ class ModelCall:
         due = self._coalescer.due_at()
         if due is not None and (before is None or due <= self._monotonic()):
             self._on_output()
-
-    def _delta(self, output: Output) -> OutputDelta:
-        fragments = tuple(
-            CallFragment(index=part.index, tool_name=text.tool_name(part.tool_name), arguments_text=part.arguments_text)
-            for part in output.calls
-        )
-        return OutputDelta(
-            round=self._state.run.round,
-            model_attempt=self._opened.attempt,
-            text=output.text,
-            reasoning=output.reasoning,
-            calls=fragments,
-            refusal=output.refusal,
-        )
 
 
 def request_of(state: State, tools: Sequence[Tool], *, default_model: str, echo: ReasoningEcho) -> ModelRequest:

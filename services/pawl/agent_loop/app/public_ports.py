@@ -9,6 +9,7 @@ from pawl.agent_loop.app.public_values import (
     Caller,
     CallView,
     ClientSession,
+    EditVerdict,
     EventPage,
     LeaseAnswer,
     LoggedEvent,
@@ -18,7 +19,6 @@ from pawl.agent_loop.app.public_values import (
     PublicCommand,
     Reply,
     RunView,
-    Verdict,
 )
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
@@ -145,7 +145,7 @@ class CallChecker(Protocol):
             InvalidArguments: it does not fit; the message says what is wrong and what would fit.
         """
 
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> Verdict:
+    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.
 
         Raises:

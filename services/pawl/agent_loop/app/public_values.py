@@ -264,7 +264,7 @@ class Reply:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class EditVerdict:
     """The registry's verdict on edited arguments: canonical, with their digest."""
 
     arguments_json: bytes

@@ -78,7 +78,7 @@ class WorkerDependencies:
     step_bytes_max: int = step.BYTES_MAX
 
 
-class RunTasks:
+class RunTasks(Tasks):
     """Does the work that plans ask for; `signal` is set when there is something to collect.
 
     `now` gives the database's time, `active_seconds` how long the run has been active.
@@ -94,25 +94,16 @@ class RunTasks:
         now: Callable[[], float],
         active_seconds: Callable[[], float],
     ) -> None:
+        super().__init__(signal)
         self._dependencies = dependencies
         self._signal = signal
         self._now = now
         self._active_seconds = active_seconds
         self._retry = retry
         self.tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
-        self._tasks = Tasks(signal)
         self._progress: dict[str, ToolProgress] = {}
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
-
-    @property
-    def under_way(self) -> frozenset[str]:
-        """The names of the work that is going on."""
-        return self._tasks.names
-
-    def facts(self) -> tuple[Fact, ...]:
-        """Return and forget what work has come to."""
-        return self._tasks.facts()
 
     def progress(self) -> tuple[ToolProgress, ...]:
         """Return and forget the last progress of each call."""
@@ -135,9 +126,9 @@ class RunTasks:
         """Return what the last model call has used so far, as far as that is known; None if there was none."""
         return usage_of(self._model_call.usage()) if self._model_call else None
 
-    def start(self, work: Work, state: State) -> None:
+    def begin(self, work: Work, state: State) -> None:
         """Begin what `state`, which is durable, has announced."""
-        start = self._tasks.start
+        start = self.start
         match work:
             case PinTools():
                 start(BEGIN, self._pin_tools(state))
@@ -173,14 +164,10 @@ class RunTasks:
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""
         call = self._model_call
-        if call is None or not await self._tasks.cut(MODEL):
+        if call is None or not await self.cut(MODEL):
             return None
         self._dependencies.meter.model_called("cut", usage_of(call.answer().usage))
         return ModelCut(answer=call.answer())
-
-    async def cut_all(self) -> None:
-        """Stop all work here. What the registry runs detached goes on."""
-        await self._tasks.cut_all()
 
     async def _pin_tools(self, state: State) -> Fact:
         options = state.run.options
@@ -260,7 +247,7 @@ class RunTasks:
         return CallExecuted(call_id=call_id, ended=ended)
 
     async def _stop(self, call_id: str, state: State) -> Fact:
-        await self._tasks.cut(call_id)
+        await self.cut(call_id)
         return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
 
     async def _read(self, call_ids: Sequence[str], run: Run) -> Fact:

@@ -19,8 +19,8 @@ class Tasks:
         self._failure: BaseException | None = None
 
     @property
-    def names(self) -> frozenset[str]:
-        """The work that is going on."""
+    def under_way(self) -> frozenset[str]:
+        """The names of the work that is going on."""
         return frozenset(self._tasks)
 
     def start(self, name: str, work: Coroutine[Any, Any, Fact | None]) -> None:
@@ -50,7 +50,7 @@ class Tasks:
         return task.cancelled()
 
     async def cut_all(self) -> None:
-        """Cancel all work and return when it has ended."""
+        """Cancel all work and return when it has ended. What the registry runs detached goes on."""
         tasks = list(self._tasks.values())
         for task in tasks:
             task.cancel()

@@ -15,12 +15,13 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Final, Self
 
 from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
-from pawl.agent_loop.app.public_values import Caller
+from pawl.agent_loop.app.public_values import Caller, LogGap, RunView
+from pawl.agent_loop.domain.run import ENDED, RunState
 from pawl.errors import Overloaded, SlowConsumer
 
 FEEDS_MAX: Final = 10_000
@@ -30,6 +31,8 @@ READERS_MAX: Final = 64
 POLL_SECONDS: Final = 1.0
 CONNECTED_POLL_SECONDS: Final = 5.0
 """Live events are lost when the ledger alone is cut off from NATS; this finds them."""
+RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
+"""States in which nothing goes on without somebody from outside."""
 
 
 class Watches:
@@ -107,6 +110,28 @@ class Watches:
             if not feed.watchers and self._feeds.get(key) is feed:
                 del self._feeds[key]
                 await self._stop(feed)
+
+    async def wait_for_rest(self, caller: Caller, run_id: str, *, seconds: float) -> RunView:
+        """Return the run as soon as it needs somebody or has ended, or as it is after `seconds`.
+
+        Raises:
+            RunNotFound
+        """
+        run = await self._ledger.get_run(caller, run_id)
+        if run.state in RESTING or seconds == 0:
+            return run
+        try:
+            async with asyncio.timeout(seconds):
+                await self._rests(caller, run)
+        except (TimeoutError, SlowConsumer):
+            pass  # The run as it is now is the answer.
+        return await self._ledger.get_run(caller, run_id)
+
+    async def _rests(self, caller: Caller, run: RunView) -> None:
+        async with self.open(caller, run.run_id, run.last_seq) as watcher, aclosing(watcher.events()) as events:
+            async for event in events:
+                if isinstance(event, LogGap) or event.run_state in RESTING:
+                    return
 
     async def _stop(self, feed: Feed) -> None:
         """Stop a feed to the end, also for a client that goes away meanwhile."""

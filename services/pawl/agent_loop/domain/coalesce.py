@@ -6,11 +6,11 @@ import itertools
 from collections.abc import Iterator
 from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain.event import CallFragment
+from pawl.agent_loop.domain.event import CallFragment, OutputDelta
 from pawl.agent_loop.domain.model import CallPiece, Piece, ReasoningPiece, RefusalPiece, TextPiece
+from pawl.agent_loop.domain.text import tool_name
 
 INTERVAL_SECONDS: Final = 0.1
 PIECES_MAX: Final = 10
@@ -18,15 +18,6 @@ OUTPUT_CHARACTERS_MAX: Final = 64 * 1024
 """Most characters of one output, so that no event is too large for a watcher."""
 
 DisplayPiece = TextPiece | ReasoningPiece | RefusalPiece | CallPiece
-
-
-class Output(msgspec.Struct, frozen=True, kw_only=True):
-    """Pieces joined: what one event shows. The calls stand in the order they were written."""
-
-    text: str = ""
-    reasoning: str = ""
-    refusal: str = ""
-    calls: tuple[CallFragment, ...] = ()
 
 
 class Coalescer:
@@ -39,7 +30,9 @@ class Coalescer:
     that never goes back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, head: OutputDelta) -> None:
+        """Make outputs that are like `head`, which has nothing in it."""
+        self._head = head
         self._pieces: list[DisplayPiece] = []
         self._shown_at: float | None = None
 
@@ -59,7 +52,7 @@ class Coalescer:
             return 0.0
         return self._shown_at + INTERVAL_SECONDS
 
-    def take(self, now: float) -> tuple[Output, ...]:
+    def take(self, now: float) -> tuple[OutputDelta, ...]:
         """Return all pieces held, joined, whether or not they are due.
 
         One output, or none; several only where one would be too large.
@@ -68,7 +61,7 @@ class Coalescer:
             return ()
         pieces, self._pieces = self._pieces, []
         self._shown_at = now
-        return tuple(_join(group) for group in _groups(pieces))
+        return tuple(_join(self._head, group) for group in _groups(pieces))
 
 
 def _groups(pieces: list[DisplayPiece]) -> Iterator[list[DisplayPiece]]:
@@ -99,8 +92,10 @@ def _characters(piece: DisplayPiece) -> str:
     return piece.arguments if isinstance(piece, CallPiece) else piece.text
 
 
-def _join(pieces: list[DisplayPiece]) -> Output:
-    return Output(
+def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
+    """Return pieces as one output. The calls stand in the order they were written."""
+    return replace(
+        head,
         text="".join(piece.text for piece in pieces if isinstance(piece, TextPiece)),
         reasoning="".join(piece.text for piece in pieces if isinstance(piece, ReasoningPiece)),
         refusal="".join(piece.text for piece in pieces if isinstance(piece, RefusalPiece)),
@@ -116,7 +111,7 @@ def _fragments(pieces: list[CallPiece]) -> Iterator[CallFragment]:
             continue
         yield CallFragment(
             index=pieces[start].index or 0,
-            tool_name=pieces[end - 1].name,
+            tool_name=tool_name(pieces[end - 1].name),
             arguments_text="".join(piece.arguments for piece in pieces[start:end]),
         )
         start = end

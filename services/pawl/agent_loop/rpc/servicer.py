@@ -20,7 +20,6 @@ from pawl.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEv
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.undoing import Undoing
-from pawl.agent_loop.app.wait import wait_for_rest
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_session, convert_steps
@@ -197,7 +196,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
         if seconds:
             count_as_stream()
-        run = await wait_for_rest(self._ledger, self._watches, _caller(), run_id, seconds=seconds)
+        run = await self._watches.wait_for_rest(_caller(), run_id, seconds=seconds)
         return agent_pb2.GetRunResponse(run=_run(run))
 
     async def ListRuns(self, request: agent_pb2.ListRunsRequest, context: Context) -> agent_pb2.ListRunsResponse:
