@@ -3,15 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, Self
 
 import grpc
+import msgspec
+
+from pawl.chassis.auth import service_principal
+from pawl.chassis.credentials import ApiKey, KeyAuthenticator, digest_of, parse_keys
 
 LOCAL_KEY: Final = "local-key-of-the-tests"
 SERVICE_KEY: Final = "service-key-of-the-tests"
-ENVIRONMENT: Final = {"PAWL_LOCAL_KEY": LOCAL_KEY, "PAWL_SERVICE_KEY": SERVICE_KEY}
+SERVICE_KEYS_FILE: Final = Path(__file__).with_name("service-keys.json")
+"""Has the digest of SERVICE_KEY as that of agent-loop, which may call most."""
+ENVIRONMENT: Final = {
+    "PAWL_LOCAL_KEY": LOCAL_KEY,
+    "PAWL_SERVICE_KEY": SERVICE_KEY,
+    "PAWL_SERVICE_KEYS_FILE": str(SERVICE_KEYS_FILE),
+}
 """What a service needs that a test starts by itself."""
 METADATA: Final = (("authorization", f"Bearer {LOCAL_KEY}"),)
+
+
+def authenticator(
+    keys: Sequence[ApiKey] = (), *, service_key: str | None = None, local_key: str | None = None
+) -> KeyAuthenticator:
+    """Return what knows these keys; `service_key` is agent-loop's."""
+    found = parse_keys(msgspec.json.encode(keys))
+    services = {digest_of(service_key): service_principal("agent-loop")} if service_key else {}
+    return KeyAuthenticator(keys=lambda: found, services=lambda: services, local_key=local_key)
 
 
 def keyed_channel(address: str, *, options: Sequence[tuple[str, Any]] = ()) -> grpc.aio.Channel:

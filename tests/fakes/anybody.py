@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from pawl.chassis.auth import SERVICE, KeyAuthenticator, Principal
+from pawl.chassis.auth import Principal, local_principal
+from pawl.chassis.roles import AGENT_LOOP
 
-_KEY = "the-only-key-there-is"
 
+class Anybody:
+    """Takes everybody for the user whom the metadata name, who may also do what agent-loop may."""
 
-class Anybody(KeyAuthenticator):
-    """Takes everybody for whoever is wanted: a service, or the user whom the metadata name."""
-
-    def __init__(self) -> None:
-        super().__init__(local_key=_KEY)
-
-    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
-        if service_only:
-            return SERVICE
-        return super().authenticate({**metadata, "authorization": f"Bearer {_KEY}"}, service_only=False)
+    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+        principal = local_principal(metadata)
+        return replace(principal, rights=principal.rights | {AGENT_LOOP})

@@ -1,41 +1,63 @@
 """Authentication: from the credential of a request to a Principal.
 
 The credential is metadata `authorization: Bearer <key>`, and nobody calls without
-one. A user's store and user come from it and from nothing else; only who has the
-local key, to whom the whole suite belongs, names them. A service principal (the key that the
-services share) may call internal services, and names store and user in the
-request.
+one. Store, user and roles come from it and from nothing else, but for two that say for
+whom they call: the local key, to whose owner the whole suite belongs, and a delegate, which
+acts for users of its store. A service has a key of its own, and names store and user in its requests.
 """
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Final
-
-import msgspec
+from dataclasses import dataclass, replace
+from typing import Final, Protocol
 
 from pawl.chassis.ids import check_id
-from pawl.chassis.settings import ServiceSettings
-from pawl.chassis.start import StartError
+from pawl.chassis.roles import ROLES_OF_A_STORE, Role, rights
 from pawl.errors import PermissionDenied, Unauthenticated
+
+LOCAL_CREDENTIAL: Final = "local"
+"""The id of the local key."""
+KEY_LENGTH_MAX: Final = 8192
+_ROLES_NAMED_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Principal:
-    """An authenticated caller. `store_id` and `user_id` are empty for a service."""
+    """An authenticated caller. `store_id` and `user_id` are empty for a service, `store_id` for the deployment."""
 
     is_service: bool = False
     store_id: str = ""
     user_id: str = ""
     roles: frozenset[str] = frozenset()
+    credential_id: str = ""
+    """The credential itself, which may stand for many users; never the secret."""
+    decides: bool = True
+    """False for a delegate that decides nothing for those it acts for."""
+    rights: frozenset[str] = frozenset()
+    """The callers of `roles.CALLERS` that it is."""
 
 
-SERVICE = Principal(is_service=True)
-ALL_ROLES: Final = frozenset({"admin", "approver", "member", "operator", "viewer", "worker"})
+def user_principal(
+    store_id: str, user_id: str, roles: frozenset[str], *, credential_id: str = "", decides: bool = True
+) -> Principal:
+    """Return the principal of a user of a store, or of the deployment, by its roles."""
+    return Principal(
+        store_id="" if Role.DEPLOYMENT in roles else store_id,
+        user_id=user_id,
+        roles=roles,
+        credential_id=credential_id,
+        decides=decides,
+        rights=rights(roles),
+    )
+
+
+def service_principal(name: str) -> Principal:
+    """Return the principal of one of Pawl's own services, by its name such as `agent-loop`."""
+    right = f"service:{name}"
+    return Principal(is_service=True, credential_id=right, rights=frozenset({right}))
+
 
 _current: ContextVar[Principal] = ContextVar("pawl_principal")
 
@@ -61,118 +83,131 @@ def require_user() -> Principal:
     """Return the calling user.
 
     Raises:
-        PermissionDenied: a service called.
+        PermissionDenied: somebody else called, who has no store.
     """
     principal = current_principal()
-    if principal.is_service:
+    if not principal.store_id:
         raise PermissionDenied("this method acts for a user: call it with a user's key")
     return principal
 
 
-def _bearer_key(metadata: Mapping[str, str]) -> str:
+def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None:
+    """Return if a caller is among those who may call a method; `callers` is None for a method that nobody may call.
+
+    Raises:
+        PermissionDenied: it is not.
+    """
+    if callers is not None and not callers.isdisjoint(principal.rights):
+        return
+    if roles := sorted(ROLES_OF_A_STORE & (callers or frozenset())):
+        raise PermissionDenied(f"this needs one of the roles {', '.join(roles)}")
+    raise PermissionDenied("this method is for Pawl's own services")
+
+
+class Authenticator(Protocol):
+    """Turns the metadata of a request into a Principal."""
+
+    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+        """Return who calls; `source` is the address of the caller.
+
+        Raises:
+            Unauthenticated: no credential, or one that is not known.
+            PermissionDenied: the metadata name somebody else for whom the credential may not act.
+            InvalidId: the metadata name a store or user that cannot exist.
+            Unavailable: who it is cannot be told now.
+        """
+
+
+def bearer_key(metadata: Mapping[str, str]) -> str:
+    """Return the key of `authorization: Bearer <key>`.
+
+    Raises:
+        Unauthenticated: there is none, or one of another form or size.
+    """
     header = metadata.get("authorization")
     if header is None:
         raise Unauthenticated("send metadata `authorization: Bearer <key>`")
     scheme, _, key = header.partition(" ")
-    if scheme.lower() != "bearer" or not key.strip():
-        raise Unauthenticated("the authorization metadata must be `Bearer <key>`")
-    return key.strip()
+    key = key.strip()
+    if scheme.lower() != "bearer" or not key or len(key) > KEY_LENGTH_MAX:
+        raise Unauthenticated("the authorization metadata must be `Bearer <key>`, of at most 8192 characters")
+    return key
 
 
-_Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+class Credential(Protocol):
+    """The rights that a key or token brings, whatever its kind."""
+
+    @property
+    def credential_id(self) -> str:
+        """Its name in the audit; never the secret."""
+
+    @property
+    def store_id(self) -> str:
+        """The store it belongs to; empty for the deployment's."""
+
+    @property
+    def user_id(self) -> str:
+        """Its user."""
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Its roles, known ones and others."""
+
+    @property
+    def decides_for_users(self) -> bool:
+        """True if a delegate may decide for those it acts for."""
 
 
-class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One entry of PAWL_API_KEYS_FILE."""
+def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:
+    """Return who calls with a credential: its user, or for a delegate whom `pawl-user` names, with `pawl-roles`.
 
-    key: Annotated[str, msgspec.Meta(min_length=16)]
-    store_id: _Id
-    user_id: _Id
-    roles: list[str] = []
-
-
-class KeyAuthenticator:
-    """Knows users by API keys, services by the service key, and whoever owns this machine by the local key.
-
-    A caller with the local key is whom metadata `pawl-store` and `pawl-user`
-    name, or `me` of the store `local`, with every role. An unknown key is looked up
-    by its SHA-256, so the time an answer takes tells nothing about the others.
-    """
-
-    def __init__(
-        self, keys: Iterable[ApiKey] = (), *, service_key: str | None = None, local_key: str | None = None
-    ) -> None:
-        self._principals = {
-            _digest(entry.key): Principal(
-                store_id=entry.store_id,
-                user_id=entry.user_id,
-                roles=frozenset(entry.roles),
-            )
-            for entry in keys
-        }
-        if service_key is not None:
-            self._principals[_digest(service_key)] = SERVICE
-        self._local_digest = None if local_key is None else _digest(local_key)
-        # Of keys that were shown and are known, so never more than there are keys.
-        self._digests: dict[str, bytes] = {}
-
-    def authenticate(self, metadata: Mapping[str, str], *, service_only: bool) -> Principal:
-        """Return who calls by the metadata of a request; `service_only` says that the method is not for users.
-
-        Raises:
-            Unauthenticated: no credential, or one that is not known.
-            PermissionDenied: a user calls a method that is for services.
-            InvalidId: the metadata names a store or user that cannot exist.
-        """
-        key = _bearer_key(metadata)
-        digest = self._digests.get(key) or _digest(key)
-        principal = self._principals.get(digest)
-        if principal is None:
-            if digest != self._local_digest:
-                raise Unauthenticated("the key is not known")
-            principal = _named_in(metadata)
-        self._digests[key] = digest
-        if service_only and not principal.is_service:
-            raise PermissionDenied("this method is for Pawl's own services")
-        return principal
-
-
-def _named_in(metadata: Mapping[str, str]) -> Principal:
-    return Principal(
-        store_id=check_id(metadata.get("pawl-store", "local"), "pawl-store"),
-        user_id=check_id(metadata.get("pawl-user", "me"), "pawl-user"),
-        roles=ALL_ROLES,
-    )
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
-
-
-def read_keys(path: Path) -> list[ApiKey]:
-    """Return the entries of an API keys file: a JSON list of {key, store_id, user_id, roles}.
+    A delegate hands on `member`, or `viewer` if that is all it has, unless `pawl-roles` names others
+    of its roles, with commas between.
 
     Raises:
-        StartError: the file cannot be read, has another form or names a key twice.
+        PermissionDenied: somebody else is named and it is no delegate, or roles are named that it has not.
+        InvalidId: the named user cannot exist.
     """
-    try:
-        keys = msgspec.json.decode(path.read_bytes(), type=list[ApiKey])
-    except OSError as error:
-        raise StartError(f"PAWL_API_KEYS_FILE: cannot read {path}: {error.strerror}") from None
-    except msgspec.DecodeError as error:
-        raise StartError(f"PAWL_API_KEYS_FILE: {path}: {error}") from None
-    if len({entry.key for entry in keys}) != len(keys):
-        raise StartError(f"PAWL_API_KEYS_FILE: {path} has the same key twice")
-    return keys
+    store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
+    if metadata.get("pawl-store", store_id) != store_id:
+        raise PermissionDenied("the metadata `pawl-store` names another store than that of the key: leave it out")
+    named = metadata.get("pawl-user")
+    decides = Role.DELEGATE not in roles or credential.decides_for_users
+    if Role.DELEGATE in roles:
+        own = roles - {Role.DELEGATE, Role.DEPLOYMENT}
+        if named is not None:
+            user_id = check_id(named, "pawl-user")
+            own = _handed_on(own, metadata.get("pawl-roles"))
+        roles = own or frozenset({Role.DELEGATE})
+    elif named not in (None, user_id):
+        raise PermissionDenied(f"this key has not the role delegate: it does not act for {named!r:.80}")
+    principal = user_principal(store_id, user_id, roles, credential_id=credential.credential_id, decides=decides)
+    # A role of no meaning here makes nobody a member who is none.
+    return replace(principal, rights=principal.rights & rights(credential.roles))
 
 
-def authenticator(settings: ServiceSettings) -> KeyAuthenticator:
-    """Return what the settings ask for: the keys of the key file, or the local key.
+def local_principal(metadata: Mapping[str, str]) -> Principal:
+    """Return who calls with the local key: `me` of the store `local`, or who is named, with every role of a store.
 
     Raises:
-        StartError: the key file cannot be used.
+        InvalidId: the named store or user cannot exist.
+        PermissionDenied: `pawl-roles` names what is no role of a store.
     """
-    service_key = settings.service_key.get_secret_value() if settings.service_key else None
-    local_key = settings.local_key.get_secret_value() if settings.local_key else None
-    keys = read_keys(settings.api_keys_file) if settings.api_keys_file else ()
-    return KeyAuthenticator(keys, service_key=service_key, local_key=local_key)
+    store_id = check_id(metadata.get("pawl-store", "local"), "pawl-store")
+    user_id = check_id(metadata.get("pawl-user", "me"), "pawl-user")
+    named = metadata.get("pawl-roles")
+    everything = frozenset[str](ROLES_OF_A_STORE - {Role.DELEGATE})
+    roles = everything if named is None else _handed_on(everything, named)
+    return user_principal(store_id, user_id, roles, credential_id=LOCAL_CREDENTIAL)
+
+
+def _handed_on(own: frozenset[str], named: str | None) -> frozenset[str]:
+    if named is None:
+        return own & {Role.MEMBER} or own & {Role.VIEWER} or own
+    wanted = frozenset(role.strip() for role in named.split(",", _ROLES_NAMED_MAX))
+    if not wanted <= own:
+        raise PermissionDenied(
+            f"`pawl-roles` names {', '.join(map(repr, sorted(wanted - own)))[:200]}:"
+            " a key hands on roles that it has itself, and no others"
+        )
+    return wanted

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Final, NoReturn, TypeVar
@@ -27,9 +27,10 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 
 from pawl.chassis import auth, logs, status
-from pawl.chassis.auth import KeyAuthenticator, Principal
+from pawl.chassis.auth import Authenticator, Principal
 from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.metrics import RpcMetrics
+from pawl.chassis.roles import ANYBODY
 from pawl.chassis.rpc_kinds import Behaviour, Context, read_raw
 from pawl.chassis.rpc_limits import Arrivals, Crowd, Limits, Places, read_one
 from pawl.errors import (
@@ -45,8 +46,9 @@ from pawl.errors import (
 REQUEST_ID_KEY: Final = "pawl-request-id"
 """Metadata that names a request through all services and logs; made up where absent."""
 
+_UNKNOWN: Final = "unknown"
 # Metadata that says who calls.
-_WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user")
+_WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 # Their requests are small, and come with the call.
 _STRANGERS_ARRIVING_MAX: Final = 8
 # What is left for sending the status after a handler ran out of time.
@@ -88,18 +90,20 @@ class Access:
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `access` gives the treatment by service name."""
+    """Wraps every method of a server. `access` gives the treatment by service name, `callers` who may call a method."""
 
     def __init__(
         self,
         *,
-        authenticator: KeyAuthenticator,
+        authenticator: Authenticator,
         ids: IdSource,
         metrics: RpcMetrics,
         limits: Limits,
         access: dict[str, Access],
+        callers: Mapping[str, frozenset[str]],
     ) -> None:
         self.authenticator = authenticator
+        self.callers = callers
         self.ids = ids
         self.metrics = metrics
         self.limits = limits
@@ -114,7 +118,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
         self.stopping = False
         self._active: set[_ActiveCall] = set()
         self._unknown: grpc.RpcMethodHandler[Any, Any] = grpc.stream_stream_rpc_method_handler(
-            Method(self, "unknown", Access(), is_stream=True).wrap(_refuse_unknown)
+            Method(self, _UNKNOWN, Access(), is_stream=True).wrap(_refuse_unknown)
         )
 
     async def intercept_service(
@@ -221,6 +225,7 @@ class Method:
         self.interceptor = interceptor
         self.name = name
         self.access = access
+        self.callers = ANYBODY if name == _UNKNOWN else interceptor.callers.get(name)
         self.is_stream = is_stream
         self.reads_many = reads_many
         self._seconds = interceptor.metrics.seconds.labels(name)
@@ -264,7 +269,9 @@ class Method:
             _request_id.set(request_id)
             logs.bind(request_id=request_id)
         try:
-            self.interceptor.enter(call, auth.SERVICE, is_carried=True)
+            principal = auth.current_principal()
+            auth.check_may_call(principal, self.callers)
+            self.interceptor.enter(call, principal, is_carried=True)
             answer = await _in_time(call, _less_margin(timeout_seconds) if timeout_seconds else None, serve)
             call.code = "OK"
             return answer
@@ -298,9 +305,10 @@ class Method:
             self.interceptor.enter_stranger(call, context.peer())
         else:
             _refuse_ambiguity(context)
-            principal = self.interceptor.authenticator.authenticate(metadata, service_only=self.access.service_only)
+            principal = await self.interceptor.authenticator.authenticate(metadata, source=context.peer())
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
+            auth.check_may_call(principal, self.callers)
             self.interceptor.enter(call, principal)
         _current_call.set(call)
         return await _in_time(call, _time_left(context), lambda: behaviour(requests, context))
@@ -364,7 +372,7 @@ def _refuse_ambiguity(context: Context) -> None:
 
 def _caller(principal: Principal) -> dict[str, str]:
     if principal.is_service:
-        return {"caller": "service"}
+        return {"caller": principal.credential_id}
     return {"store": principal.store_id, "user": principal.user_id}
 
 

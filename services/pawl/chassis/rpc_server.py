@@ -11,9 +11,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
 from pawl.chassis import logs, rpc_reflection
-from pawl.chassis.auth import KeyAuthenticator
+from pawl.chassis.auth import Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.roles import CALLERS
 from pawl.chassis.rpc_batch_server import BatchServicer
 from pawl.chassis.rpc_interceptor import Access, Interceptor
 from pawl.chassis.rpc_kinds import Handler
@@ -44,7 +45,7 @@ class RpcServer:
         self,
         listen: str,
         *,
-        authenticator: KeyAuthenticator,
+        authenticator: Authenticator,
         ids: IdSource,
         metrics: Metrics,
         limits: Limits = _LIMITS,
@@ -52,13 +53,19 @@ class RpcServer:
     ) -> None:
         self._listen = listen
         self._drain_seconds = drain_seconds
+        self._callers = dict(CALLERS)
         self._access = {
             health.SERVICE_NAME: Access(open=True),
             rpc_reflection.OLD_NAME: Access(),
             rpc_reflection.NAME: Access(),
         }
         self._interceptor = Interceptor(
-            authenticator=authenticator, ids=ids, metrics=metrics.rpc, limits=limits, access=self._access
+            authenticator=authenticator,
+            ids=ids,
+            metrics=metrics.rpc,
+            limits=limits,
+            access=self._access,
+            callers=self._callers,
         )
         self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits.read_bytes_max))
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
@@ -74,13 +81,16 @@ class RpcServer:
         *,
         service_only: bool = False,
         drain_streams: bool = False,
+        callers: Mapping[str, frozenset[str]] | None = None,
     ) -> None:
         """Add a servicer by its generated `add_XServicer_to_server`.
 
+        `callers` says who may call those of its methods that are not in `roles.CALLERS`.
         `service_only`: users get PERMISSION_DENIED, and calls may come in batches; its
         methods do without a context. `drain_streams`: at shutdown its streams get the
         drain time, instead of ending at once.
         """
+        self._callers.update(callers or {})
         registrar = _Registrar(self._server)
         register(servicer, cast("grpc.aio.Server", registrar))
         for name, methods in registrar.services.items():

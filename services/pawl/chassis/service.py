@@ -26,9 +26,9 @@ import grpc
 import msgspec
 
 from pawl.chassis import logs
-from pawl.chassis.auth import authenticator
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
+from pawl.chassis.credentials import authenticator
 from pawl.chassis.database import Database
 from pawl.chassis.durability import require_durable
 from pawl.chassis.health import HealthMonitor

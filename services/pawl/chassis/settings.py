@@ -100,6 +100,7 @@ class ServiceSettings(BaseSettings):
     database_url: SecretStr | None = None
     nats_url: SecretStr | None = None
     service_key: SecretStr | None = None
+    service_keys_file: Path | None = None
     api_keys_file: Path | None = None
     local_key: SecretStr | None = Field(default=None, min_length=16)
     listen: ListenAddress = "127.0.0.1:0"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Final
 
-from pydantic import Field, SecretStr
+from pydantic import Field
 
 from pawl.chassis.settings import ListenAddress, ServiceSettings
 
@@ -17,7 +18,7 @@ class JobStoreSettings(ServiceSettings):
 
     listen: ListenAddress = "127.0.0.1:7603"
     metrics_listen: ListenAddress = "127.0.0.1:7613"
-    service_key: SecretStr
+    service_keys_file: Path
     # A step may bring the results of a whole batch: 20 of 1 MiB.
     message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
     conversation_queue_max: int = Field(default=100, ge=1, le=1000)

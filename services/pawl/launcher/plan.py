@@ -23,7 +23,8 @@ from pawl.launcher.secrets import SecretFiles
 from pawl.launcher.services import ServiceSpec
 
 MODEL_ID = "pawl-scripted"
-SERVICE_KEY = "service-key"
+SERVICE_KEYS = "service-keys.json"
+"""The name of the file with the digests of the keys that services show."""
 _KEYS_FILE_VARIABLE = "PAWL_API_KEYS_FILE"
 _LOCAL_KEY_VARIABLE = "PAWL_LOCAL_KEY"
 _HEALTH_SECONDS = 2.0
@@ -38,6 +39,9 @@ _OWN = (
     "PAWL_DATABASE_URL_FILE",
     "PAWL_NATS_URL",
     "PAWL_NATS_URL_FILE",
+    "PAWL_SERVICE_KEY",
+    "PAWL_SERVICE_KEY_FILE",
+    "PAWL_SERVICE_KEYS_FILE",
     _LOCAL_KEY_VARIABLE,
     f"{_LOCAL_KEY_VARIABLE}_FILE",
 )
@@ -102,11 +106,11 @@ def _environment(
         "PAWL_PRIVATE_DIR": str(around.folder.path),
         "PAWL_DATABASE_URL_FILE": str(around.secrets.path("database.url")),
         "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.nats_user))),
+        "PAWL_SERVICE_KEY_FILE": str(around.secrets.path(service_key_file(spec.name))),
+        "PAWL_SERVICE_KEYS_FILE": str(around.secrets.path(SERVICE_KEYS)),
         **around.peers(spec),
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
-    if "PAWL_SERVICE_KEY" not in given and "PAWL_SERVICE_KEY_FILE" not in given:
-        chosen["PAWL_SERVICE_KEY_FILE"] = str(around.secrets.path(SERVICE_KEY))
     if not has_keys(options):
         chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
@@ -126,6 +130,11 @@ def _system(options: SuiteOptions) -> dict[str, str]:
 def has_keys(options: SuiteOptions) -> bool:
     """Return whether callers have keys of their own; else the key of this machine is for all of them."""
     return bool(options.environment.get(_KEYS_FILE_VARIABLE))
+
+
+def service_key_file(service: str) -> str:
+    """The name of the secret that a service shows to the others."""
+    return f"service-key-{service}"
 
 
 def nats_url_file(user: str) -> str:

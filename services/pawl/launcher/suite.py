@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
+
+import msgspec
 
 from pawl.chassis import logs
 from pawl.chassis.local_key import LOCAL_KEY
@@ -18,12 +21,13 @@ from pawl.launcher.nats import USERS, Nats
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import (
     MODEL_ID,
-    SERVICE_KEY,
+    SERVICE_KEYS,
     Surroundings,
     has_keys,
     model_process,
     nats_url_file,
     process_name,
+    service_key_file,
     service_process,
 )
 from pawl.launcher.ports import check_port, free_port
@@ -67,7 +71,7 @@ class Suite:
             for name in await orphans.stop_all(self.folder.run):
                 _log.warning("process.orphan_stopped", process=name)
             self._check_ports()
-            secrets.get(SERVICE_KEY)
+            self._settle_service_keys(secrets)
             self._settle_local_key(secrets)
             around = Surroundings(
                 options=self.options, folder=self.folder, secrets=secrets, peers=self._peers, model=self._model
@@ -123,10 +127,14 @@ class Suite:
         """Return the URL by which that user reaches NATS, password included."""
         return self._secret_files.get(nats_url_file(user))
 
+    def service_key_file(self, service: str) -> Path:
+        """Return the file with the key that a service shows to the others."""
+        return self._secret_files.path(service_key_file(service))
+
     @property
-    def service_key_file(self) -> Path:
-        """The file with the key that services show each other."""
-        return self._secret_files.path(SERVICE_KEY)
+    def service_keys_file(self) -> Path:
+        """The file by which services know each other."""
+        return self._secret_files.path(SERVICE_KEYS)
 
     @property
     def local_key(self) -> str:
@@ -190,6 +198,13 @@ class Suite:
         if self._secrets is None:
             raise RuntimeError("the suite is not started")
         return self._secrets
+
+    def _settle_service_keys(self, secrets: SecretFiles) -> None:
+        """Make a key for each service, and the file by which the others know it."""
+        names = [spec.name for stage in self.options.stages for spec in stage]
+        keys = {name: secrets.get(service_key_file(name)) for name in names}
+        digests = {name: [hashlib.sha256(key.encode()).hexdigest()] for name, key in keys.items()}
+        secrets.put(SERVICE_KEYS, msgspec.json.encode(digests).decode())
 
     def _settle_local_key(self, secrets: SecretFiles) -> None:
         if has_keys(self.options):

@@ -49,6 +49,7 @@ class ToolRegistrySettings(ServiceSettings):
     listen: ListenAddress = "127.0.0.1:7602"
     metrics_listen: ListenAddress = "127.0.0.1:7612"
     service_key: SecretStr
+    service_keys_file: Path
     message_bytes_max: int = Field(default=8 * 1024 * 1024, ge=1024)
     drain_seconds: float = Field(default=5.0, ge=0)
     # One of them listens for what other replicas say.

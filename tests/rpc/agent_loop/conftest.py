@@ -16,13 +16,14 @@ from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
-from pawl.chassis.auth import ApiKey, KeyAuthenticator
+from pawl.chassis.credentials import ApiKey
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
+from tests.keys import authenticator
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ def new_server(clients: ClientSide, address: str, ids: IdSource) -> RpcServer:
     """Return a server that answers for `clients`."""
     server = RpcServer(
         address,
-        authenticator=KeyAuthenticator(KEYS),
+        authenticator=authenticator(KEYS),
         ids=ids,
         metrics=Metrics("agent_loop"),
         drain_seconds=0.2,

@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.auth import KeyAuthenticator
+from pawl.chassis.auth import Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.roles import AGENT_LOOP, ANYBODY
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from tests.fakes.anybody import Anybody
-from tests.rpc.chassis.echo import EchoServicer, Serve, add_echo_to_server
+from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 
 
 @pytest.fixture
@@ -35,13 +36,14 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
     @asynccontextmanager
     async def start(
         *,
-        authenticator: KeyAuthenticator | None = None,
+        authenticator: Authenticator | None = None,
         service_only: bool = False,
         drain_streams: bool = False,
         listen: str = f"unix:{tmp_path}/echo",
         drain_seconds: float = 0.2,
         **limits: Any,
     ) -> AsyncIterator[RpcServer]:
+        anybody = frozenset({AGENT_LOOP}) if service_only else ANYBODY
         server = RpcServer(
             listen,
             authenticator=authenticator or Anybody(),
@@ -50,7 +52,13 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
             limits=Limits(**limits),
             drain_seconds=drain_seconds,
         )
-        server.add(add_echo_to_server, servicer, service_only=service_only, drain_streams=drain_streams)
+        server.add(
+            add_echo_to_server,
+            servicer,
+            service_only=service_only,
+            drain_streams=drain_streams,
+            callers=dict.fromkeys(ECHO_METHODS, anybody),
+        )
         async with server:
             yield server
 

@@ -18,6 +18,9 @@ from pawl.errors import RunNotFound
 _TRIES: Final = 5
 
 SERVICE = "test.v1.EchoService"
+ECHO_METHODS: Final = [
+    f"/{SERVICE}/{name}" for name in ("Unary", "Generate", "Write", "Collect", "Talk", "ReadAndWrite")
+]
 
 
 class EchoServicer:

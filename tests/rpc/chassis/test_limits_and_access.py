@@ -12,14 +12,15 @@ from google.protobuf.wrappers_pb2 import StringValue
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.chassis.auth import ApiKey, KeyAuthenticator
+from pawl.chassis.auth import Authenticator
+from pawl.chassis.credentials import ApiKey
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.settings import ServiceSettings
 from pawl.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
 from pawl.tool_registry.settings import ToolRegistrySettings
-from tests.keys import LOCAL_KEY
+from tests.keys import LOCAL_KEY, authenticator
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
 from tests.tidy import tree
 
@@ -29,9 +30,9 @@ SERVICE_KEY = "service-key-0123456789"
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
-def keys() -> KeyAuthenticator:
+def keys() -> Authenticator:
     entry = ApiKey(key=USER_KEY, store_id="acme", user_id="ann", roles=["member"])
-    return KeyAuthenticator([entry], service_key=SERVICE_KEY)
+    return authenticator([entry], service_key=SERVICE_KEY)
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
@@ -76,9 +77,13 @@ async def test_a_call_says_once_who_calls(serve: Serve, key: str) -> None:
 
 async def test_the_key_says_who_the_user_is_whatever_else_is_claimed(serve: Serve) -> None:
     """OPS-1: store and user come from the credential."""
-    claims = (*bearer(USER_KEY), ("pawl-store", "other"), ("pawl-user", "bob"))
     async with serve(authenticator=keys()) as server, open_channel(server.address) as channel:
-        assert await EchoStub(channel).call("unary", "who", metadata=claims) == ["user/acme/ann"]
+        stub = EchoStub(channel)
+        own = (*bearer(USER_KEY), ("pawl-store", "acme"), ("pawl-user", "ann"))
+        assert await stub.call("unary", "who", metadata=own) == ["user/acme/ann"]
+        for claim in (("pawl-store", "other"), ("pawl-user", "bob")):
+            with pytest.raises(PermissionDenied), translating():
+                await stub.call("unary", "who", metadata=(*bearer(USER_KEY), claim))
 
 
 @every_kind
@@ -97,7 +102,7 @@ async def test_a_channel_carries_the_service_key(serve: Serve) -> None:
 
 
 async def test_with_the_local_key_metadata_says_who_calls(serve: Serve) -> None:
-    local = KeyAuthenticator(local_key=LOCAL_KEY)
+    local = authenticator(local_key=LOCAL_KEY)
     async with serve(authenticator=local) as server, open_channel(server.address, service_key=LOCAL_KEY) as channel:
         stub = EchoStub(channel)
         assert await stub.call("unary", "who") == ["user/local/me"]
@@ -113,7 +118,7 @@ async def test_also_on_this_machine_nobody_calls_without_the_local_key(
     serve: Serve, servicer: EchoServicer, kind: str, metadata: Any
 ) -> None:
     """OPS-1: a program that was started in a sandbox is on this machine, too."""
-    local = KeyAuthenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
+    local = authenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
     for service_only in (True, False):
         async with (
             serve(authenticator=local, service_only=service_only) as server,
@@ -125,7 +130,7 @@ async def test_also_on_this_machine_nobody_calls_without_the_local_key(
 
 
 async def test_the_local_key_is_no_key_of_a_service(serve: Serve) -> None:
-    local = KeyAuthenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
+    local = authenticator(local_key=LOCAL_KEY, service_key=SERVICE_KEY)
     async with serve(authenticator=local, service_only=True) as server, open_channel(server.address) as channel:
         stub = EchoStub(channel)
         with pytest.raises(PermissionDenied), translating():

@@ -21,15 +21,16 @@ from tests.rpc.chassis.waiting import wait_for_file
 PROGRAM = """
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
+from pawl.chassis.roles import ANYBODY
 from pawl.chassis.settings import ServiceSettings, load
-from tests.rpc.chassis.echo import EchoServicer, add_echo_to_server
+from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, add_echo_to_server
 
 async def main(stop):
     async with Service("echo", load(ServiceSettings)) as service:
         database = await service.open_database()
         await service.open_bus()
         server = service.rpc_server()
-        server.add(add_echo_to_server, EchoServicer())
+        server.add(add_echo_to_server, EchoServicer(), callers=dict.fromkeys(ECHO_METHODS, ANYBODY))
         await service.serve(server, stop)
 
 run_service(main)

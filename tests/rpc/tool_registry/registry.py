@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
-from pawl.chassis.auth import ApiKey, KeyAuthenticator
 from pawl.chassis.clock import SystemClock
+from pawl.chassis.credentials import ApiKey
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
@@ -43,6 +43,7 @@ from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.wiring import Limits, Ports, Record, wire
 from pawl.tools import Tool
+from tests.keys import authenticator
 
 if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
@@ -297,7 +298,7 @@ def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner,
 def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float) -> RpcServer:
     return RpcServer(
         address,
-        authenticator=KeyAuthenticator(KEYS, service_key=SERVICE_KEY),
+        authenticator=authenticator(KEYS, service_key=SERVICE_KEY),
         ids=ids,
         metrics=metrics,
         drain_seconds=drain_seconds,
@@ -309,7 +310,7 @@ class _Channels:
 
     def __init__(self, address: str) -> None:
         self.service = open_channel(address, service_key=SERVICE_KEY)
-        self.users = {(key.store_id, key.user_id): open_channel(address, service_key=key.key) for key in KEYS}
+        self.users = {(key.store_id or "", key.user_id): open_channel(address, service_key=key.key) for key in KEYS}
 
     def stubs(self, stub: Callable[[grpc.aio.Channel], Any]) -> dict[tuple[str, str], Any]:
         """Return a stub for each user."""

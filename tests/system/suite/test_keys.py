@@ -81,7 +81,7 @@ async def test_a_program_that_the_registry_starts_cannot_read_the_key(
         stub = source_pb2_grpc.SourceServiceStub(channel)
         await stub.AddSource(source_pb2.AddSourceRequest(config=config))
         try:
-            for path in (secrets / "local-key", secrets / "service-key", secrets / "database.url"):
+            for path in (secrets / "local-key", secrets / "service-key-agent-loop", secrets / "database.url"):
                 assert "Permission denied" in await answer(
                     agent, f"call thief__read with {json.dumps({'path': str(path)})}"
                 )

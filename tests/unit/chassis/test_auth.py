@@ -4,14 +4,30 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pawl.chassis import auth
-from pawl.chassis.auth import ApiKey, KeyAuthenticator, Principal, read_keys
+from pawl.chassis.auth import Principal, principal_of, service_principal
+from pawl.chassis.credentials import UNKNOWN, ApiKey, FileCredential, WatchedFile, parse_keys, parse_service_keys
+from pawl.chassis.roles import CALLERS, ROLES, ROLES_OF_A_STORE, Role, rights
 from pawl.chassis.start import StartError
-from pawl.errors import PermissionDenied, Unauthenticated
+from pawl.errors import InvalidId, PermissionDenied, Unauthenticated
+from tests.fakes.manual_clock import ManualClock
+from tests.keys import authenticator
 
-USER = Principal(store_id="acme", user_id="ann")
 ENTRY = '{"key": "0123456789abcdef", "store_id": "acme", "user_id": "ann", "roles": ["member"]}'
+ANN = auth.user_principal("acme", "ann", frozenset({"member"}))
+
+
+def credential(*roles: str, decides_for_users: bool = False) -> FileCredential:
+    return FileCredential(
+        credential_id="file-1",
+        store_id="" if "deployment" in roles else "acme",
+        user_id="backend",
+        roles=frozenset(roles),
+        decides_for_users=decides_for_users,
+    )
 
 
 async def test_each_task_has_its_own_caller() -> None:
@@ -30,38 +46,104 @@ async def test_each_task_has_its_own_caller() -> None:
 
 async def test_a_user_is_required() -> None:
     async def serve() -> None:
-        auth.set_principal(USER)
-        assert auth.require_user() == USER
-        auth.set_principal(auth.SERVICE)
-        with pytest.raises(PermissionDenied):
-            auth.require_user()
+        auth.set_principal(ANN)
+        assert auth.require_user() == ANN
+        for other in (service_principal("agent-loop"), principal_of(credential("deployment"), {})):
+            auth.set_principal(other)
+            with pytest.raises(PermissionDenied):
+                auth.require_user()
 
     await asyncio.create_task(serve())
 
 
-def test_a_key_is_known_again_and_an_unknown_one_stays_unknown() -> None:
-    keys = KeyAuthenticator(
+async def test_a_key_is_known_again_and_an_unknown_one_stays_unknown() -> None:
+    keys = authenticator(
         [ApiKey(key="0123456789abcdef", store_id="acme", user_id="ann")], service_key="s" * 16, local_key="l" * 16
     )
 
-    def caller(key: str, **more: str) -> Principal:
-        return keys.authenticate({"authorization": f"Bearer {key}", **more}, service_only=False)
+    async def caller(key: str, **more: str) -> Principal:
+        return await keys.authenticate({"authorization": f"Bearer {key}", **more}, source="ipv4:127.0.0.1:1")
 
     for _ in range(3):
-        assert caller("0123456789abcdef", **{"pawl-user": "bob"}) == USER
-        assert caller("s" * 16) == auth.SERVICE
+        assert (await caller("0123456789abcdef")).user_id == "ann"
+        assert await caller("s" * 16) == service_principal("agent-loop")
         for user in ("bob", "eve"):
-            assert caller("l" * 16, **{"pawl-user": user}).user_id == user
+            assert (await caller("l" * 16, **{"pawl-user": user})).user_id == user
         for unknown in ("0123456789abcdeF", "s" * 17, "l" * 15):
-            with pytest.raises(Unauthenticated):
-                caller(unknown)
+            with pytest.raises(Unauthenticated, match=UNKNOWN):
+                await caller(unknown)
 
 
-def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "keys.json"
-    path.write_text(f"[{ENTRY}]")
-    entry = read_keys(path)[0]
-    assert (entry.store_id, entry.user_id, entry.roles) == ("acme", "ann", ["member"])
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Basic abc", "0123456789abcdef", f"Bearer {'x' * 8193}"]
+)
+async def test_what_is_no_bearer_key_is_refused(header: str | None) -> None:
+    metadata = {} if header is None else {"authorization": header}
+    with pytest.raises(Unauthenticated):
+        await authenticator(local_key="l" * 16).authenticate(metadata, source="")
+
+
+def test_a_delegate_acts_for_a_user_of_its_store_with_the_roles_that_it_hands_on() -> None:
+    backend = credential("delegate", "member", "approver", "finance")
+    ann = principal_of(backend, {"pawl-user": "ann"})
+    assert (ann.store_id, ann.user_id, ann.roles) == ("acme", "ann", frozenset({"member"}))
+    assert (ann.credential_id, ann.decides) == ("file-1", False)
+    named = principal_of(backend, {"pawl-user": "ann", "pawl-roles": "approver, finance"})
+    assert named.roles == {"approver", "finance"}
+    assert principal_of(credential("delegate", "member", decides_for_users=True), {"pawl-user": "ann"}).decides
+    for metadata in (
+        {"pawl-user": "ann", "pawl-roles": "admin"},
+        {"pawl-user": "ann", "pawl-roles": "delegate"},
+        {"pawl-user": "ann", "pawl-roles": ""},
+        {"pawl-user": "ann", "pawl-store": "other"},
+    ):
+        with pytest.raises(PermissionDenied):
+            principal_of(backend, metadata)
+    with pytest.raises(InvalidId):
+        principal_of(backend, {"pawl-user": "a.b"})
+
+
+def test_a_delegate_decides_nothing_in_its_own_name_either() -> None:
+    """Else it would decide as an approver what it started for a user."""
+    assert not principal_of(credential("delegate", "approver"), {}).decides
+    assert principal_of(credential("approver"), {}).decides
+
+
+def test_a_key_without_the_role_acts_for_its_own_user_only() -> None:
+    assert principal_of(credential("admin"), {"pawl-user": "backend", "pawl-store": "acme"}).user_id == "backend"
+    for metadata in ({"pawl-user": "ann"}, {"pawl-store": "other"}):
+        with pytest.raises(PermissionDenied):
+            principal_of(credential("admin", "operator"), metadata)
+
+
+@given(
+    own=st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), "finance"])),
+    wanted=st.frozensets(st.sampled_from([*sorted(ROLES), "finance"])),
+)
+def test_nobody_gets_more_from_a_delegate_than_it_has(own: frozenset[str], wanted: frozenset[str]) -> None:
+    backend = credential("delegate", *own)
+    try:
+        acting = principal_of(backend, {"pawl-user": "ann", "pawl-roles": ",".join(wanted)})
+    except PermissionDenied:
+        return
+    assert acting.roles <= own
+    for callers in CALLERS.values():
+        if not callers.isdisjoint(acting.rights):
+            assert not callers.isdisjoint(rights({"delegate", *own}))
+
+
+def test_rights_are_of_known_roles_and_without_any_those_of_a_member() -> None:
+    assert rights(()) == rights(["finance"]) == {Role.MEMBER}
+    assert rights(["viewer", "finance"]) == {Role.VIEWER}
+
+
+def test_keys_are_read_from_a_file() -> None:
+    [found] = parse_keys(f"[{ENTRY}]".encode()).values()
+    assert (found.store_id, found.user_id, found.roles) == ("acme", "ann", frozenset({"member"}))
+    assert "0123456789abcdef" not in found.credential_id
+    deployment = '{"key": "0123456789abcdef", "user_id": "root", "roles": ["deployment"]}'
+    [found] = parse_keys(f"[{deployment}]".encode()).values()
+    assert principal_of(found, {}).store_id == ""
 
 
 @pytest.mark.parametrize(
@@ -72,6 +154,7 @@ def test_keys_are_read_from_a_file(tmp_path: Path) -> None:
         (f"[{ENTRY.replace('acme', 'a.b')}]", "store_id"),
         (f"[{ENTRY.replace('0123456789abcdef', 'short')}]", "key"),
         (f"[{ENTRY.replace('roles', 'rolls')}]", "unknown field"),
+        (f"[{ENTRY.replace('member', 'deployment')}]", "deployment"),
         ("[", "truncated"),
     ],
 )
@@ -79,11 +162,36 @@ def test_a_wrong_keys_file_is_one_clear_sentence_without_keys(tmp_path: Path, te
     path = tmp_path / "keys.json"
     path.write_text(text)
     with pytest.raises(StartError, match=says) as caught:
-        read_keys(path)
+        WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, ManualClock())
     assert str(caught.value).startswith("PAWL_API_KEYS_FILE: ")
     assert "0123456789abcdef" not in str(caught.value)
 
 
 def test_a_missing_keys_file_is_one_clear_sentence(tmp_path: Path) -> None:
     with pytest.raises(StartError, match="cannot read"):
-        read_keys(tmp_path / "none")
+        WatchedFile(tmp_path / "none", "PAWL_API_KEYS_FILE", parse_keys, ManualClock())
+
+
+async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_nothing(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys.json", ManualClock()
+    path.write_text(f"[{ENTRY}]")
+    keys = WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock)
+    first = keys()
+    before = first
+    for text, wanted in (("[", first), ("[]", {})):
+        draft = tmp_path / "draft"
+        draft.write_text(text)
+        draft.replace(path)
+        assert keys() == before  # not looked at yet
+        await clock.advance(1.0)
+        assert keys() == wanted
+        before = wanted
+    path.unlink()
+    await clock.advance(1.0)
+    assert keys() == {}
+
+
+def test_services_are_known_by_the_digests_of_their_keys() -> None:
+    digest = "ab" * 32
+    found = parse_service_keys(f'{{"agent-loop": ["{digest}"]}}'.encode())
+    assert found == {bytes.fromhex(digest): service_principal("agent-loop")}

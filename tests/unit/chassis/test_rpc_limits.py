@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from pawl.chassis import rpc_limits
-from pawl.chassis.auth import SERVICE, Principal
+from pawl.chassis.auth import Principal, service_principal
 from pawl.chassis.rpc_limits import Arrivals, Crowd
 from pawl.errors import DeadlineExceeded, MalformedRequest, PawlError
 
@@ -41,7 +41,9 @@ async def test_requests_of_one_caller_are_asked_for_a_few_at_a_time() -> None:
     await turn_over()
     few = slow.asked
     assert 0 < few < 50
-    beside = [asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), SERVICE)]
+    beside = [
+        asyncio.ensure_future(arrivals.read(others, who)) for who in (user("bob"), service_principal("agent-loop"))
+    ]
     await turn_over()
     assert (slow.asked, others.asked) == (few, 2)
     slow.arrived.set()

@@ -15,8 +15,9 @@ process that is not there (UNAVAILABLE).
 Every method may give UNAUTHENTICATED, MALFORMED_REQUEST, INVALID_FIELD,
 INVALID_ID, TOO_LARGE, OVERLOADED, DEPENDENCY_UNAVAILABLE, SHUTTING_DOWN,
 DEADLINE_EXCEEDED, CANCELLED and INTERNAL; METHOD_NOT_FOUND if it is newer than
-the server; and PERMISSION_DENIED to a key of the wrong kind: a user's where
-services call, or the other way round. Comments of methods do not repeat
+the server; UNAVAILABLE where it cannot be told now who calls; and
+PERMISSION_DENIED to a credential without a role that may call the method, or
+that names somebody for whom it may not act. Comments of methods do not repeat
 these, and name every other one after `Errors:`. A test holds them to it.
 """
 

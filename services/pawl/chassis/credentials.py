@@ -1,0 +1,189 @@
+"""The credentials that a process knows: the local key, the keys of the services, and those of a file."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Final, Generic, TypeVar
+
+import msgspec
+
+from pawl.chassis import logs
+from pawl.chassis.auth import (
+    Authenticator,
+    Credential,
+    Principal,
+    bearer_key,
+    local_principal,
+    principal_of,
+    service_principal,
+)
+from pawl.chassis.clock import Clock, SystemClock
+from pawl.chassis.roles import Role
+from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.start import StartError
+from pawl.errors import Unauthenticated
+
+UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
+"""The one answer to every key that is not accepted, so that it does not tell which exist."""
+
+_LOOK_SECONDS: Final = 1.0
+
+_log = logs.get_logger(__name__)
+T = TypeVar("T")
+
+_Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+_Role = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+_Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+
+
+class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One entry of PAWL_API_KEYS_FILE. One with the role `deployment` has no store."""
+
+    key: Annotated[str, msgspec.Meta(min_length=16, max_length=4096)]
+    store_id: _Id | None = None
+    user_id: _Id
+    roles: list[_Role] = []
+    decides_for_users: bool = False
+
+    def __post_init__(self) -> None:
+        if (Role.DEPLOYMENT in self.roles) == (self.store_id is not None):
+            raise ValueError("a key has a `store_id`, or the role deployment and none")
+
+
+class FileCredential(msgspec.Struct, frozen=True, kw_only=True):
+    """The credential of an entry of the file; its id is of the digest of the key, of which nothing can be learnt."""
+
+    credential_id: str
+    store_id: str
+    user_id: str
+    roles: frozenset[str]
+    decides_for_users: bool
+
+
+def digest_of(key: str) -> bytes:
+    """Return the digest under which a key is looked up and kept: SHA-256. Keys are random, so it needs no salt."""
+    return hashlib.sha256(key.encode()).digest()
+
+
+def parse_keys(content: bytes) -> dict[bytes, FileCredential]:
+    """Return the credentials of an API keys file by digest: a JSON list of {key, store_id, user_id, roles}.
+
+    Raises:
+        ValueError: it has another form or names a key twice.
+    """
+    entries = msgspec.json.decode(content, type=list[ApiKey])
+    found = {}
+    for entry in entries:
+        digest = digest_of(entry.key)
+        found[digest] = FileCredential(
+            credential_id=f"file-{digest.hex()[:16]}",
+            store_id=entry.store_id or "",
+            user_id=entry.user_id,
+            roles=frozenset(entry.roles),
+            decides_for_users=entry.decides_for_users,
+        )
+    if len(found) != len(entries):
+        raise ValueError("it has the same key twice")
+    return found
+
+
+def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
+    """Return the services by digest of their keys, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
+
+    Raises:
+        ValueError: it has another form.
+    """
+    services = msgspec.json.decode(content, type=dict[str, list[_Sha256]])
+    return {bytes.fromhex(digest): service_principal(name) for name, digests in services.items() for digest in digests}
+
+
+class WatchedFile(Generic[T]):
+    """The content of a file, read again within a second of a change; what cannot be read leaves what was read before.
+
+    Raises:
+        StartError: the first content cannot be used.
+    """
+
+    def __init__(self, path: Path, variable: str, parse: Callable[[bytes], T], clock: Clock) -> None:
+        self._path = path
+        self._variable = variable
+        self._parse = parse
+        self._clock = clock
+        self._looked_at = clock.monotonic()
+        try:
+            self._seen = self._state()
+            self._content = parse(path.read_bytes())
+        except OSError as error:
+            raise StartError(f"{variable}: cannot read {path}: {error.strerror}") from None
+        except (ValueError, msgspec.MsgspecError) as error:
+            raise StartError(f"{variable}: {path}: {error}") from None
+
+    def __call__(self) -> T:
+        """Return what the file says."""
+        if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
+            self._look()
+        return self._content
+
+    def _look(self) -> None:
+        self._looked_at = self._clock.monotonic()
+        try:
+            state = self._state()
+            if state == self._seen:
+                return
+            self._content, self._seen = self._parse(self._path.read_bytes()), state
+        except (OSError, ValueError, msgspec.MsgspecError) as error:
+            _log.error("file.not_read_again", variable=self._variable, path=str(self._path), reason=str(error))
+            return
+        _log.info("file.read_again", variable=self._variable, path=str(self._path))
+
+    def _state(self) -> tuple[int, int, int]:
+        stat = self._path.stat()
+        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+
+
+class KeyAuthenticator:
+    """Knows users by API keys, services by their keys, and whoever owns this machine by the local key.
+
+    Keys are looked up by their SHA-256, known ones and others alike, so the time an
+    answer takes tells nothing about them.
+    """
+
+    def __init__(
+        self,
+        *,
+        keys: Callable[[], Mapping[bytes, Credential]] = dict,
+        services: Callable[[], Mapping[bytes, Principal]] = dict,
+        local_key: str | None = None,
+    ) -> None:
+        self._keys = keys
+        self._services = services
+        self._local_digest = None if local_key is None else digest_of(local_key)
+
+    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+        digest = digest_of(bearer_key(metadata))
+        if digest == self._local_digest:
+            return local_principal(metadata)
+        if service := self._services().get(digest):
+            return service
+        if credential := self._keys().get(digest):
+            return principal_of(credential, metadata)
+        raise Unauthenticated(UNKNOWN)
+
+
+def authenticator(settings: ServiceSettings) -> Authenticator:
+    """Return what the settings ask for.
+
+    Raises:
+        StartError: a file of keys cannot be used.
+    """
+    clock = SystemClock()
+    local_key = settings.local_key.get_secret_value() if settings.local_key else None
+    keys: Callable[[], Mapping[bytes, Credential]] = dict
+    services: Callable[[], Mapping[bytes, Principal]] = dict
+    if settings.api_keys_file:
+        keys = WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock)
+    if settings.service_keys_file:
+        services = WatchedFile(settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock)
+    return KeyAuthenticator(keys=keys, services=services, local_key=local_key)

@@ -1,0 +1,96 @@
+"""Who may call which method: the one table of it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from enum import StrEnum
+from typing import Final
+
+
+class Role(StrEnum):
+    """The rights of a credential; it has any number of them, and may do what each of them may."""
+
+    VIEWER = "viewer"
+    """Reads, and nothing else."""
+    MEMBER = "member"
+    """Starts runs and steers its own. A credential without any of these roles is a member who decides its own calls."""
+    APPROVER = "approver"
+    """A member who also decides gated calls of the whole store."""
+    ADMIN = "admin"
+    """An approver who also governs the tools, rules and documents of the store."""
+    OPERATOR = "operator"
+    """A member who also mends runs of the store, reads its audit and governs its keys."""
+    WORKER = "worker"
+    """A program that runs tools of the store."""
+    DELEGATE = "delegate"
+    """A program that acts for the users of the store, with the roles that it has beside this one."""
+    DEPLOYMENT = "deployment"
+    """Governs the keys of all stores. It has no store of its own and reads no contents."""
+
+
+ROLES: Final = frozenset(Role)
+ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
+AGENT_LOOP: Final = "service:agent-loop"
+TOOL_REGISTRY: Final = "service:tool-registry"
+NOTIFIER: Final = "service:notifier"
+
+_MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
+_READERS: Final = _MEMBERS | {Role.VIEWER}
+_MENDERS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
+ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER}
+
+_TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
+    "pawl.agent.v1.AgentService": {
+        _READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
+        " PreviewUndo GetUndoReport",
+        _MEMBERS: "StartRun Session SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun UndoRun"
+        " UndoCall",
+        _MENDERS: "ResolveCall",
+    },
+    "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun"},
+    "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "Batch"},
+    "pawl.job.v1.LedgerService": {
+        (AGENT_LOOP,): "SubmitMessage ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun SendCommand"
+        " ListCommands LeaseOffer RenewOffers ReleaseOffers ListRuns ListAttention ListCalls ListPendingCalls"
+        " ListMessages ListEvents",
+        (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall",
+    },
+    "pawl.notify.v1.NotifyService": {
+        _READERS: "Subscribe ListNotifications",
+        _MEMBERS: "AcknowledgeNotifications",
+    },
+    "pawl.tool.v1.AuditService": {_MENDERS: "ListAudit VerifyAudit GetToolAnalytics"},
+    "pawl.tool.v1.DocumentService": {
+        _READERS: "ListDocuments GetDocument",
+        _MEMBERS: "PutDocument DeleteDocument",
+    },
+    "pawl.tool.v1.ExecutionService": {
+        (AGENT_LOOP,): "ResolveTools CheckCalls CheckAnswer RecordDecisions RecordResults ExecuteTool CancelExecution",
+    },
+    "pawl.tool.v1.RuleService": {_READERS: "ListRules", _MEMBERS: "CreateRule RevokeRule"},
+    "pawl.tool.v1.SourceService": {_MENDERS: "AddSource RemoveSource ListSources CheckSource ApproveSource"},
+    "pawl.tool.v1.ToolService": {
+        _READERS | {Role.WORKER}: "GetTool ListTools",
+        (Role.MEMBER, Role.ADMIN): "RegisterTool",
+        (Role.MEMBER, Role.ADMIN, Role.WORKER): "UnregisterTool",
+    },
+    "pawl.tool.v1.WorkerService": {(Role.ADMIN, Role.WORKER): "AttachWorker"},
+    "grpc.reflection.v1.ServerReflection": {ANYBODY: "ServerReflectionInfo"},
+    "grpc.reflection.v1alpha.ServerReflection": {ANYBODY: "ServerReflectionInfo"},
+}
+
+
+def _rows() -> Iterator[tuple[str, frozenset[str]]]:
+    for service, groups in _TABLE.items():
+        for callers, methods in groups.items():
+            for method in methods.split():
+                yield f"/{service}/{method}", frozenset(callers)
+
+
+CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
+"""The roles and services that may call each method, by its full name. What is not here, nobody may call."""
+
+
+def rights(roles: Collection[str]) -> frozenset[str]:
+    """Return the roles that count in CALLERS for a credential with `roles`: without any, those of a member."""
+    return ROLES.intersection(roles) or frozenset({Role.MEMBER})
