@@ -79,6 +79,7 @@ def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> Non
     connections = {
         "PAWL_NATS_URL",
         "PAWL_SERVICE_KEY",
+        "PAWL_SERVICE_KEYS_FILE",
         *(name for name in read_by(ServiceSettings) if "DATABASE" in name),
     }
     settings = {section: set(read_by(cls)) for section, cls in classes() if section != EVERY_SERVICE}
