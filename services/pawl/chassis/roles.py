@@ -1,4 +1,4 @@
-"""Who may call which method: the one table of it."""
+"""The roles of callers, and the one table of who may call which method."""
 
 from __future__ import annotations
 
