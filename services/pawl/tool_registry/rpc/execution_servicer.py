@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -20,13 +20,14 @@ from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import chosen
-from pawl.tool_registry.domain.verdict import CallKey
+from pawl.tool_registry.domain.verdict import CallContext, CallKey
 from pawl.tool_registry.rpc import convert
 
 CALLS_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 10.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 
 
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
@@ -90,27 +91,13 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def RecordDecisions(
         self, request: execution_pb2.RecordDecisionsRequest, context: Context
     ) -> execution_pb2.RecordDecisionsResponse:
-        if not 1 <= len(request.decisions) <= CALLS_MAX:
-            raise InvalidField(f"decisions: must be 1 to {CALLS_MAX}", field="decisions")
-        await self._audit.decided(
-            [
-                (convert.call_context_from(request.context, decision.call_id), convert.decision_from(decision))
-                for decision in request.decisions
-            ]
-        )
+        await self._audit.decided(_recorded(request, "decisions", convert.decision_from))
         return execution_pb2.RecordDecisionsResponse()
 
     async def RecordResults(
         self, request: execution_pb2.RecordResultsRequest, context: Context
     ) -> execution_pb2.RecordResultsResponse:
-        if not 1 <= len(request.results) <= CALLS_MAX:
-            raise InvalidField(f"results: must be 1 to {CALLS_MAX}", field="results")
-        await self._audit.returned(
-            [
-                (convert.call_context_from(request.context, result.call_id), convert.result_from(result))
-                for result in request.results
-            ]
-        )
+        await self._audit.returned(_recorded(request, "results", convert.result_from))
         return execution_pb2.RecordResultsResponse()
 
     async def ExecuteTool(
@@ -147,3 +134,11 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         return execution_pb2.CancelExecutionResponse(
             stopped=stopped, result=convert.RESULT.fields(result) if result else None
         )
+
+
+def _recorded(request: Any, field: str, read: Callable[[Any], T]) -> list[tuple[CallContext, T]]:
+    """Return what a request tells of calls of its run, each with its call."""
+    messages = getattr(request, field)
+    if not 1 <= len(messages) <= CALLS_MAX:
+        raise InvalidField(f"{field}: must be 1 to {CALLS_MAX}", field=field)
+    return [(convert.call_context_from(request.context, message.call_id), read(message)) for message in messages]

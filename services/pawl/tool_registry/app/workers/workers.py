@@ -202,14 +202,13 @@ class WorkerHub:
 
     async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         try:
-            epoch = await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
+            return await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
         except asyncio.CancelledError:
             if call.call_id not in link.in_hand:
                 key = CallKey(call.store_id, call.call_id)
                 abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
                 await self._retry.until_answered(abandon, call=call.call_id)
             raise
-        return epoch
 
     def _free_link(self, call: WorkerCall) -> WorkerLink | None:
         links = [
