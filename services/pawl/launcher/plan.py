@@ -8,13 +8,13 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import pawl.chassis
 from pawl.chassis.local_key import LOCAL_KEY
-from pawl.launcher.environment import read_by, system_environment
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
@@ -41,6 +41,16 @@ _OWN = (
     _LOCAL_KEY_VARIABLE,
     f"{_LOCAL_KEY_VARIABLE}_FILE",
 )
+_OURS: Final = ("PAWL_", "OPENAI_")
+# What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
+_SYSTEM_VARIABLES: Final = (
+    "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP TMP LD_LIBRARY_PATH DYLD_LIBRARY_PATH SSL_CERT_FILE"
+    " SSL_CERT_DIR PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONUNBUFFERED PYTHONWARNINGS PYTHONDEVMODE"
+    " PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONASYNCIODEBUG PYTHONTRACEMALLOC PYTHONMALLOC VIRTUAL_ENV"
+    " GRPC_VERBOSITY GRPC_TRACE GRPC_DNS_RESOLVER"
+)
+_SYSTEM: Final = frozenset(_SYSTEM_VARIABLES.split())
+_LOCALE: Final = "LC_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,13 +124,31 @@ def _environment(
     return {
         **_system(options),
         **{name: options.environment[name] for name in named if name in options.environment},
-        **read_by(spec, {**folders, **around.model(), **given, **chosen}),
+        **_read_by(spec, {**folders, **around.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
     }
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:
-    return system_environment(os.environ, options.environment)
+    """Return what a program needs of the environment of this process, and of what is added to it.
+
+    Children import the same Pawl as this process, wherever it is started from.
+    """
+    outer = {**os.environ, **options.environment}
+    found = {name: value for name, value in outer.items() if name in _SYSTEM or name.startswith(_LOCALE)}
+    root = str(Path(pawl.chassis.__path__[0]).parents[1])
+    return found | {"PYTHONPATH": os.pathsep.join(part for part in (root, found.get("PYTHONPATH", "")) if part)}
+
+
+def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables that a service reads, in the form of a file too."""
+    if spec.reads is None:
+        return {name: value for name, value in variables.items() if name.startswith(_OURS)}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in spec.reads or name.removesuffix("_FILE") in spec.reads
+    }
 
 
 def has_keys(options: SuiteOptions) -> bool:

@@ -242,7 +242,10 @@ class Suite:
 
     def _add(self, spec: ProcessSpec) -> Process:
         process = Process(
-            spec, run_directory=self.folder.run, log_directory=self.folder.logs, changed=self._write_endpoints
+            spec,
+            run_directory=self.folder.run,
+            log_directory=self.folder.logs,
+            changed=lambda: write_endpoints(self.endpoints),
         )
         self._processes[spec.name] = process
         return process
@@ -280,9 +283,6 @@ class Suite:
     def _address(self, process: str, protocol: str) -> str:
         found = self._processes[process].addresses if process in self._processes else None
         return found.get(protocol, "") if found else ""
-
-    def _write_endpoints(self) -> None:
-        write_endpoints(self.endpoints)
 
     async def _rotate_logs(self) -> None:
         while True:
