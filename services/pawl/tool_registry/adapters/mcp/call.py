@@ -32,6 +32,10 @@ class Call:
         self.is_in_doubt = False
         """True if a question was declined that may have been this call's, or another's."""
 
+    def mark_begun(self) -> None:
+        """Say that the server can hear of the call from now on."""
+        self._context.mark_begun()
+
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Pass progress on."""
         fraction = min(max(progress / total, 0.0), 1.0) if total else None
