@@ -28,8 +28,7 @@ from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolC
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 
 if TYPE_CHECKING:
-    from pawl.tool_registry.adapters.mcp.call import Call
-    from pawl.tool_registry.adapters.mcp.flight import Flight
+    from pawl.tool_registry.adapters.mcp.call import Call, Flight
     from pawl.tool_registry.adapters.mcp.session import Session
     from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
 

@@ -21,10 +21,9 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.errors import SourceUnreachable
-from pawl.tool_registry.adapters.mcp.call import Call
+from pawl.tool_registry.adapters.mcp.call import Call, Flight, open_pages
 from pawl.tool_registry.adapters.mcp.definitions import ServerTool
 from pawl.tool_registry.adapters.mcp.elicitation import Asked
-from pawl.tool_registry.adapters.mcp.flight import Flight, open_pages
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
 from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
 from pawl.tool_registry.domain.egress import EgressRefused
