@@ -81,7 +81,7 @@ def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[
         "PAWL_LOG_LEVEL": "warning",
         "PAWL_DATABASE_URL": suite.database_url,
         "PAWL_NATS_URL": suite.nats_url(name),
-        "PAWL_SERVICE_KEY_FILE": str(suite.service_key_file),
+        "PAWL_SERVICE_KEY_FILE": str(suite.folder.path / "secrets" / "service-key"),
         "PAWL_LOCAL_KEY": LOCAL_KEY,
         "PAWL_JOB_STORE_ADDRESS": addresses.get("job_store", ""),
         "PAWL_TOOL_REGISTRY_ADDRESS": addresses.get("tool_registry", ""),

@@ -142,7 +142,11 @@ def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
     Raises:
         CommandError: that is no time.
     """
-    rule.expire_time.FromMicroseconds(int((time.time() + _seconds(lasts)) * 1e6))
+    match = _DURATION.fullmatch(lasts)
+    if match is None:
+        raise CommandError(f"{lasts!r} is no duration like 30m, 2h or 7d.")
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
+    rule.expire_time.FromMicroseconds(int((time.time() + seconds) * 1e6))
 
 
 def says(rule: rule_pb2.Rule) -> str:
@@ -204,13 +208,6 @@ def _split(text: str) -> tuple[str, str]:
     if not (argument and equals):
         raise CommandError(f"{text!r} is not of the form argument=value.")
     return argument, value
-
-
-def _seconds(text: str) -> int:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise CommandError(f"{text!r} is no duration like 30m, 2h or 7d.")
-    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def _where(rule: rule_pb2.Rule) -> str:

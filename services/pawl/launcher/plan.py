@@ -20,26 +20,16 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
 from pawl.launcher.secrets import SecretFiles
-from pawl.launcher.services import ServiceSpec
+from pawl.launcher.services import ServiceSpec, pawl_variables
 
 MODEL_ID = "pawl-scripted"
 SERVICE_KEY = "service-key"
-_KEYS_FILE_VARIABLE = "PAWL_API_KEYS_FILE"
-_LOCAL_KEY_VARIABLE = "PAWL_LOCAL_KEY"
 _HEALTH_SECONDS = 2.0
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
-_OWN = (
-    "PAWL_LISTEN",
-    "PAWL_METRICS_LISTEN",
-    "PAWL_ADDRESS_FILE",
-    "PAWL_INSTANCE_ID",
-    "PAWL_DATABASE_URL",
-    "PAWL_DATABASE_URL_FILE",
-    "PAWL_NATS_URL",
-    "PAWL_NATS_URL_FILE",
-    _LOCAL_KEY_VARIABLE,
-    f"{_LOCAL_KEY_VARIABLE}_FILE",
+_OWN = pawl_variables(
+    "LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY"
+    " LOCAL_KEY_FILE"
 )
 _OURS: Final = ("PAWL_", "OPENAI_")
 # What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
@@ -118,7 +108,7 @@ def _environment(
     if "PAWL_SERVICE_KEY" not in given and "PAWL_SERVICE_KEY_FILE" not in given:
         chosen["PAWL_SERVICE_KEY_FILE"] = str(around.secrets.path(SERVICE_KEY))
     if not has_keys(options):
-        chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
+        chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
     named = options.tool_environment if spec.runs_tools else ()
     return {
@@ -153,7 +143,7 @@ def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
 
 def has_keys(options: SuiteOptions) -> bool:
     """Return whether callers have keys of their own; else the key of this machine is for all of them."""
-    return bool(options.environment.get(_KEYS_FILE_VARIABLE))
+    return bool(options.environment.get("PAWL_API_KEYS_FILE"))
 
 
 def nats_url_file(user: str) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Self
 
 from pawl.chassis import logs
@@ -122,11 +121,6 @@ class Suite:
     def nats_url(self, user: str = SUBSCRIBER) -> str:
         """Return the URL by which that user reaches NATS, password included."""
         return self._secret_files.get(nats_url_file(user))
-
-    @property
-    def service_key_file(self) -> Path:
-        """The file with the key that services show each other."""
-        return self._secret_files.path(SERVICE_KEY)
 
     @property
     def local_key(self) -> str:
