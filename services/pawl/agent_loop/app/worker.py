@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import Claim, RunKey, Wakeups
+from pawl.agent_loop.app.ports import Claim, Wakeups
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
+from pawl.chassis.ids import RunKey
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
