@@ -17,8 +17,9 @@ BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
-# The order is that of tests/conftest.py: what takes long begins first.
-TESTS := $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# More processes than cores, for they wait more than they work. The order is that of tests/conftest.py: what takes long
+# begins first.
+TESTS := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
 .PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
@@ -32,7 +33,10 @@ demo: $(VENV)/.installed ## Start the suite and play one conversation through it
 up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this machine, until Ctrl-C
 	@$(BIN)/pawl up
 
-test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests on all cores, in minutes (ARGS="-k name" chooses)
+# Also where it is set: without bytecode each process compiles what it imports anew.
+test test-long: export PYTHONDONTWRITEBYTECODE :=
+
+test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests in four processes, in minutes (ARGS="-k name" chooses)
 	@$(TESTS) -m "not long" $(ARGS)
 
 test-long: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the other tests: faults, leaks, the worst input, the pages of docs/

@@ -83,7 +83,7 @@ class JobStore:
     @property
     def service_key(self) -> str:
         """What its callers show."""
-        return self.suite.service_key_file("agent-loop").read_text(encoding="utf-8").strip()
+        return (self.suite.folder.path / "secrets" / "service-key-agent-loop").read_text(encoding="utf-8").strip()
 
     def processes(self) -> dict[str, int]:
         """Return the process ids of what is counted."""

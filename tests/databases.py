@@ -1,12 +1,14 @@
 """Databases of services for tests: one for all tests of a service, emptied before each.
 
-Emptying one takes a tenth of the time of another one, be it cloned or migrated anew.
+Emptying one takes a tenth of the time of another one, be it cloned or migrated anew,
+and far less on a connection that knows the tables already.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+from typing import Self
 from urllib.parse import urlsplit
 
 import asyncpg
@@ -14,14 +16,38 @@ import asyncpg
 from pawl.chassis.database import Database
 
 
-def create(postgres_url: str, schema: str) -> str:
-    """Create a database that has the newest migration of a service; return its URL."""
-    return asyncio.run(_create(postgres_url, schema))
+class ServiceDatabase:
+    """A database that has the newest migration of a service. Use as a context manager."""
 
+    def __init__(self, postgres_url: str, schema: str) -> None:
+        self._schema = schema
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self.url = self._runner.run(_create(postgres_url, schema))
 
-def empty(url: str, schema: str) -> None:
-    """Bring the rows back to those of a new database, and end everybody else's connection."""
-    asyncio.run(_empty(url, schema))
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+        self._runner.close()
+
+    def empty(self) -> None:
+        """Bring the rows back to those of a new database, and end everybody else's connection."""
+        self._runner.run(self._empty())
+
+    async def _empty(self) -> None:
+        if self._connection is not None:
+            try:
+                await _empty(self._connection, self._schema)
+            except (OSError, asyncpg.InterfaceError, asyncpg.PostgresError):
+                # A test ended it, as it may.
+                self._connection.terminate()
+                self._connection = None
+        if self._connection is None:
+            self._connection = await asyncpg.connect(self.url)
+            await _empty(self._connection, self._schema)
 
 
 async def _create(postgres_url: str, schema: str) -> str:
@@ -44,23 +70,19 @@ async def _create(postgres_url: str, schema: str) -> str:
     return url
 
 
-async def _empty(url: str, schema: str) -> None:
-    connection = await asyncpg.connect(url)
-    try:
-        await connection.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        tables = await _tables(connection, schema)
-        # In any order: without the foreign keys.
-        kept = await _tables(connection, "public")
-        changes = [
-            *(f"DELETE FROM {schema}.{table};" for table in tables),  # noqa: S608
-            *(f"INSERT INTO {schema}.{table} TABLE public.{table};" for table in kept),
-        ]
-        await connection.execute("SET session_replication_role = replica;" + "".join(changes))
-    finally:
-        await connection.close()
+async def _empty(connection: asyncpg.Connection[asyncpg.Record], schema: str) -> None:
+    await connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    tables = await _tables(connection, schema)
+    # In any order: without the foreign keys.
+    kept = await _tables(connection, "public")
+    changes = [
+        *(f"DELETE FROM {schema}.{table};" for table in tables),  # noqa: S608
+        *(f"INSERT INTO {schema}.{table} TABLE public.{table};" for table in kept),
+    ]
+    await connection.execute("SET session_replication_role = replica;" + "".join(changes))
 
 
 async def _tables(connection: asyncpg.Connection[asyncpg.Record], schema: str) -> list[str]:

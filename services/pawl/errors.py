@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 from typing import ClassVar, Final, Self
@@ -349,16 +349,10 @@ class Internal(PawlError):
     reason = "INTERNAL"
 
 
-def _subclasses(cls: type[PawlError]) -> Iterator[type[PawlError]]:
-    for child in cls.__subclasses__():
-        yield child
-        yield from _subclasses(child)
-
-
-by_reason: Mapping[str, type[PawlError]] = MappingProxyType(
-    {error.reason: error for error in _subclasses(PawlError) if error.reason}
-)
-"""Every concrete error by its reason."""
-
 by_kind: Mapping[Kind, type[PawlError]] = MappingProxyType({error.kind: error for error in PawlError.__subclasses__()})
 """The class of each kind, for a reason that this version does not know."""
+
+by_reason: Mapping[str, type[PawlError]] = MappingProxyType(
+    {error.reason: error for kind in by_kind.values() for error in (kind, *kind.__subclasses__()) if error.reason}
+)
+"""Every concrete error by its reason."""

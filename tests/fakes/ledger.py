@@ -10,18 +10,17 @@ from typing import Any
 
 from pawl.agent_loop.adapters import wire, wire_events
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
-from pawl.agent_loop.app.ports import RunKey
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import CommandKind
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import Run, RunOptions, Undo
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallId, CallKey, IdSource, RunKey
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store import wiring
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import RunRow
+from pawl.job_store.domain.rows import ConversationKey, RunRow
 from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.rpc import messages, operations
 from tests.fakes.virtual_time import VirtualClock
@@ -96,12 +95,13 @@ class MemoryLedger(WorkerLedgerClient):
             undo=wire.UNDO.fields(undo) if undo else None,
         )
         submitted = self._apply(operations.submit(request, self._limits))
-        return RunKey(store_id=STORE, run_id=submitted.run.run_id)
+        key: RunKey = submitted.run.key
+        return key
 
     async def send(self, key: RunKey, kind: CommandKind, command_id: str = "") -> CommandOutcome:
         """Send a command to a run; return the receipt's outcome."""
         command = ledger_pb2.Command(command_id=command_id or self.ids.new("cmd"), **wire_events.KIND.fields(kind))
-        call = self.tables.calls.get((key.store_id, command.decision.call_id))
+        call = self.tables.calls.get(CallKey(key.store_id, CallId(command.decision.call_id)))
         if call is not None:
             command.decision.digest = call.digest
         request = ledger_pb2.SendCommandRequest(
@@ -118,7 +118,7 @@ class MemoryLedger(WorkerLedgerClient):
         return self._database.now()
 
     def row(self, key: RunKey) -> RunRow:
-        return self.tables.runs[key.store_id, key.run_id]
+        return self.tables.runs[key]
 
     def run(self, key: RunKey) -> Run:
         """Return a run as the loop sees it."""
@@ -126,16 +126,16 @@ class MemoryLedger(WorkerLedgerClient):
 
     def calls(self, key: RunKey) -> list[Call]:
         """Return the calls of a run, in order."""
-        return [wire.CALL.read(messages.call(row)) for row in self.tables.calls_of((key.store_id, key.run_id))]
+        return [wire.CALL.read(messages.call(row)) for row in self.tables.calls_of(key)]
 
     def messages(self, key: RunKey) -> list[Message]:
         """Return the messages of the run's conversation, with their numbers."""
-        rows = self.tables.messages[key.store_id, self.row(key).conversation_id]
+        rows = self.tables.messages[ConversationKey(key.store_id, self.row(key).conversation_id)]
         return [wire.MESSAGE.read(messages.message(row)) for row in rows]
 
     def log(self, key: RunKey) -> list[event_pb2.RunEvent]:
         """Return the log of a run."""
-        return [event_pb2.RunEvent.FromString(event) for event in self.tables.events[key.store_id, key.run_id]]
+        return [event_pb2.RunEvent.FromString(event) for event in self.tables.events[key]]
 
     def events(self, key: RunKey) -> list[Any]:
         """Return what the log says: the owner's events as values, the ledger's own as they are."""

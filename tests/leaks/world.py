@@ -75,14 +75,15 @@ async def _one(
 
 
 def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[str, str]:
+    secrets = suite.folder.path / "secrets"
     return {
         "PAWL_LISTEN": "127.0.0.1:0",
         "PAWL_METRICS_LISTEN": "127.0.0.1:0",
         "PAWL_LOG_LEVEL": "warning",
         "PAWL_DATABASE_URL": suite.database_url,
         "PAWL_NATS_URL": suite.nats_url(name),
-        "PAWL_SERVICE_KEY_FILE": str(suite.service_key_file(name.replace("_", "-"))),
-        "PAWL_SERVICE_KEYS_FILE": str(suite.service_keys_file),
+        "PAWL_SERVICE_KEY_FILE": str(secrets / f"service-key-{name.replace('_', '-')}"),
+        "PAWL_SERVICE_KEYS_FILE": str(secrets / "service-keys.json"),
         "PAWL_LOCAL_KEY": LOCAL_KEY,
         "PAWL_JOB_STORE_ADDRESS": addresses.get("job_store", ""),
         "PAWL_TOOL_REGISTRY_ADDRESS": addresses.get("tool_registry", ""),

@@ -10,6 +10,7 @@ from dataclasses import fields
 from random import Random
 from typing import Any
 
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.app.reading import PendingFilter
 from pawl.job_store.domain.states import CallState
 from tests.ledger.commands import STORES, Chooser, Pick
@@ -30,10 +31,16 @@ _COMPARED = 5
 
 _STEPS = 60
 
+_ANN = UserId("ann")
 _PENDING = (
-    PendingFilter(user_id="ann"),
-    PendingFilter(user_id=""),
-    PendingFilter(user_id="ann", states=(CallState.OFFERED, CallState.ASKED), tool_name="tool", conversation_id="c1"),
+    PendingFilter(user_id=_ANN),
+    PendingFilter(user_id=UserId("")),
+    PendingFilter(
+        user_id=_ANN,
+        states=(CallState.OFFERED, CallState.ASKED),
+        tool_name="tool",
+        conversation_id=ConversationId("c1"),
+    ),
 )
 
 _CHECKERS = (
@@ -113,18 +120,21 @@ class Game:
     async def _reads(self, store: Store) -> list[Any]:
         """Return what can be read of the newest runs, of a user and by an operator."""
         reads, found = store.reads, []
-        for (store_id, run_id), run in list(self.model.runs.items())[-3:]:
-            found += [await reads.run(store_id, "", run_id), await reads.commands(store_id, run_id)]
-            found.append(await reads.calls(store_id, run["user"], run_id, after=None, rows_max=2))
-            found.append(await reads.events(store_id, run["user"], run_id, after_seq=2, events_max=3))
+        for (store_name, run_id), run in list(self.model.runs.items())[-3:]:
+            key = RunKey(StoreId(store_name), RunId(run_id))
+            found += [await reads.run(key, UserId("")), await reads.commands(key)]
+            found.append(await reads.calls(key, run["user"], after=None, rows_max=2))
+            found.append(await reads.events(key, run["user"], after_seq=2, events_max=3))
             if run["worker"]:
-                found.append(await reads.load(store_id, run_id, run["epoch"]))
+                found.append(await reads.load(key, run["epoch"]))
             conversation_id = run["conversation"]
-            found.append(await reads.messages(store_id, run["user"], conversation_id, after=1, rows_max=2))
-        for store_id in sorted(set(STORES)):
+            found.append(await reads.messages(key.store_id, run["user"], conversation_id, after=1, rows_max=2))
+        for store_id in map(StoreId, sorted(set(STORES))):
             found += [await reads.pending(store_id, wanted, after=None, rows_max=3) for wanted in _PENDING]
-            found.append(await reads.runs(store_id, "ann", conversation_id="", states=(), before=None, rows_max=3))
-            found.append(await store.attention_repository.listed(store_id, run_id="", after=None, rows_max=2))
+            found.append(
+                await reads.runs(store_id, _ANN, conversation_id=ConversationId(""), states=(), before=None, rows_max=3)
+            )
+            found.append(await store.attention_repository.listed(store_id, run_id=RunId(""), after=None, rows_max=2))
         return found
 
     async def _tick(self) -> None:
@@ -228,7 +238,7 @@ class Game:
         """I7, I12, I16, I17: what the simulation checks of every log holds of these."""
         for product in self._products:
             tables = await product.store.tables()
-            for store_id in sorted(set(STORES)):
+            for store_id in map(StoreId, sorted(set(STORES))):
                 record = Record(_part(tables, store_id), History())
                 for checker in _CHECKERS:
                     found = list(checker(record))
@@ -301,7 +311,10 @@ def _part(tables: Tables, store_id: str) -> Tables:
     """Return the rows of one store."""
     every = {field.name: rows for field in fields(tables) if isinstance(rows := getattr(tables, field.name), dict)}
     parts: dict[str, Any] = {
-        name: {key: row for key, row in rows.items() if key[0] == store_id} for name, rows in every.items()
+        name: {
+            key: row for key, row in rows.items() if (key[0] if isinstance(key, tuple) else key.store_id) == store_id
+        }
+        for name, rows in every.items()
     }
     return Tables(**parts)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from pawl.chassis.ids import CallKey, RunKey
 from pawl.event.v1 import run_pb2
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.attention import ReportCrash
@@ -52,8 +53,7 @@ def operation(ask: Row, now: datetime) -> Any:
             return _commit(ask, now)
         case "send":
             return Send(
-                store_id=ask["store"],
-                run_id=ask["run"],
+                run=RunKey(ask["store"], ask["run"]),
                 user_id=ask["user"],
                 command_id=ask["command"],
                 fingerprint=ask["fingerprint"].encode(),
@@ -65,17 +65,15 @@ def operation(ask: Row, now: datetime) -> Any:
             )
         case "report_crash":
             return ReportCrash(
-                store_id=ask["store"],
-                run_id=ask["run"],
+                run=RunKey(ask["store"], ask["run"]),
                 epoch=ask["epoch"],
                 crashes_max=ask["limits"]["crashes"],
             )
         case "lease_offer":
             return LeaseOffer(
-                store_id=ask["store"],
+                run=RunKey(ask["store"], ask["run"]),
+                call=CallKey(ask["store"], ask["call"]),
                 user_id=ask["user"],
-                run_id=ask["run"],
-                call_id=ask["call"],
                 client_id=ask["client"],
                 session_id=ask["session"],
                 lease_seconds=ask["seconds"],
@@ -114,8 +112,7 @@ def _inbox_limits(limits: Row) -> inbox.Limits:
 
 def _commit(ask: Row, now: datetime) -> Commit:
     return Commit(
-        store_id=ask["store"],
-        run_id=ask["run"],
+        run=RunKey(ask["store"], ask["run"]),
         epoch=ask["epoch"],
         commit_id=ask["commit"],
         events=tuple(OwnerEvent(type=kind, body=b"") for kind in ask["events"]),

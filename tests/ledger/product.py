@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Generic, TypeVar
 
+from msgspec.structs import astuple
+
+from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import PawlError
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job_store.app.group_commit import GroupCommit
@@ -88,7 +91,7 @@ class Product:
                 runs = await store.attention_repository.doomed(crashes_max=self._crashes_max, runs_max=_MANY)
                 return ("ok", await self._change(tag, Quarantine(runs=runs, crashes_max=self._crashes_max)))
             case "renew_offers":
-                calls = await store.offer_repository.held_by(ask["store"], ask["user"], ask["client"], "")
+                calls = await store.offer_repository.held_by(ask["store"], ask["user"], ask["client"], RunId(""))
                 session = {"client_id": ask["client"], "session_id": ask["session"]}
                 renewal = RenewOffers(**session, lease_seconds=ask["seconds"], calls=_sorted(calls))
                 return ("ok", {call.call_id for call in await self._change(tag, renewal)})
@@ -221,7 +224,9 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "claim": left(row.claim_at),
             "log": [event.type for event in log],
             "unread": [command.command_id for command in tables.unread(row.key)],
-            "receipts": sorted(command for *run, command in tables.commands if tuple(run) == row.key),
+            "receipts": sorted(
+                key.command_id for key in tables.commands if RunKey(key.store_id, key.run_id) == row.key
+            ),
         }
 
     def call(row: CallRow) -> Row:
@@ -246,9 +251,9 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
 
     return {
         "conversations": {
-            key: (row.user_id, row.active_run_id or "", row.queue, row.last_number)
+            astuple(key): (row.user_id, row.active_run_id or "", row.queue, row.last_number)
             for key, row in tables.conversations.items()
         },
-        "runs": {key: run(row) for key, row in tables.runs.items()},
-        "calls": {key: call(row) for key, row in tables.calls.items()},
+        "runs": {astuple(key): run(row) for key, row in tables.runs.items()},
+        "calls": {astuple(key): call(row) for key, row in tables.calls.items()},
     }

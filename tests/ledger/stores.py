@@ -16,7 +16,7 @@ import asyncpg
 from msgspec.structs import replace
 
 from pawl.chassis import database as postgres
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.adapters import tables as columns
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
 from pawl.job_store.adapters.journal import PostgresJournal
@@ -27,6 +27,7 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import AttentionRepository, Journal, OfferRepository
 from pawl.job_store.app.reading import Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.rows import ConversationKey
 from pawl.job_store.rpc.messages import encode_event
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
@@ -108,7 +109,7 @@ class Announcements:
         self.said += [("event", event.store_id, event.run_id, event.payload) for event in events]
 
     async def wake(self, wakeups: Sequence[Any]) -> None:
-        self.said += [("wakeup", wakeup.worker_id, wakeup.run_id) for wakeup in wakeups]
+        self.said += [("wakeup", wakeup.worker_id, wakeup.run) for wakeup in wakeups]
 
     async def work_ready(self) -> None:
         """Too often is no fault."""
@@ -184,7 +185,7 @@ class PostgresStore(Store):
                 found.requests[request.key] = request
             for record in await connection.fetch(f"SELECT {columns.CONVERSATIONS.names} FROM job_store.conversations"):
                 conversation = columns.conversation(record)
-                found.conversations[conversation.store_id, conversation.conversation_id] = conversation
+                found.conversations[conversation.key] = conversation
             for record in await connection.fetch(f"SELECT {columns.RUNS.names} FROM job_store.runs"):
                 run = columns.run(record)
                 found.runs[run.key] = run
@@ -197,14 +198,16 @@ class PostgresStore(Store):
             messages = f"SELECT {columns.MESSAGES.names} FROM job_store.messages ORDER BY number"
             for record in await connection.fetch(messages):
                 message = columns.message(record)
-                found.messages.setdefault((message.store_id, message.conversation_id), []).append(message)
+                found.messages.setdefault(ConversationKey(message.store_id, message.conversation_id), []).append(
+                    message
+                )
             for record in await connection.fetch("SELECT * FROM job_store.events ORDER BY seq"):
-                found.events.setdefault((record["store_id"], record["run_id"]), []).append(record["payload"])
+                found.events.setdefault(RunKey(record["store_id"], record["run_id"]), []).append(record["payload"])
             states = "SELECT store_id, run_id, loop_state FROM job_store.runs WHERE loop_state <> ''"
             for record in await connection.fetch(states):
-                found.loop_states[record["store_id"], record["run_id"]] = record["loop_state"]
+                found.loop_states[RunKey(record["store_id"], record["run_id"])] = record["loop_state"]
             for record in await connection.fetch("SELECT store_id, run_id, event_id, time FROM job_store.outbox"):
-                run_key = (record["store_id"], record["run_id"])
+                run_key = RunKey(record["store_id"], record["run_id"])
                 found.outbox[record["store_id"], record["event_id"]] = (run_key, record["time"])
         return found
 

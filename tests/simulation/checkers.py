@@ -155,7 +155,8 @@ def seqs_without_gaps(record: Record) -> Iterator[str]:
             yield f"the log of {run_id} has gaps"
         if record.runs[run_id].last_seq != len(log):
             yield f"run {run_id} says that its log ends at {record.runs[run_id].last_seq}, not {len(log)}"
-    stored = {(key[1], seq): data for key, log in record.tables.events.items() for seq, data in enumerate(log, 1)}
+    logs = {str(key.run_id): log for key, log in record.tables.events.items()}
+    stored = {(run_id, seq): data for run_id, log in logs.items() for seq, data in enumerate(log, 1)}
     for seen in record.history.seen:
         if stored.get((seen.run_id, seen.seq)) != seen.payload:
             yield f"{seen.watcher} saw another seq {seen.seq} of {seen.run_id} than the log has"

@@ -76,7 +76,7 @@ class MemoryRetention:
             for summary in [row for row in messages if row.summarised_to and row.create_time < begin]:
                 needed = {row.run_id for row in messages if row.number > summary.summarised_to}
                 old = [run for run in self._ended_before(summary.create_time) if run.run_id not in needed]
-                for run in [run for run in old if (run.store_id, run.conversation_id) == key]:
+                for run in [run for run in old if ConversationKey(run.store_id, run.conversation_id) == key]:
                     del tables.runs[run.key], tables.events[run.key]
                     count += 1
         return count
@@ -85,7 +85,7 @@ class MemoryRetention:
         begin, tables = self._begin("remove_conversations", older_than_seconds), self.tables
         idle = [row for row in tables.conversations.values() if row.active_run_id is None and row.update_time < begin]
         for row in idle[:rows_max]:
-            del tables.conversations[row.store_id, row.conversation_id]
+            del tables.conversations[row.key]
             for run in [run for run in tables.runs.values() if run.conversation_id == row.conversation_id]:
                 del tables.runs[run.key], tables.events[run.key]
         return min(len(idle), rows_max)
@@ -123,7 +123,7 @@ async def what_is_old_goes(tables: Tables, chance: Chance) -> list[str]:
             await sweep.sweep()
         waits_for_bus = broken == "remove_unsent" and not has_bus
         if day == 9 and broken != "trim_logs" and not waits_for_bus:
-            found += [f"run {key[1]} has its whole log" for key, log in copied.events.items() if len(log) > 1]
+            found += [f"run {key.run_id} has its whole log" for key, log in copied.events.items() if len(log) > 1]
         if day == 9 and copied.outbox and not waits_for_bus:
             found.append(f"{len(copied.outbox)} events still wait for the bus")
     if set(copied.conversations) != used:

@@ -11,6 +11,7 @@ import msgspec
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
 from pawl.agent_loop.app.public_values import LoggedEvent
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import PawlError
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
@@ -208,7 +209,7 @@ def see(user: User, watcher: str, run_id: str, event: LoggedEvent) -> None:
     """I8, where it can be seen: what is shown is in the ledger by now."""
     document = event.document
     payload: bytes = document.SerializeToString()  # type: ignore[attr-defined]
-    log = user.world.tables.events.get((user.caller.store_id, run_id), [])
+    log = user.world.tables.events.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), [])
     if event.seq > len(log):
         text = f"{watcher} saw seq {event.seq} of {run_id}, whose log ends at {len(log)}"
         user.world.history.violation("durable_before_visible", text)

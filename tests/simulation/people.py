@@ -22,6 +22,7 @@ from pawl.agent_loop.domain.run import (
     TokenBudgetPolicy,
     UnknownOutcomePolicy,
 )
+from pawl.chassis.ids import StoreId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from pawl.event.v1 import run_pb2
 from tests.simulation.cluster import AgentLoop
@@ -30,7 +31,7 @@ from tests.simulation.network import Network
 from tests.simulation.tools import FRONT_END, TOOLS
 from tests.simulation.world import World
 
-STORE = "store"
+STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
 _STRANGER = Caller(store_id=STORE, user_id="stranger", roles=frozenset())
 _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.job_store.app.reading import (
     Claimed,
@@ -24,7 +25,7 @@ from pawl.job_store.app.reading import (
 )
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
-from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunKey, RunRow
+from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationKey, MessageRow, RunRow
 from pawl.job_store.domain.states import CallState, RunState
 from tests.simulation.store import Database, with_lease
 
@@ -42,14 +43,14 @@ class MemoryLeases:
         self._crashes_max = crashes_max
         self._last_store = ""
 
-    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
         await self._database.reach(writes=True)
         runs, time = self._database.tables.runs, self._database.now()
         holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
         picked = share_out(self._lines(time), self._limits, runs_max=runs_max, last_chances_max=0 if holds_one else 1)
         claimed = []
         for due in picked:
-            self._last_store = due.store_id
+            self._last_store = due.key.store_id
             row = with_lease(runs[due.key], worker_id, time, lease_seconds)
             runs[due.key] = row
             claimed.append(_claimed(row))
@@ -77,8 +78,7 @@ class MemoryLeases:
 
     def _due_run(self, row: RunRow) -> DueRun:
         return DueRun(
-            store_id=row.store_id,
-            run_id=row.run_id,
+            key=row.key,
             user_id=row.user_id,
             is_active=row.is_active,
             at_last_chance=self._is_last_chance(_crashes(row)),
@@ -100,7 +100,7 @@ class MemoryLeases:
         if len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
             self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} others")
 
-    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         await self._database.reach(writes=True)
         tables, time = self._database.tables, self._database.now()
         held = [row for row in tables.runs.values() if row.worker_id == worker_id]
@@ -114,7 +114,7 @@ class MemoryLeases:
         await self._database.answer()
         return renewed
 
-    async def release(self, worker_id: str) -> int:
+    async def release(self, worker_id: WorkerId) -> int:
         await self._database.reach(writes=True)
         runs = self._database.tables.runs
         held = [row for row in runs.values() if row.worker_id == worker_id]
@@ -167,7 +167,7 @@ class MemoryAttentionRepository:
         return tuple(key for _, key in sorted(doomed)[:runs_max])
 
     async def listed(
-        self, store_id: str, *, run_id: str, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
         await self._database.reach()
         tables = self._database.tables
@@ -195,12 +195,14 @@ class MemoryReads:
         self._database = database
         self._tables = database.tables
 
-    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+    async def run(self, key: RunKey, user_id: UserId) -> RunView:
         await self._database.reach()
-        shown = [self._open(self._run(store_id, user_id, run_id))]
+        shown = [self._open(self._run(key, user_id))]
         for _, calls in shown:
             children = [
-                self._tables.runs[store_id, call.child_run_id] for call in calls if call.state.name == "DELEGATED"
+                self._tables.runs[RunKey(key.store_id, call.child_run_id)]
+                for call in calls
+                if call.state.name == "DELEGATED"
             ]
             shown += [self._open(run) for run in children if not run.state.is_terminal]
         below = sorted(shown[1:], key=lambda each: (each[0].create_time, each[0].run_id))
@@ -209,16 +211,16 @@ class MemoryReads:
     def _open(self, run: RunRow) -> tuple[RunRow, list[CallRow]]:
         return run, [call for call in self._tables.calls_of(run.key) if not call.state.is_terminal]
 
-    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+    async def load(self, key: RunKey, epoch: int) -> Loaded:
         await self._database.reach()
-        run = self._run(store_id, "", run_id)
+        run = self._run(key, UserId(""))
         if run.epoch != epoch or run.worker_id is None:
             raise LeaseLost
-        every = self._tables.messages.get((store_id, run.conversation_id), [])
+        every = self._tables.messages.get(ConversationKey(key.store_id, run.conversation_id), [])
         summarised = max((row.summarised_to for row in every), default=0)
         messages = [row for row in every if row.number > summarised]
-        run_ids = {row.run_id for row in messages} | {run_id}
-        calls = [row for row in self._tables.calls.values() if row.store_id == store_id and row.run_id in run_ids]
+        run_ids = {row.run_id for row in messages} | {key.run_id}
+        calls = [row for row in self._tables.calls.values() if row.store_id == key.store_id and row.run_id in run_ids]
         calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
         return Loaded(
             run=run,
@@ -230,13 +232,13 @@ class MemoryReads:
             time=self._database.now(),
         )
 
-    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+    async def commands(self, key: RunKey) -> list[CommandRow]:
         await self._database.reach()
-        return self._tables.unread(self._run(store_id, "", run_id).key)
+        return self._tables.unread(self._run(key, UserId("")).key)
 
-    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
+    async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()
-        row = self._tables.calls.get((store_id, call_id))
+        row = self._tables.calls.get(key)
         if row is None:
             raise CallNotFound
         is_shown = for_approval and row.digest != "" and row.state is not CallState.ASKED
@@ -246,10 +248,10 @@ class MemoryReads:
 
     async def runs(
         self,
-        store_id: str,
-        user_id: str,
+        store_id: StoreId,
+        user_id: UserId,
         *,
-        conversation_id: str,
+        conversation_id: ConversationId,
         states: Sequence[RunState],
         before: tuple[datetime, str] | None,
         rows_max: int,
@@ -266,14 +268,14 @@ class MemoryReads:
         return _page(sorted(rows, key=lambda row: (row.create_time, row.run_id), reverse=True), rows_max)
 
     async def calls(
-        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+        self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
         await self._database.reach()
-        rows = self._tables.calls_of(self._run(store_id, user_id, run_id).key)
+        rows = self._tables.calls_of(self._run(key, user_id).key)
         return _page([row for row in rows if after is None or (row.round, row.index, row.call_id) > after], rows_max)
 
     async def short_of_tokens(
-        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
         await self._database.reach()
         rows = [
@@ -289,7 +291,7 @@ class MemoryReads:
         return _page(sorted(rows, key=lambda row: (row.create_time, row.run_id)), rows_max)
 
     async def pending(
-        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
         await self._database.reach()
         rows = [
@@ -300,24 +302,25 @@ class MemoryReads:
             and (not wanted.states or row.state in wanted.states)
             and wanted.tool_name in {"", row.tool_name}
             and wanted.conversation_id in {"", row.conversation_id}
-            and is_pending(self._tables.runs[row.store_id, row.run_id], row)
+            and is_pending(self._tables.runs[RunKey(row.store_id, row.run_id)], row)
             and (after is None or (row.create_time, row.call_id) > after)
         ]
         return _page(sorted(rows, key=lambda row: (row.create_time, row.call_id)), rows_max)
 
     async def messages(
-        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> Page[MessageRow]:
         await self._database.reach()
-        conversation = self._tables.conversations.get((store_id, conversation_id))
+        key = ConversationKey(store_id, conversation_id)
+        conversation = self._tables.conversations.get(key)
         if conversation is None or user_id not in {"", conversation.user_id}:
             raise ConversationNotFound
-        rows = self._tables.messages.get((store_id, conversation_id), [])
+        rows = self._tables.messages.get(key, [])
         return _page([row for row in rows if row.number > after], rows_max)
 
-    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+    async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         await self._database.reach()
-        run = self._run(store_id, user_id, run_id)
+        run = self._run(key, user_id)
         await self._database.reach()
         trimmed = self._tables.trimmed.get(run.key, 0)
         start = max(min(after_seq, run.last_seq), trimmed)
@@ -344,8 +347,8 @@ class MemoryReads:
             run_id=run.run_id, from_seq=after_seq + 1, to_seq=self._tables.trimmed[run.key], snapshot=snapshot
         )
 
-    def _run(self, store_id: str, user_id: str, run_id: str) -> RunRow:
-        row = self._tables.runs.get((store_id, run_id))
+    def _run(self, key: RunKey, user_id: UserId) -> RunRow:
+        row = self._tables.runs.get(key)
         if row is None or user_id not in {"", row.user_id}:
             raise RunNotFound
         return row

@@ -48,19 +48,21 @@ class Record:
     @cached_property
     def messages(self) -> dict[str, list[message_pb2.Message]]:
         """By conversation, in order."""
-        return {key[1]: [messages.message(row) for row in rows] for key, rows in self.tables.messages.items()}
+        return {
+            key.conversation_id: [messages.message(row) for row in rows] for key, rows in self.tables.messages.items()
+        }
 
     @cached_property
     def logs(self) -> dict[str, list[event_pb2.RunEvent]]:
         """By run, in order."""
         return {
-            key[1]: [event_pb2.RunEvent.FromString(payload) for payload in payloads]
+            key.run_id: [event_pb2.RunEvent.FromString(payload) for payload in payloads]
             for key, payloads in self.tables.events.items()
         }
 
     def written_at(self, run_id: str, seq: int) -> float:
         """Return when an event was written, by a clock that does not jump."""
-        (times,) = [times for key, times in self.tables.written_at.items() if key[1] == run_id]
+        (times,) = [times for key, times in self.tables.written_at.items() if key.run_id == run_id]
         return times[seq - 1]
 
     def texts(self, text: str) -> int:

@@ -25,13 +25,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallKey, ClientId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.domain.commit import Commit
 from pawl.job_store.domain.events import Event, RunChanged
 from pawl.job_store.domain.rows import (
-    CallKey,
     CallRow,
     CommandKey,
     CommandRow,
@@ -41,7 +40,6 @@ from pawl.job_store.domain.rows import (
     Queue,
     RequestKey,
     RequestRow,
-    RunKey,
     RunRow,
 )
 from pawl.job_store.domain.states import CallState
@@ -85,12 +83,14 @@ class Tables:
 
     def calls_of(self, key: RunKey) -> list[CallRow]:
         """Return the calls of a run in call order."""
-        calls = [call for call in self.calls.values() if (call.store_id, call.run_id) == key]
+        calls = [call for call in self.calls.values() if RunKey(call.store_id, call.run_id) == key]
         return sorted(calls, key=lambda call: (call.round, call.index, call.call_id))
 
     def unread(self, key: RunKey) -> list[CommandRow]:
         """Return the unread commands of a run in order of arrival."""
-        commands = [row for row in self.commands.values() if (row.store_id, row.run_id) == key and not row.consumed]
+        commands = [
+            row for row in self.commands.values() if RunKey(row.store_id, row.run_id) == key and not row.consumed
+        ]
         return sorted(commands, key=lambda row: row.number)
 
 
@@ -203,14 +203,14 @@ class MemoryJournal:
 
     def _tell(self, operation: Operation[Any], outcome: Any) -> None:
         what = type(operation).__name__
-        run_id = getattr(operation, "run_id", "")
+        run = getattr(operation, "run", None)
         more = getattr(operation, "commit_id", "") or getattr(operation, "command_id", "")
         said = outcome.reason if isinstance(outcome, PawlError) else getattr(outcome, "outcome", "ok")
-        self._database.history.tell(f"ledger {what} {run_id} {more} {said}")
+        self._database.history.tell(f"ledger {what} {run.run_id if isinstance(run, RunKey) else ''} {more} {said}")
 
 
 def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
-    return unit.runs.get((operation.store_id, operation.run_id)) if isinstance(operation, Commit) else None
+    return unit.runs.get(operation.run) if isinstance(operation, Commit) else None
 
 
 def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
@@ -219,24 +219,23 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
     submitted = _keys(named, lambda keys: keys.conversations)
-    wanted = [*submitted, *((run.store_id, run.conversation_id) for run in of_runs)]
+    wanted = [*submitted, *(ConversationKey(run.store_id, run.conversation_id) for run in of_runs)]
     conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
     for row in conversations:
-        unit.conversations.load((row.store_id, row.conversation_id), row)
+        unit.conversations.load(row.key, row)
     keys: dict[RunKey, None] = dict.fromkeys(_keys(named, lambda keys: keys.runs))
-    keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
+    keys.update(dict.fromkeys(RunKey(row.store_id, row.run_id) for row in requests))
     endings = _endings(tables, named)
     entered: list[RunKey] = []
     for row in conversations:
-        key = (row.store_id, row.conversation_id)
-        if key in submitted and row.active_run_id is not None:
-            entered.append((row.store_id, row.active_run_id))
-        passed = len(row.interrupting) if endings[key] else 0
-        waiting = [(row.store_id, run_id) for run_id in row.queue[: endings[key] + passed]]
+        if row.key in submitted and row.active_run_id is not None:
+            entered.append(RunKey(row.store_id, row.active_run_id))
+        passed = len(row.interrupting) if endings[row.key] else 0
+        waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]
     ending = [key for key in [*_keys(named, lambda n: n.ends), *entered] if key in tables.runs]
-    callers = [(key[0], tables.runs[key].parent_run_id) for key in ending]
+    callers = [RunKey(key.store_id, tables.runs[key].parent_run_id) for key in ending]
     for run_key in [*keys, *entered, *callers]:
         if run_key in tables.runs and unit.runs.get(run_key) is None:
             unit.runs.load(run_key, tables.runs[run_key])
@@ -244,7 +243,7 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     for call in calls:
         if not call.state.is_terminal:
             unit.load_call(call)
-    done = [(run.store_id, run.parent_call_id) for _, run in unit.runs.items()]
+    done = [CallKey(run.store_id, run.parent_call_id) for _, run in unit.runs.items()]
     for call_key in [*_keys(named, lambda keys: keys.calls), *done]:
         if call_key in tables.calls and unit.calls.get(call_key) is None:
             unit.load_call(tables.calls[call_key])
@@ -270,16 +269,17 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
     tables.commands.update(unit.commands.items())
     tables.loop_states.update(unit.loop_states.items())
     for message in unit.messages.rows:
-        messages = tables.messages.setdefault((message.store_id, message.conversation_id), [])
+        messages = tables.messages.setdefault(ConversationKey(message.store_id, message.conversation_id), [])
         assert not messages or messages[-1].number < message.number, "message numbers are unique"
         messages.append(message)
     for event, payload in events:
-        log = tables.events.setdefault((event.store_id, event.run_id), [])
+        key = RunKey(event.store_id, event.run_id)
+        log = tables.events.setdefault(key, [])
         assert len(log) + 1 == event.seq, "seqs are unique and without gaps"
         log.append(payload)
         if isinstance(event.body, RunChanged):
-            tables.outbox[event.store_id, event.event_id] = ((event.store_id, event.run_id), event.time)
-        tables.written_at.setdefault((event.store_id, event.run_id), []).append(asyncio.get_running_loop().time())
+            tables.outbox[event.store_id, event.event_id] = (key, event.time)
+        tables.written_at.setdefault(key, []).append(asyncio.get_running_loop().time())
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:
@@ -289,7 +289,7 @@ def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKe
         endings.update(keys.conversations)
         for key in keys.ends:
             if key in tables.runs:
-                endings[key[0], tables.runs[key].conversation_id] += 1
+                endings[ConversationKey(key.store_id, tables.runs[key].conversation_id)] += 1
     return endings
 
 
@@ -316,7 +316,7 @@ class MemoryOfferRepository:
         self._database = database
 
     async def held_by(
-        self, store_id: str, user_id: str, client_id: str, run_id: str
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
         await self._database.reach()
         return tuple(
@@ -349,10 +349,10 @@ class MemoryOfferRepository:
 
 
 def _both(call: CallRow) -> tuple[RunKey, CallKey]:
-    return (call.store_id, call.run_id), (call.store_id, call.call_id)
+    return RunKey(call.store_id, call.run_id), call.key
 
 
-def with_lease(row: RunRow, worker_id: str, time: datetime, seconds: float) -> RunRow:
+def with_lease(row: RunRow, worker_id: WorkerId, time: datetime, seconds: float) -> RunRow:
     """Return a run that a worker has claimed at `time`."""
     end = time + timedelta(seconds=seconds)
     return replace(

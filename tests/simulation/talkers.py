@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from pawl.agent_loop.app.public_values import MessagePolicy
+from pawl.chassis.ids import ConversationId
+from pawl.job_store.domain.rows import ConversationKey
 from tests.simulation.people import STORE, User
 
 _TALKATIVE = 0.3
@@ -26,7 +28,9 @@ class Talker:
             await asyncio.sleep(6.0 * self._draw.random())
             length = self._draw.choice(_LENGTHS)
             for _ in range(self._draw.randrange(4, 20)):
-                conversation = user.world.tables.conversations.get((STORE, user.conversation_id))
+                conversation = user.world.tables.conversations.get(
+                    ConversationKey(STORE, ConversationId(user.conversation_id))
+                )
                 if conversation is None or conversation.active_run_id is None:
                     break
                 await user.bring(MessagePolicy.STEER, padding=length)

@@ -150,27 +150,6 @@ class Bus:
             raise DependencyUnavailable(f"NATS did not take the messages: {type(error).__name__}") from error
         self._outbox.published(count)
 
-    async def publish_acknowledged(
-        self,
-        subject: str,
-        data: bytes,
-        headers: Mapping[str, str] | None = None,
-        *,
-        timeout_seconds: float = 5.0,
-    ) -> int:
-        """Publish to JetStream; returns the seq of the message in the stream when that has stored it.
-
-        Give a `Nats-Msg-Id` header: after an error the message may have been stored.
-
-        Raises:
-            DependencyUnavailable: no acknowledgement came.
-        """
-        try:
-            stored = await self.jetstream().publish(subject, data, timeout=timeout_seconds, headers=dict(headers or {}))
-        except (nats.errors.Error, OSError, TimeoutError) as error:
-            raise DependencyUnavailable(f"NATS did not store the message: {type(error).__name__}") from error
-        return stored.seq
-
     async def subscribe(self, subject: str, callback: Callback) -> Subscription:
         """Call `callback` with subject and data of each message on `subject`, one at a time, in order.
 

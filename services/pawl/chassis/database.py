@@ -12,9 +12,8 @@ import asyncpg
 from asyncpg.exceptions import TargetServerAttributeNotMatched
 from asyncpg.pool import PoolConnectionProxy
 
-from pawl.chassis import logs
+from pawl.chassis import logs, migrations
 from pawl.chassis.database_heartbeat import Heartbeat
-from pawl.chassis.migrations import Migrations, Source
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable
 
@@ -228,7 +227,7 @@ class Database:
         if self._pool is not None:
             await self._pool.expire_connections()
 
-    async def migrate(self, schema: str, source: Source) -> int:
+    async def migrate(self, schema: str, source: migrations.Source) -> int:
         """Bring `schema` to the newest migration of `source`; returns how many were applied.
 
         Safe to call from several processes at once: they take turns, and each
@@ -238,9 +237,9 @@ class Database:
             StartError: an applied migration has changed, or one fails.
             DependencyUnavailable: the server cannot be reached.
         """
-        migrations = Migrations(schema, source)
+        known = migrations.read_migrations(source)
         async with self.acquire(urgent=True) as connection:
-            return await migrations.apply(connection)
+            return await migrations.migrate(connection, schema, known)
 
     async def _take_back(self, connection: Connection) -> None:
         """Take a connection back into the pool, without a round trip as a rule.

@@ -1,14 +1,30 @@
-"""Ids: their one form, and where new ones come from."""
+"""Ids: their kinds, their one form, and where new ones come from.
+
+Each kind is a type of its own, so that mypy refuses one where another is expected; at run time all are strings.
+"""
 
 from __future__ import annotations
 
 import re
 import secrets
 from collections.abc import Callable
-from typing import Final
+from typing import Final, Literal, NewType, overload
+
+import msgspec
 
 from pawl.chassis.clock import Clock
 from pawl.errors import InvalidId
+
+StoreId = NewType("StoreId", str)
+UserId = NewType("UserId", str)
+ConversationId = NewType("ConversationId", str)
+RunId = NewType("RunId", str)
+CallId = NewType("CallId", str)
+CommandId = NewType("CommandId", str)
+RequestId = NewType("RequestId", str)
+WorkerId = NewType("WorkerId", str)
+ClientId = NewType("ClientId", str)
+SessionId = NewType("SessionId", str)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
@@ -18,18 +34,54 @@ _RANDOM_BITS: Final = 80
 _LENGTH: Final = 26
 
 
+class RunKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a run: ids are unique within a store."""
+
+    store_id: StoreId
+    run_id: RunId
+
+
+class CallKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a call."""
+
+    store_id: StoreId
+    call_id: CallId
+
+
 def is_id(value: str) -> bool:
     """Return whether `value` may stand in a subject, a path or a key: ^[A-Za-z0-9_-]{1,64}$."""
     return _ID.fullmatch(value) is not None
 
 
-def check_id(value: str, field: str) -> str:
-    """Return `value` if it is an id.
+@overload
+def check_id(value: str, field: Literal["store_id"], *, optional: bool = ...) -> StoreId: ...
+@overload
+def check_id(value: str, field: Literal["user_id"], *, optional: bool = ...) -> UserId: ...
+@overload
+def check_id(value: str, field: Literal["conversation_id"], *, optional: bool = ...) -> ConversationId: ...
+@overload
+def check_id(value: str, field: Literal["run_id"], *, optional: bool = ...) -> RunId: ...
+@overload
+def check_id(value: str, field: Literal["call_id"], *, optional: bool = ...) -> CallId: ...
+@overload
+def check_id(value: str, field: Literal["command_id"], *, optional: bool = ...) -> CommandId: ...
+@overload
+def check_id(value: str, field: Literal["request_id"], *, optional: bool = ...) -> RequestId: ...
+@overload
+def check_id(value: str, field: Literal["worker_id"], *, optional: bool = ...) -> WorkerId: ...
+@overload
+def check_id(value: str, field: Literal["client_id"], *, optional: bool = ...) -> ClientId: ...
+@overload
+def check_id(value: str, field: Literal["session_id"], *, optional: bool = ...) -> SessionId: ...
+@overload
+def check_id(value: str, field: str, *, optional: bool = ...) -> str: ...
+def check_id(value: str, field: str, *, optional: bool = False) -> str:
+    """Return `value` if it is an id, or empty and `optional`; the name of the field says of which kind.
 
     Raises:
         InvalidId: it is not; the metadata names the field.
     """
-    if not is_id(value):
+    if not is_id(value) and (value or not optional):
         raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
     return value
 

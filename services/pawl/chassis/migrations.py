@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -84,88 +85,85 @@ def read_migrations(source: Source) -> list[Migration]:
     return migrations
 
 
-class Migrations:
-    """The migrations of one schema."""
+async def migrate(connection: Connection, schema: str, known: Sequence[Migration]) -> int:
+    """Bring `schema` to the newest of the known migrations, each in a transaction of its own; returns how many it took.
 
-    def __init__(self, schema: str, source: Source) -> None:
-        if not _SCHEMA.fullmatch(schema):
-            raise ValueError(f"{schema!r} is not the name of a schema")
-        self._schema = schema
-        self._known = read_migrations(source)
+    Raises:
+        StartError: an applied migration has changed, or one fails.
+    """
+    if not _SCHEMA.fullmatch(schema):
+        raise ValueError(f"{schema!r} is not the name of a schema")
+    # No timeout of the pool holds for migrations: they may wait for each other,
+    # and may take long.
+    await connection.execute("SET statement_timeout = 0", timeout=None)
+    await connection.execute("SELECT pg_advisory_lock(hashtext('pawl.migrations'), hashtext($1))", schema, timeout=3600)
+    try:
+        applied = await _read_applied(connection, schema)
+        _refuse_changes(schema, known, applied)
+        missing = known[len(applied) :]
+        for migration in missing:
+            await _apply(connection, schema, migration)
+    finally:
+        await connection.execute("RESET statement_timeout")
+        await connection.execute("SELECT pg_advisory_unlock(hashtext('pawl.migrations'), hashtext($1))", schema)
+    return len(missing)
 
-    async def apply(self, connection: Connection) -> int:
-        """Apply what is missing, each in a transaction of its own; returns how many."""
-        # No timeout of the pool holds for migrations: they may wait for each other,
-        # and may take long.
-        await connection.execute("SET statement_timeout = 0", timeout=None)
+
+async def _read_applied(connection: Connection, schema: str) -> list[tuple[str, str]]:
+    async with connection.transaction():
+        # Where the schema is made for the role beforehand, the role need not be one that may make schemas.
+        if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
+            await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         await connection.execute(
-            "SELECT pg_advisory_lock(hashtext('pawl.migrations'), hashtext($1))", self._schema, timeout=3600
+            f"CREATE TABLE IF NOT EXISTS {schema}.migrations ("
+            " number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,"
+            " applied_at timestamptz NOT NULL DEFAULT now())"
         )
+        rows = await connection.fetch(
+            f"SELECT name, checksum FROM {schema}.migrations ORDER BY number"  # noqa: S608  # checked
+        )
+    return [(row["name"], row["checksum"]) for row in rows]
+
+
+def _refuse_changes(schema: str, known: Sequence[Migration], applied: list[tuple[str, str]]) -> None:
+    for migration, (name, checksum) in zip(known, applied, strict=False):
+        if migration.checksum != checksum:
+            raise StartError(
+                f"migration {schema}/{migration.name} differs from {name} that this database has:"
+                " applied migrations must never change, add a new one"
+            )
+    if len(applied) > len(known):
+        _log.info("database.newer", schema=schema, applied=len(applied), known=len(known))
+
+
+async def _apply(connection: Connection, schema: str, migration: Migration) -> None:
+    give_up = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
+    while True:
         try:
-            applied = await self._read_applied(connection)
-            self._refuse_changes(applied)
-            missing = self._known[len(applied) :]
-            for migration in missing:
-                await self._apply_one(connection, migration)
-        finally:
-            await connection.execute("RESET statement_timeout")
-            await connection.execute(
-                "SELECT pg_advisory_unlock(hashtext('pawl.migrations'), hashtext($1))", self._schema
-            )
-        return len(missing)
-
-    async def _read_applied(self, connection: Connection) -> list[tuple[str, str]]:
-        async with connection.transaction():
-            # Where the schema is made for the role beforehand, the role need not be one that may make schemas.
-            if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", self._schema):
-                await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {self._schema}")
-            await connection.execute(
-                f"CREATE TABLE IF NOT EXISTS {self._schema}.migrations ("
-                " number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,"
-                " applied_at timestamptz NOT NULL DEFAULT now())"
-            )
-            rows = await connection.fetch(
-                f"SELECT name, checksum FROM {self._schema}.migrations ORDER BY number"  # noqa: S608  # checked
-            )
-        return [(row["name"], row["checksum"]) for row in rows]
-
-    def _refuse_changes(self, applied: list[tuple[str, str]]) -> None:
-        for migration, (name, checksum) in zip(self._known, applied, strict=False):
-            if migration.checksum != checksum:
+            await _attempt(connection, schema, migration)
+        except asyncpg.LockNotAvailableError as error:
+            if asyncio.get_running_loop().time() > give_up:
                 raise StartError(
-                    f"migration {self._schema}/{migration.name} differs from {name} that this database has:"
-                    " applied migrations must never change, add a new one"
-                )
-        if len(applied) > len(self._known):
-            _log.info("database.newer", schema=self._schema, applied=len(applied), known=len(self._known))
+                    f"migration {schema}/{migration.name} does not get its locks:"
+                    " end the transactions that pg_stat_activity shows as old, and start again"
+                ) from error
+            _log.warning("database.migration_waits", schema=schema, migration=migration.name)
+            await asyncio.sleep(_WAY_SECONDS)
+        except asyncpg.PostgresError as error:
+            raise StartError(f"migration {schema}/{migration.name} fails: {error}") from error
+        else:
+            _log.info("database.migrated", schema=schema, migration=migration.name)
+            return
 
-    async def _apply_one(self, connection: Connection, migration: Migration) -> None:
-        give_up = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-        while True:
-            try:
-                await self._try_one(connection, migration)
-            except asyncpg.LockNotAvailableError as error:
-                if asyncio.get_running_loop().time() > give_up:
-                    raise StartError(
-                        f"migration {self._schema}/{migration.name} does not get its locks:"
-                        " end the transactions that pg_stat_activity shows as old, and start again"
-                    ) from error
-                _log.warning("database.migration_waits", schema=self._schema, migration=migration.name)
-                await asyncio.sleep(_WAY_SECONDS)
-            except asyncpg.PostgresError as error:
-                raise StartError(f"migration {self._schema}/{migration.name} fails: {error}") from error
-            else:
-                _log.info("database.migrated", schema=self._schema, migration=migration.name)
-                return
 
-    async def _try_one(self, connection: Connection, migration: Migration) -> None:
-        async with connection.transaction():
-            await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
-            await connection.execute(f"SET LOCAL search_path = {self._schema}, public")
-            await connection.execute(migration.sql, timeout=3600)
-            await connection.execute(
-                f"INSERT INTO {self._schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
-                migration.number,
-                migration.name,
-                migration.checksum,
-            )
+async def _attempt(connection: Connection, schema: str, migration: Migration) -> None:
+    async with connection.transaction():
+        await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
+        await connection.execute(f"SET LOCAL search_path = {schema}, public")
+        await connection.execute(migration.sql, timeout=3600)
+        await connection.execute(
+            f"INSERT INTO {schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
+            migration.number,
+            migration.name,
+            migration.checksum,
+        )

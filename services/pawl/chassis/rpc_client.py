@@ -272,13 +272,9 @@ def _request_id() -> tuple[tuple[str, str], ...]:
 def _replicas(addresses: str) -> int:
     """Return on how many streams to spread batches over what is at these addresses."""
     parts = [address.strip() for address in addresses.split(",")]
-    if len(parts) > 1 or parts[0].startswith("unix:"):
+    if len(parts) > 1 or parts[0].startswith("unix:") or _ip_version(parts[0]):
         return len(parts)
-    try:
-        ipaddress.ip_address(split_address(parts[0])[0])
-    except ValueError:
-        return _STREAMS_OF_A_NAME
-    return 1
+    return _STREAMS_OF_A_NAME
 
 
 def _target(addresses: str) -> str:
@@ -288,21 +284,22 @@ def _target(addresses: str) -> str:
         return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
     if all(part.startswith("unix:") for part in parts):
         return "unix:" + ",".join(part.removeprefix("unix:") for part in parts)
-    versions: set[int] = set()
-    resolved = []
-    for part in parts:
-        address = part.replace("localhost:", "127.0.0.1:")
-        try:
-            versions.add(ipaddress.ip_address(split_address(address)[0]).version)
-        except ValueError:
-            versions.add(0)
-        resolved.append(address)
+    resolved = [part.replace("localhost:", "127.0.0.1:") for part in parts]
+    versions = {_ip_version(address) for address in resolved}
     if versions not in ({4}, {6}):
         raise StartError(
             f"{addresses}: several addresses must be IP addresses of one version;"
             " or give one name that stands for all replicas"
         )
     return f"ipv{versions.pop()}:{','.join(resolved)}"
+
+
+def _ip_version(address: str) -> int:
+    """Return 4 or 6; 0 if the address has a name for a host."""
+    try:
+        return ipaddress.ip_address(split_address(address)[0]).version
+    except ValueError:
+        return 0
 
 
 def _options(message_bytes_max: int) -> list[tuple[str, Any]]:

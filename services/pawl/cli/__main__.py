@@ -23,7 +23,6 @@ from pawl.cli import (
     events,
     inbox,
     lists,
-    resolving,
     rules,
     runs,
     sources,
@@ -112,7 +111,7 @@ app.command()(undoing.undo)
 app.command()(steps.steps)
 app.command()(events.events)
 app.command()(attention.attention)
-app.command()(resolving.resolve)
+app.command()(attention.resolve)
 app.command()(attention.redrive)
 app.command()(attention.end)
 app.add_typer(audit.app)

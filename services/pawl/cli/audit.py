@@ -18,7 +18,6 @@ from pawl.cli.runs import show_table
 from pawl.cli.target import Target
 from pawl.tool.v1 import audit_pb2
 
-_PAGE: Final = 1000
 _HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
 
 app = typer.Typer(
@@ -65,14 +64,11 @@ async def list_(
         request.kind = audit_pb2.AuditKind.Value(f"AUDIT_KIND_{kind.name}")
     _set_span(request, since, before)
     entries: list[audit_pb2.AuditEntry] = []
-    while len(entries) < count:
-        request.page_size = min(_PAGE, count - len(entries))
-        page = await target.auditor.ListAudit(request)
+    async for page in target.pages(target.auditor.ListAudit, request):
         entries += page.entries
-        request.page_token = page.next_page_token
-        if not page.next_page_token:
+        if len(entries) >= count:
             break
-    entries.reverse()
+    entries = entries[:count][::-1]
     if json:
         for entry in entries:
             console.print(dumps_canonical(_document(entry)).decode(), markup=False, soft_wrap=True)

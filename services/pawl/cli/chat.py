@@ -213,8 +213,6 @@ class Chat:
             case "end":
                 self._active.pop(frame.end.run_id, None)
                 self._held.pop(frame.end.run_id, None)
-            case _:
-                pass
 
     def _show_event(self, event: event_pb2.RunEvent) -> None:
         if event.run_id in self._below:

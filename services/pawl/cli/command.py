@@ -45,7 +45,8 @@ def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | 
     def made(work: Callable[..., Awaitable[int | None]]) -> Callable[..., None]:
         @functools.wraps(work)
         def run(context: typer.Context, **options: Any) -> None:
-            perform(context, lambda target, console: work(target, console, **options), asks=asks)
+            if context.invoked_subcommand is None:  # Else the work is that of a command of this one.
+                raise typer.Exit(_perform(context.obj, functools.partial(work, **options), asks))
 
         # Typer reads what it is to ask for from here.
         _, _, *options = inspect.signature(work, eval_str=True).parameters.values()
@@ -56,11 +57,8 @@ def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | 
     return made
 
 
-def perform(
-    context: typer.Context, work: Callable[[Target, Console], Awaitable[int | None]], *, asks: Asks = "agent"
-) -> None:
-    """Run a command against the suite that the flags name, and end the process with its exit code."""
-    flags: Flags = context.obj
+def _perform(flags: Flags, work: Callable[[Target, Console], Awaitable[int | None]], asks: Asks) -> int:
+    """Run a command against the suite that the flags name; returns its exit code."""
     console = Console(highlight=False)
     addresses: list[str] = []
 
@@ -70,16 +68,17 @@ def perform(
             return await work(target, console)
 
     try:
-        code = asyncio.run(run()) or 0
+        return asyncio.run(run()) or 0
     except KeyboardInterrupt:
-        code = EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Whoever read the output has seen enough. Nothing more can be written, at exit either.
         sys.stdout = None
-        code = EXIT_UNSUCCESSFUL
+        return EXIT_UNSUCCESSFUL
+    except typer.BadParameter:
+        raise
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
-        code = fail(error, addresses, asks)
-    raise typer.Exit(code)
+        return fail(error, addresses, asks)
 
 
 def new_request_id() -> str:

@@ -14,7 +14,7 @@ from pawl.chassis.status import from_rpc_error
 from pawl.cli import answers, inbox
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
 from pawl.cli.failure import CommandError
-from pawl.cli.remembering import Reach, Remember, remembered, told
+from pawl.cli.remembering import Reach, remembered, told
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
 from pawl.errors import PermissionDenied, RunNotFound
@@ -64,8 +64,7 @@ async def approve(
         await inbox.decide(target, decision)
         console.print(answers.done(decision, call), style="green", markup=False)
         return 0
-    wanted = Remember(reach=remember, lasts=lasts, uses=uses or 0)
-    async with remembered(target, call, wanted) as rule:
+    async with remembered(target, call, remember, lasts=lasts, uses=uses or 0) as rule:
         await inbox.decide(target, decision)
     console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
     return 0

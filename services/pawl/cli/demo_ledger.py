@@ -16,6 +16,7 @@ from typing import Any, Final
 from pawl.agent.v1 import agent_pb2
 from pawl.cli.demo_story import Evidence
 from pawl.cli.target import Target
+from pawl.cli.transcript import ENDED
 from pawl.cli.watching import watch
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
@@ -75,7 +76,7 @@ def _mails(outbox: Path) -> list[EmailMessage]:
 def _log(ledger: Ledger, _: Evidence) -> str:
     seqs = [event.seq for event in ledger.events]
     _require(seqs == list(range(1, len(seqs) + 1)) and bool(seqs), f"the log has the numbers {seqs}")
-    ends = [event.seq for event in ledger.events if _ended(event)]
+    ends = [event.seq for event in ledger.events if event.run_changed.run.state in ENDED]
     _require(ends == seqs[-1:], f"events {ends} end the run, the last is {seqs[-1]}")
     _require(ledger.run.state == run_pb2.RUN_STATE_COMPLETED, "the run is not completed")
     return f"{len(seqs)} events, numbered without a gap, the last one ends the run"
@@ -224,10 +225,6 @@ def _alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def _ended(event: event_pb2.RunEvent) -> bool:
-    return event.run_changed.run.state >= run_pb2.RUN_STATE_COMPLETED
 
 
 def _result(call: call_pb2.Call) -> Any:

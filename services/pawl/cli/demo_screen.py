@@ -54,10 +54,6 @@ class Screen:
         self._end_line()
         self._console.print(Text(f"        --> {wording.clean(text)}", style="bold yellow"), soft_wrap=True)
 
-    def panel(self, title: str, content: str) -> None:
-        """Show what the front-end tool was asked to show."""
-        self.note(f"[{title}] {content}")
-
     def verdict(self, name: str, detail_text: str, *, good: bool) -> None:
         """Show a line of the check list."""
         mark, style = ("✓", "green") if good else ("✗", "bold red")

@@ -132,7 +132,7 @@ class Story:
             self._mailed = True
 
     async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, str]:
-        self._screen.panel(str(arguments.get("title")), str(arguments.get("content")))
+        self._screen.note(f"[{arguments.get('title')}] {arguments.get('content')}")
         return {"shown_as": self.evidence.panel}
 
     # Which replica does what.

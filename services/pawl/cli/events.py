@@ -14,7 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError, Message
 from rich.console import Console
 
-from pawl.cli.command import Flags, perform
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Json
 from pawl.cli.target import Target
@@ -28,8 +28,10 @@ _CONNECT_SECONDS: Final = 5.0
 _PENDING_MAX: Final = 10_000
 
 
-def events(
-    context: typer.Context,
+@command()
+async def events(
+    target: Target,
+    _console: Console,
     *,
     subject: Annotated[str, typer.Option(help="Only these subjects; `*` and `>` as on NATS.")] = _ALL,
     past: Annotated[
@@ -43,23 +45,17 @@ def events(
     It reads as the user `subscriber` of the suite in the data folder, or of PAWL_NATS_URL. docs/nats.md has
     subjects, headers and types.
     """
-    flags: Flags = context.obj
-
-    async def work(_target: Target, _console: Console) -> int:
-        connection = await _connection(url_of(flags.data or Path(".pawl"), os.environ))
-        try:
-            left = count
-            async with aclosing(_past(connection, subject) if past else _live(connection, subject)) as messages:
-                async for message in messages:
-                    print(line(message, as_json=json), flush=True)
-                    left -= 1
-                    if left == 0:
-                        break
-        finally:
-            await connection.close()
-        return 0
-
-    perform(context, work)
+    connection = await _connection(url_of(target.data, os.environ))
+    try:
+        left = count
+        async with aclosing(_past(connection, subject) if past else _live(connection, subject)) as messages:
+            async for message in messages:
+                print(line(message, as_json=json), flush=True)
+                left -= 1
+                if left == 0:
+                    break
+    finally:
+        await connection.close()
 
 
 def url_of(data: Path, environment: Mapping[str, str]) -> str:

@@ -17,7 +17,7 @@ from pawl.cli import answers, wording
 from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
-from pawl.cli.remembering import Reach, Remember, remembered, told
+from pawl.cli.remembering import Reach, remembered, told
 from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
 from pawl.cli.watching import responses
@@ -196,8 +196,7 @@ class Desk:
     async def _always(self, call: call_pb2.Call) -> str:
         """Approve a call, and its tool for the rest of the conversation; both or neither."""
         decision = answers.approve(call)
-        wanted = Remember(reach=Reach.CONVERSATION)
-        async with remembered(self._target, call, wanted) as rule:
+        async with remembered(self._target, call, Reach.CONVERSATION) as rule:
             await decide(self._target, decision)
         return f"{answers.done(decision, call)} {told(rule)}"
 

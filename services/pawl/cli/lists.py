@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command, perform
+from pawl.cli.command import command
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
 from pawl.event.v1 import call_pb2
@@ -16,18 +16,12 @@ from pawl.notify.v1 import notify_pb2
 from pawl.tool.v1 import tool_pb2
 
 
-def tools(context: typer.Context) -> None:
+@command(asks="tools")
+async def tools(target: Target, console: Console) -> None:
     """List the tools that the model may be given."""
-    if context.invoked_subcommand is not None:
-        return
-
-    async def work(target: Target, console: Console) -> int:
-        pages = target.pages(target.tool_register.ListTools, tool_pb2.ListToolsRequest())
-        rows = [_tool_row(tool) async for page in pages for tool in page.tools]
-        show_table(console, ("tool", "version", "runs in", "category", "effect", "what it does"), rows)
-        return 0
-
-    perform(context, work, asks="tools")
+    pages = target.pages(target.tool_register.ListTools, tool_pb2.ListToolsRequest())
+    rows = [_tool_row(tool) async for page in pages for tool in page.tools]
+    show_table(console, ("tool", "version", "runs in", "category", "effect", "what it does"), rows)
 
 
 def _tool_row(tool: tool_pb2.Tool) -> tuple[str, ...]:

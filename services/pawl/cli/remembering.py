@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 
 import grpc
@@ -12,7 +11,6 @@ import grpc
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis.status import from_rpc_error
 from pawl.cli import rules
-from pawl.cli.command import new_request_id
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.target import Target
 from pawl.errors import RunNotFound
@@ -28,23 +26,15 @@ class Reach(StrEnum):
     USER = "user"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Remember:
-    """The calls to run without an approval from now on: of the same tool, with any arguments."""
-
-    reach: Reach
-    lasts: str | None = None
-    """The duration, like 30m or 2h; None for until it is revoked."""
-    uses: int = 0
-    """The number of calls; 0 for any number."""
-
-
 @asynccontextmanager
-async def remembered(target: Target, call: call_pb2.Call, wanted: Remember) -> AsyncIterator[rule_pb2.Rule]:
+async def remembered(
+    target: Target, call: call_pb2.Call, reach: Reach, *, lasts: str | None = None, uses: int = 0
+) -> AsyncIterator[rule_pb2.Rule]:
     """Make the rule, then let the body approve the call; if the body fails, the rule is revoked again.
 
-    So if the rule cannot be made nothing has happened, and if the approval is not
-    taken nothing is left behind.
+    It lets calls of the same tool run without an approval: with any arguments, for a time like 30m or 2h, else until
+    it is revoked, and as many as `uses`, 0 for any number. So if the rule cannot be made nothing has happened, and if
+    the approval is not taken nothing is left behind.
 
     Raises:
         CommandError: no rule can stand for this approval; or the approval failed and
@@ -53,16 +43,16 @@ async def remembered(target: Target, call: call_pb2.Call, wanted: Remember) -> A
     await _check(target, call)
     rule = rule_pb2.Rule(
         effect=rule_pb2.RULE_EFFECT_ALLOW,
-        scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{wanted.reach.name}"),
+        scope=rule_pb2.RuleScope.Value(f"RULE_SCOPE_{reach.name}"),
         tool_name=call.tool_name,
-        uses_max=wanted.uses,
+        uses_max=uses,
         call_id=call.call_id,
     )
-    if wanted.reach is not Reach.USER:
-        rule.scope_id = call.run_id if wanted.reach is Reach.RUN else call.conversation_id
-    if wanted.lasts is not None:
-        rules.set_end(rule, wanted.lasts)
-    made = await rules.create(target, rule, new_request_id())
+    if reach is not Reach.USER:
+        rule.scope_id = call.run_id if reach is Reach.RUN else call.conversation_id
+    if lasts is not None:
+        rules.set_end(rule, lasts)
+    made = await rules.create(target, rule)
     try:
         yield made
     except BaseException as error:

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command, new_request_id, perform
+from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
@@ -37,8 +37,10 @@ Reason = Annotated[str, typer.Option("--reason", help="Why, for whoever reads th
 
 
 @app.command()
-def allow(
-    context: typer.Context,
+@command(asks="tools")
+async def allow(
+    target: Target,
+    console: Console,
     tool: Tool,
     *,
     run: Run = None,
@@ -55,14 +57,15 @@ def allow(
     """Let calls run without an approval. `pawl rules allow '*' --for 1h` is trust for an hour."""
     rule = _rule(rule_pb2.RULE_EFFECT_ALLOW, tool, run, conversation, everybody=everybody, reason=reason)
     rule.uses_max, rule.items_max, rule.includes_destructive = uses, items, destructive
-    _make(context, rule, like, equals, lasts)
+    await _make(target, console, rule, like=like, equals=equals, lasts=lasts)
 
 
 def _stricter(effect: rule_pb2.RuleEffect.ValueType, what: str) -> Callable[..., None]:
     """Return a command that makes a rule which lets nothing pass that would not pass without it."""
 
-    def command(
-        context: typer.Context,
+    async def work(
+        target: Target,
+        console: Console,
         tool: Tool,
         *,
         run: Run = None,
@@ -74,10 +77,10 @@ def _stricter(effect: rule_pb2.RuleEffect.ValueType, what: str) -> Callable[...,
         reason: Reason = "",
     ) -> None:
         rule = _rule(effect, tool, run, conversation, everybody=everybody, reason=reason)
-        _make(context, rule, like, equals, lasts)
+        await _make(target, console, rule, like=like, equals=equals, lasts=lasts)
 
-    command.__doc__ = what
-    return command
+    work.__doc__ = what
+    return command(asks="tools")(work)
 
 
 app.command("ask")(_stricter(rule_pb2.RULE_EFFECT_ASK, "Have calls approved, whatever the category of the tool."))
@@ -114,13 +117,13 @@ async def list_rules(
     show_table(console, ("rule", "says", "tool", "where", "calls", "until", "by"), list(map(_row, found)))
 
 
-async def create(target: Target, rule: rule_pb2.Rule, request_id: str) -> rule_pb2.Rule:
-    """Make a rule, once for a request id; returns it as made.
+async def create(target: Target, rule: rule_pb2.Rule) -> rule_pb2.Rule:
+    """Make a rule; returns it as made.
 
     Raises:
         grpc.aio.AioRpcError: it was not made.
     """
-    request = rule_pb2.CreateRuleRequest(request_id=request_id, rule=rule)
+    request = rule_pb2.CreateRuleRequest(request_id=new_request_id(), rule=rule)
     return (await target.rules.CreateRule(request)).rule
 
 
@@ -139,7 +142,11 @@ def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
     Raises:
         CommandError: that is no time.
     """
-    rule.expire_time.FromMicroseconds(int((time.time() + _seconds(lasts)) * 1e6))
+    match = _DURATION.fullmatch(lasts)
+    if match is None:
+        raise CommandError(f"{lasts!r} is no duration like 30m, 2h or 7d.")
+    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
+    rule.expire_time.FromMicroseconds(int((time.time() + seconds) * 1e6))
 
 
 def says(rule: rule_pb2.Rule) -> str:
@@ -174,24 +181,26 @@ def _rule(
     return rule_pb2.Rule(effect=effect, scope=scope, scope_id=run or conversation or "", tool_name=tool, reason=reason)
 
 
-def _make(
-    context: typer.Context, rule: rule_pb2.Rule, like: list[str] | None, equals: list[str] | None, lasts: str | None
+async def _make(
+    target: Target,
+    console: Console,
+    rule: rule_pb2.Rule,
+    *,
+    like: list[str] | None,
+    equals: list[str] | None,
+    lasts: str | None,
 ) -> None:
-    async def work(target: Target, console: Console) -> int:
-        for text in like or ():
-            argument, value = _split(text)
-            rule.arguments.add(argument=argument, glob=value)
-        for text in equals or ():
-            argument, value = _split(text)
-            rule.arguments.add(argument=argument, equals_json=value.encode())
-        if lasts is not None:
-            set_end(rule, lasts)
-        made = await create(target, rule, new_request_id())
-        console.print(f"Made {made.rule_id}: {says(made)}.", style="green", markup=False, soft_wrap=True)
-        console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
-        return 0
-
-    perform(context, work, asks="tools")
+    for text in like or ():
+        argument, value = _split(text)
+        rule.arguments.add(argument=argument, glob=value)
+    for text in equals or ():
+        argument, value = _split(text)
+        rule.arguments.add(argument=argument, equals_json=value.encode())
+    if lasts is not None:
+        set_end(rule, lasts)
+    made = await create(target, rule)
+    console.print(f"Made {made.rule_id}: {says(made)}.", style="green", markup=False, soft_wrap=True)
+    console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -199,13 +208,6 @@ def _split(text: str) -> tuple[str, str]:
     if not (argument and equals):
         raise CommandError(f"{text!r} is not of the form argument=value.")
     return argument, value
-
-
-def _seconds(text: str) -> int:
-    match = _DURATION.fullmatch(text)
-    if match is None:
-        raise CommandError(f"{text!r} is no duration like 30m, 2h or 7d.")
-    return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
 def _where(rule: rule_pb2.Rule) -> str:

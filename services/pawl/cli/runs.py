@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Annotated, Final
 
+import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
@@ -13,10 +14,9 @@ from rich.table import Table
 
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
-from pawl.cli.below import Below
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, new_request_id
 from pawl.cli.target import Target
-from pawl.cli.transcript import Transcript
+from pawl.cli.transcript import ENDED, Transcript, decides, hint
 from pawl.cli.watching import watch as watch_events
 from pawl.event.v1 import event_pb2, gap_pb2, run_pb2
 
@@ -25,16 +25,8 @@ Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's r
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
 _WIDE: Final = 120
+_POLL_SECONDS: Final = 1.0
 _TOKENS_MAX: Final = 2**63 - 1
-_GOOD: Final = run_pb2.RUN_STATE_COMPLETED
-_ENDED: Final = frozenset(
-    {
-        run_pb2.RUN_STATE_COMPLETED,
-        run_pb2.RUN_STATE_FAILED,
-        run_pb2.RUN_STATE_CANCELLED,
-        run_pb2.RUN_STATE_EXPIRED,
-    }
-)
 
 
 @command()
@@ -96,7 +88,7 @@ async def follow(
 ) -> int:
     """Show a run after an event to its end; returns the exit code."""
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
-    below = Below(target, transcript, run_id)
+    below = _Below(target, transcript, run_id)
     state = run_pb2.RUN_STATE_UNSPECIFIED
     try:
         async for event in watch_events(target, run_id, after_seq):
@@ -117,10 +109,54 @@ async def follow(
     finally:
         await below.close()
         transcript.end_line()
-    if state not in _ENDED:  # Attached after its last event.
+    if state not in ENDED:  # Attached after its last event.
         request = agent_pb2.GetRunRequest(run_id=run_id)
         state = (await target.agents.GetRun(request)).run.state
-    return 0 if state == _GOOD else EXIT_UNSUCCESSFUL
+    return 0 if state == run_pb2.RUN_STATE_COMPLETED else EXIT_UNSUCCESSFUL
+
+
+class _Below:
+    """The waits of the runs below a watched one, of runs that do its calls and of calls of theirs.
+
+    Shows, while it waits for others, what they wait for, each call once. Its task ends with `close`.
+    """
+
+    def __init__(self, target: Target, transcript: Transcript, run_id: str) -> None:
+        self._target = target
+        self._transcript = transcript
+        self._run_id = run_id
+        self._shown: set[tuple[str, int]] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    async def note(self, run: run_pb2.Run) -> None:
+        """Take note of the state of the run."""
+        waits = run.state == run_pb2.RUN_STATE_WAITING and run_pb2.WAIT_KIND_AGENT in run.waits
+        if not waits:
+            await self.close()
+        elif self._task is None:
+            self._task = asyncio.create_task(self._look())
+
+    async def close(self) -> None:
+        """Look no more."""
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+
+    async def _look(self) -> None:
+        while True:
+            request = agent_pb2.GetRunRequest(run_id=self._run_id)
+            try:
+                run = (await self._target.agents.GetRun(request)).run
+            except grpc.aio.AioRpcError:
+                run = run_pb2.Run()  # Whoever watches says so, or it passes.
+            for call in run.pending_calls:
+                key = (call.call_id, call.state)
+                if call.run_id != self._run_id and key not in self._shown:
+                    self._shown.add(key)
+                    self._transcript.pending(call)
+                    self._transcript.command(hint(call, decides=decides(run)))
+            await asyncio.sleep(_POLL_SECONDS)
 
 
 def event_line(event: event_pb2.RunEvent | gap_pb2.Gap) -> str:

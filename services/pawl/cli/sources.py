@@ -92,7 +92,7 @@ async def add_mcp(
     secret_header: SecretHeaders = None,
     policy: Policies = None,
     replace: Replace = False,
-) -> int:
+) -> None:
     """Add an MCP server: a program of the registry's machine, or one over HTTP."""
     config = source_pb2.SourceConfig(name=name)
     if bool(url) == bool(command):
@@ -113,8 +113,7 @@ async def add_mcp(
         stdio.readable_paths.extend(str(path.absolute()) for path in read or ())
         stdio.writable_paths.extend(str(path.absolute()) for path in write or ())
         stdio.memory_bytes_max, stdio.processes_max = memory, processes
-    config.policies.extend(map(_policy, policy or ()))
-    return await _add(target, console, config, replace=replace)
+    await _add(target, console, config, policy, replace=replace)
 
 
 @app.command("add-http")
@@ -140,7 +139,7 @@ async def add_http(
     secret_header: SecretHeaders = None,
     policy: Policies = None,
     replace: Replace = False,
-) -> int:
+) -> None:
     """Add an HTTP service: each operation of its OpenAPI document becomes a tool, or one endpoint does."""
     config = source_pb2.SourceConfig(name=name)
     if bool(openapi) == bool(endpoint):
@@ -161,8 +160,7 @@ async def add_http(
     kind = config.open_api if openapi else config.http_endpoint
     kind.headers.update(_pairs("--header", header))
     kind.secret_headers.update(_pairs("--secret-header", secret_header))
-    config.policies.extend(map(_policy, policy or ()))
-    return await _add(target, console, config, replace=replace)
+    await _add(target, console, config, policy, replace=replace)
 
 
 def _set_openapi(config: source_pb2.OpenApiConfig, given: str) -> None:
@@ -214,11 +212,13 @@ async def remove(target: Target, console: Console, name: Name) -> None:
     _say(console, f"{name} and its tools are gone.")
 
 
-async def _add(target: Target, console: Console, config: source_pb2.SourceConfig, *, replace: bool) -> int:
+async def _add(
+    target: Target, console: Console, config: source_pb2.SourceConfig, policies: list[str] | None, *, replace: bool
+) -> None:
+    config.policies.extend(map(_policy, policies or ()))
     request = source_pb2.AddSourceRequest(config=config, replace=replace)
     added = await target.sources.AddSource(request, timeout=_SECONDS)
     _show_tools(console, added.source.tools)
-    return 0
 
 
 def _document(path: Path) -> bytes:

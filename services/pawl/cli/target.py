@@ -58,6 +58,8 @@ class Target:
     key: Callable[[], str | None] = lambda: None
     """Looks for the key, for each call: others may listen there by then."""
     names: tuple[tuple[str, str], ...] = ()
+    data: Path = Path(".pawl")
+    """The data folder of the suite, if it runs on this machine."""
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict, init=False)
 
     agents = _stub(AgentServiceStub, "agent")
@@ -120,7 +122,8 @@ def find(
         CommandError: the address has another form, or no suite runs on `data`.
     """
     named = _addresses(address) if address else ()
-    running = read_endpoints(data or Path(".pawl"))
+    folder = data or Path(".pawl")
+    running = read_endpoints(folder)
     if running is not None and not set(named) <= set(running.addresses("agent-loop")):
         running = None
     if running is None and not named and data is not None:
@@ -139,6 +142,7 @@ def find(
         tools=tools,
         notifications=notifications,
         key=partial(find_key, (*agent, *tools, *notifications), data=data, environment=environment),
+        data=folder,
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
     )
 

@@ -24,12 +24,13 @@ _SETTLED: Final = {
     call_pb2.CALL_STATE_CANCELLED: ("✗", "yellow"),
     call_pb2.CALL_STATE_OUTCOME_UNKNOWN: ("?", "red"),
 }
-_ENDED: Final = {
+ENDED: Final = {
     run_pb2.RUN_STATE_COMPLETED: ("✓", "green"),
     run_pb2.RUN_STATE_FAILED: ("✗", "red"),
     run_pb2.RUN_STATE_CANCELLED: ("✗", "yellow"),
     run_pb2.RUN_STATE_EXPIRED: ("✗", "yellow"),
 }
+"""The states in which a run has ended, each with its mark and style."""
 
 
 class Transcript:
@@ -208,8 +209,6 @@ class Transcript:
                     self.command(hint(call, decides=self._decides))
             case state if state in _SETTLED:
                 self._settled(changed)
-            case _:
-                pass
 
     def _settled(self, changed: event_pb2.CallChanged) -> None:
         call = changed.call
@@ -236,13 +235,11 @@ class Transcript:
                     self.command(f"an operator sees what to do with: pawl attention {run.run_id}")
             case run_pb2.RUN_STATE_CANCELLING:
                 self.line("‖ is being cancelled", "yellow")
-            case state if state in _ENDED:
+            case state if state in ENDED:
                 self._ended(run)
-            case _:
-                pass
 
     def _ended(self, run: run_pb2.Run) -> None:
-        mark, style = _ENDED[run.state]
+        mark, style = ENDED[run.state]
         tokens = run.usage.input_tokens + run.usage.output_tokens
         rounds, spent = wording.count_text(run.round, "round"), wording.count_text(tokens, "token")
         facts = f"{rounds}, {spent}, {wording.seconds_text(run.active_seconds)} active"

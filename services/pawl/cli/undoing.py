@@ -15,24 +15,19 @@ from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure, new_request_id
 from pawl.cli.runs import RunId, follow
 from pawl.cli.target import Target
 
+_GOOD: Final = {
+    undo_pb2.UNDO_STATE_UNDONE: ("✓", "undone", "green"),
+    undo_pb2.UNDO_STATE_ALREADY_UNDONE: ("✓", "was undone before", "dim"),
+    undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE: ("✗", "cannot be undone", "yellow"),
+    undo_pb2.UNDO_STATE_NOTHING_TO_UNDO: ("·", "nothing to undo", "dim"),
+}
 _TOLD: Final = {
     undo_pb2.UNDO_STATE_TO_UNDO: ("↶", "to undo", "cyan"),
     undo_pb2.UNDO_STATE_RUNNING: ("⚙", "is being undone", "cyan"),
     undo_pb2.UNDO_STATE_NEEDS_APPROVAL: ("‖", "waits for somebody", "yellow"),
-    undo_pb2.UNDO_STATE_UNDONE: ("✓", "undone", "green"),
-    undo_pb2.UNDO_STATE_ALREADY_UNDONE: ("✓", "was undone before", "dim"),
     undo_pb2.UNDO_STATE_FAILED: ("✗", "could not be undone", "red"),
-    undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE: ("✗", "cannot be undone", "yellow"),
-    undo_pb2.UNDO_STATE_NOTHING_TO_UNDO: ("·", "nothing to undo", "dim"),
+    **_GOOD,
 }
-_GOOD: Final = frozenset(
-    {
-        undo_pb2.UNDO_STATE_UNDONE,
-        undo_pb2.UNDO_STATE_ALREADY_UNDONE,
-        undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE,
-        undo_pb2.UNDO_STATE_NOTHING_TO_UNDO,
-    }
-)
 
 
 @command()

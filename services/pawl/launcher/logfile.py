@@ -63,10 +63,6 @@ class LogFile:
             return lines[-1]
         return str(fields.get("error") or fields.get("event") or lines[-1])
 
-    def hint(self) -> str:
-        """One sentence that leads on from here."""
-        return f"Its log {self.path} ends with: {self.last_line()}"
-
     def _tail(self) -> str:
         if not self.path.exists():
             return ""

@@ -8,43 +8,40 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import pawl.chassis
 from pawl.chassis.local_key import LOCAL_KEY
-from pawl.launcher.environment import read_by, system_environment
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec
 from pawl.launcher.secrets import SecretFiles
-from pawl.launcher.services import ServiceSpec
+from pawl.launcher.services import ServiceSpec, pawl_variables
 
 MODEL_ID = "pawl-scripted"
 SERVICE_KEYS = "service-keys.json"
 """The name of the file with the digests of the keys that services show."""
-_KEYS_FILE_VARIABLE = "PAWL_API_KEYS_FILE"
-_LOCAL_KEY_VARIABLE = "PAWL_LOCAL_KEY"
 _HEALTH_SECONDS = 2.0
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
-_OWN = (
-    "PAWL_LISTEN",
-    "PAWL_METRICS_LISTEN",
-    "PAWL_ADDRESS_FILE",
-    "PAWL_INSTANCE_ID",
-    "PAWL_DATABASE_URL",
-    "PAWL_DATABASE_URL_FILE",
-    "PAWL_NATS_URL",
-    "PAWL_NATS_URL_FILE",
-    "PAWL_SERVICE_KEY",
-    "PAWL_SERVICE_KEY_FILE",
-    "PAWL_SERVICE_KEYS_FILE",
-    _LOCAL_KEY_VARIABLE,
-    f"{_LOCAL_KEY_VARIABLE}_FILE",
+_OWN = pawl_variables(
+    "LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY"
+    " LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE SERVICE_KEYS_FILE"
 )
+_OURS: Final = ("PAWL_", "OPENAI_")
+# What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
+_SYSTEM_VARIABLES: Final = (
+    "PATH HOME USER LOGNAME LANG LANGUAGE TZ TMPDIR TEMP TMP LD_LIBRARY_PATH DYLD_LIBRARY_PATH SSL_CERT_FILE"
+    " SSL_CERT_DIR PYTHONPATH PYTHONHOME PYTHONUTF8 PYTHONUNBUFFERED PYTHONWARNINGS PYTHONDEVMODE"
+    " PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX PYTHONASYNCIODEBUG PYTHONTRACEMALLOC PYTHONMALLOC VIRTUAL_ENV"
+    " GRPC_VERBOSITY GRPC_TRACE GRPC_DNS_RESOLVER"
+)
+_SYSTEM: Final = frozenset(_SYSTEM_VARIABLES.split())
+_LOCALE: Final = "LC_"
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,24 +109,42 @@ def _environment(
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not has_keys(options):
-        chosen[f"{_LOCAL_KEY_VARIABLE}_FILE"] = str(around.secrets.path(LOCAL_KEY))
+        chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
     named = options.tool_environment if spec.runs_tools else ()
     return {
         **_system(options),
         **{name: options.environment[name] for name in named if name in options.environment},
-        **read_by(spec, {**folders, **around.model(), **given, **chosen}),
+        **_read_by(spec, {**folders, **around.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
     }
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:
-    return system_environment(os.environ, options.environment)
+    """Return what a program needs of the environment of this process, and of what is added to it.
+
+    Children import the same Pawl as this process, wherever it is started from.
+    """
+    outer = {**os.environ, **options.environment}
+    found = {name: value for name, value in outer.items() if name in _SYSTEM or name.startswith(_LOCALE)}
+    root = str(Path(pawl.chassis.__path__[0]).parents[1])
+    return found | {"PYTHONPATH": os.pathsep.join(part for part in (root, found.get("PYTHONPATH", "")) if part)}
+
+
+def _read_by(spec: ServiceSpec, variables: Mapping[str, str]) -> dict[str, str]:
+    """Return those variables that a service reads, in the form of a file too."""
+    if spec.reads is None:
+        return {name: value for name, value in variables.items() if name.startswith(_OURS)}
+    return {
+        name: value
+        for name, value in variables.items()
+        if name in spec.reads or name.removesuffix("_FILE") in spec.reads
+    }
 
 
 def has_keys(options: SuiteOptions) -> bool:
     """Return whether callers have keys of their own; else the key of this machine is for all of them."""
-    return bool(options.environment.get(_KEYS_FILE_VARIABLE))
+    return bool(options.environment.get("PAWL_API_KEYS_FILE"))
 
 
 def service_key_file(service: str) -> str:

@@ -1,7 +1,8 @@
 """The embedded PostgreSQL: real binaries from a wheel, a cluster in the data folder, one role and one database.
 
-The wheel's own Python API offers Unix sockets without passwords, so its binaries are run directly: loopback TCP, SCRAM
-passwords, and a process that the supervisor owns.
+PostgreSQL refuses to run as root. Started by root, it gets an account of its own; started by anybody else, it runs as
+that user. The wheel's own Python API offers Unix sockets without passwords, so its binaries are run directly: loopback
+TCP, SCRAM passwords, and a process that the supervisor owns.
 """
 
 from __future__ import annotations
@@ -11,15 +12,18 @@ import contextlib
 import dataclasses
 import importlib.util
 import os
+import pwd
 import shutil
 import signal
+import stat
+import subprocess
 from pathlib import Path
 
 import asyncpg
 
+from pawl.chassis import logs
 from pawl.chassis.start import StartError
 from pawl.launcher import orphans
-from pawl.launcher.account import database_account, let_through
 from pawl.launcher.ports import HOST, address
 from pawl.launcher.processes import Addresses, Command, ProcessSpec, shim
 from pawl.launcher.secrets import SecretFiles
@@ -28,6 +32,9 @@ VERSION = 18
 ROLE = "pawl"
 DATABASE = "pawl"
 _SUPERUSER = "postgres"
+_ACCOUNT = "pgserver"
+"""The account that the PostgreSQL wheel, too, makes for this purpose."""
+_FALLBACK_ACCOUNT = "nobody"
 _CONNECT_SECONDS = 5.0
 _SETTINGS = {
     "unix_socket_directories": "",
@@ -45,6 +52,8 @@ _SETTINGS = {
 }
 """Given on the command line, so that they hold for a cluster of any age. A power cut loses nothing acknowledged."""
 
+_log = logs.get_logger(__name__)
+
 
 def binaries() -> Path:
     """The folder with the PostgreSQL programs. Raises StartError if the wheel is not installed."""
@@ -56,6 +65,17 @@ def binaries() -> Path:
     raise StartError(
         "The embedded PostgreSQL is not installed: install pawl[embedded], or point PAWL_DATABASE_URL at a PostgreSQL."
     )
+
+
+def database_account() -> tuple[int, int] | None:
+    """Return the user and group to switch to, made if need be; None if no switch is needed."""
+    if os.geteuid() != 0:
+        return None
+    if _own_account() is None and (useradd := shutil.which("useradd")):
+        # Fails where another launcher is just making it, and where there is nothing to write to.
+        subprocess.run([useradd, "--system", "--no-create-home", _ACCOUNT], capture_output=True, check=False)
+    entry = _own_account() or pwd.getpwnam(_FALLBACK_ACCOUNT)
+    return entry.pw_uid, entry.pw_gid
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,8 +122,8 @@ class Postgres:
 
     def _let_through(self) -> None:
         if self.account is not None:
-            let_through(self.folder)
-            let_through(self.programs / "postgres")
+            _let_others_pass(self.folder)
+            _let_others_pass(self.programs / "postgres")
 
     def _command(self) -> Command:
         self._let_through()
@@ -198,6 +218,10 @@ class Postgres:
                 database="postgres",
                 timeout=_CONNECT_SECONDS,
             )
+            try:
+                await self._ensure_database(connection)
+            finally:
+                connection.terminate()
         except asyncpg.InvalidPasswordError as error:
             raise StartError(
                 f"PostgreSQL in {self.folder} does not take the password in {self.secrets.path('postgres-superuser')}: "
@@ -205,12 +229,6 @@ class Postgres:
             ) from error
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
             return None
-        try:
-            await self._ensure_database(connection)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-            return None
-        finally:
-            connection.terminate()
         return {"postgres": address(self.port)}
 
     async def _ensure_database(self, connection: asyncpg.Connection) -> None:
@@ -224,3 +242,19 @@ class Postgres:
 def _environment() -> dict[str, str]:
     """PostgreSQL reads many variables; it gets none but where to find programs."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C"}
+
+
+def _let_others_pass(path: Path) -> None:
+    """Let other accounts pass the folders above `path`, without letting them list what is in there."""
+    for folder in path.resolve().parents:
+        mode = folder.stat().st_mode
+        if not mode & stat.S_IXOTH:
+            folder.chmod(mode | stat.S_IXOTH)
+            _log.warning("folder.opened", folder=str(folder), because="PostgreSQL does not run as root")
+
+
+def _own_account() -> pwd.struct_passwd | None:
+    try:
+        return pwd.getpwnam(_ACCOUNT)
+    except KeyError:
+        return None

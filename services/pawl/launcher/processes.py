@@ -130,7 +130,8 @@ class Process:
                 return
             if self._failure.done():
                 raise self._failure.result()
-            raise StartError(f"{self.name} was not ready within {seconds:g} seconds. {self.log.hint()}")
+            log = f"Its log {self.log.path} ends with: {self.log.last_line()}"
+            raise StartError(f"{self.name} was not ready within {seconds:g} seconds. {log}")
         finally:
             ready.cancel()
 

@@ -44,8 +44,6 @@ class SecretFiles:
         """Forgets a secret."""
         self.path(name).unlink(missing_ok=True)
 
-    def put(self, name: str, value: str) -> Path:
-        """Writes a secret whole or not at all, and returns where."""
-        path = self.path(name)
-        write_private(path, f"{value}\n", durable=True)
-        return path
+    def put(self, name: str, value: str) -> None:
+        """Write a secret whole or not at all."""
+        write_private(self.path(name), f"{value}\n", durable=True)

@@ -7,7 +7,6 @@ import hashlib
 import os
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -126,15 +125,6 @@ class Suite:
     def nats_url(self, user: str = SUBSCRIBER) -> str:
         """Return the URL by which that user reaches NATS, password included."""
         return self._secret_files.get(nats_url_file(user))
-
-    def service_key_file(self, service: str) -> Path:
-        """Return the file with the key that a service shows to the others."""
-        return self._secret_files.path(service_key_file(service))
-
-    @property
-    def service_keys_file(self) -> Path:
-        """The file by which services know each other."""
-        return self._secret_files.path(SERVICE_KEYS)
 
     @property
     def local_key(self) -> str:
@@ -257,7 +247,10 @@ class Suite:
 
     def _add(self, spec: ProcessSpec) -> Process:
         process = Process(
-            spec, run_directory=self.folder.run, log_directory=self.folder.logs, changed=self._write_endpoints
+            spec,
+            run_directory=self.folder.run,
+            log_directory=self.folder.logs,
+            changed=lambda: write_endpoints(self.endpoints),
         )
         self._processes[spec.name] = process
         return process
@@ -295,9 +288,6 @@ class Suite:
     def _address(self, process: str, protocol: str) -> str:
         found = self._processes[process].addresses if process in self._processes else None
         return found.get(protocol, "") if found else ""
-
-    def _write_endpoints(self) -> None:
-        write_endpoints(self.endpoints)
 
     async def _rotate_logs(self) -> None:
         while True:

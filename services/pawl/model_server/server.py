@@ -236,8 +236,6 @@ class ModelServer:
                 await connection.write(event(data))
             case NullChoices():
                 await connection.write(null_choices(envelope))
-            case _:
-                pass
         await self._send_events(events[before:], reply.chunk_delay, connection, recorded)
         if reply.done_marker:
             await connection.write(DONE)
@@ -261,17 +259,14 @@ class ModelServer:
 
 
 async def _send_status(connection: Connection, fault: Status) -> None:
-    headers = dict(_JSON)
+    headers, body = dict(_JSON), fault.body
     if fault.retry_after is not None:
         headers["retry-after"] = str(fault.retry_after)
-    if isinstance(fault.body, str):
+    if isinstance(body, str):
         headers["content-type"] = "text/plain; charset=utf-8"
-        await connection.send(fault.status, headers, fault.body.encode())
-    elif fault.body is msgspec.UNSET:
-        error = RefusedRequest("This error was scripted.", status=fault.status)
-        await connection.send(fault.status, headers, msgspec.json.encode(error.body()))
-    else:
-        await connection.send(fault.status, headers, msgspec.json.encode(fault.body))
+    elif body is msgspec.UNSET:
+        body = RefusedRequest("This error was scripted.", status=fault.status).body()
+    await connection.send(fault.status, headers, body.encode() if isinstance(body, str) else msgspec.json.encode(body))
 
 
 async def _send_json(connection: Connection, status: int, body: Any) -> None:

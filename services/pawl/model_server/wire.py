@@ -73,13 +73,8 @@ def completion(reply: Reply, envelope: Envelope) -> bytes:
             for n, call in enumerate(reply.tool_calls)
             for text in [arguments_text(call)]
         ]
-    body = {
-        "id": envelope.completion_id,
-        "object": "chat.completion",
-        "created": envelope.created_unix_seconds,
-        "model": MODEL_ID,
-        "choices": [{"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(reply)}],
-    }
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(reply)}
+    body = {**_chunk(envelope, [choice]), "object": "chat.completion"}
     if reply.usage != "never":
         body["usage"] = usage(reply, envelope)
     return msgspec.json.encode(body)

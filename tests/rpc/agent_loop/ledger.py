@@ -25,7 +25,7 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job_store import wiring
@@ -34,7 +34,7 @@ from pawl.job_store.domain import states, turn
 from pawl.job_store.domain.events import CallChanged, EventBody, OwnerEvent, RunChanged
 from pawl.job_store.domain.log import write
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import Attention, CallRow, ConversationRow, Offer, RunRow
+from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, ConversationRow, Offer, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
 from tests.fakes.live_events import FakeLive
@@ -135,17 +135,17 @@ class PlayedLedger(LedgerClient):
         """Let a user have started a run that a worker has."""
         now = self._database.now()
         conversation = ConversationRow(
-            store_id=caller.store_id,
-            conversation_id=conversation_id,
-            user_id=caller.user_id,
-            active_run_id=run_id,
+            store_id=StoreId(caller.store_id),
+            conversation_id=ConversationId(conversation_id),
+            user_id=UserId(caller.user_id),
+            active_run_id=RunId(run_id),
             queue=(),
             last_number=0,
             create_time=now,
             update_time=now,
         )
-        self._tables.conversations[caller.store_id, conversation_id] = conversation
-        queued = turn.queued(conversation, run_id, b"", b"", (0, 0), now=now)
+        self._tables.conversations[conversation.key] = conversation
+        queued = turn.queued(conversation, RunId(run_id), b"", b"", (0, 0), now=now)
         run = replace(queued, queued_message=None, worker_id="worker", epoch=1, claim_at=now + timedelta(days=1))
         await self._log(run, RunChanged(from_state=None, run=run))
 
@@ -164,7 +164,7 @@ class PlayedLedger(LedgerClient):
         run = replace(before, state=states.RunState[state], **fields)
         if run.state.is_terminal:
             run = replace(run, worker_id=None, claim_at=None, end_time=self._database.now())
-            key = (run.store_id, run.conversation_id)
+            key = ConversationKey(run.store_id, run.conversation_id)
             self._tables.conversations[key] = replace(self._tables.conversations[key], active_run_id=None)
         await self._log(run, RunChanged(from_state=before.state, run=run))
 
@@ -216,8 +216,8 @@ class PlayedLedger(LedgerClient):
         is_offered = state == call_pb2.CALL_STATE_OFFERED
         call = CallRow(
             store_id=run.store_id,
-            call_id=call_id,
-            run_id=run_id,
+            call_id=CallId(call_id),
+            run_id=run.run_id,
             conversation_id=run.conversation_id,
             user_id=run.user_id,
             round=1,
@@ -231,7 +231,7 @@ class PlayedLedger(LedgerClient):
             digest=f"digest of {call_id}" if state == call_pb2.CALL_STATE_AWAITING_APPROVAL else "",
             decision=None,
             deadline_time=None,
-            offer=Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0) if is_offered else None,
+            offer=Offer(client_id=ClientId(""), epoch=0, expire_time=None, lease_seconds=0.0) if is_offered else None,
             reserved_by="",
             result=None,
             spec=spec.SerializeToString() if spec else b"",

@@ -13,7 +13,7 @@ import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.public_values import ResultCommand
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import ClientId, IdSource
 from pawl.event.v1 import call_pb2
 from pawl.job_store.domain.rows import Offer
 from tests.fakes.live_events import FakeLive
@@ -241,7 +241,7 @@ async def test_a_heartbeat_after_the_lease_was_lost_unnoticed_revokes(
     client = await attached(stub)
     await ledger.offer("call_1")
     await client.offer()
-    ledger.put_call("call_1", offer=Offer(client_id="cli_z", epoch=2, expire_time=None, lease_seconds=30.0))
+    ledger.put_call("call_1", offer=Offer(client_id=ClientId("cli_z"), epoch=2, expire_time=None, lease_seconds=30.0))
     await client.heartbeat()
     assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_1"
 

@@ -18,11 +18,12 @@ from msgspec.structs import replace
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.step import LeaseAction, Step
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.chassis.rpc_client import open_channel
 from pawl.errors import CallNotFound, LeaseLost
 from pawl.event.v1 import call_pb2, run_pb2
@@ -78,7 +79,7 @@ async def submit(replica: Replica, options: RunOptions | None = None) -> RunKey:
         policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
     )
     response = await replica.stub.SubmitMessage(request)
-    return RunKey(store_id=STORE, run_id=response.run.run_id)
+    return RunKey(StoreId(STORE), RunId(response.run.run_id))
 
 
 async def claim(client: WorkerLedgerClient) -> Claim:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,16 +64,17 @@ StartReplica = Callable[..., Awaitable[Replica]]
 
 
 @pytest.fixture(scope="session")
-def ledger_database_url(postgres_url: str) -> str:
-    """The URL of a migrated database."""
-    return databases.create(postgres_url, "job_store")
+def ledger_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
+    """A migrated database."""
+    with databases.ServiceDatabase(postgres_url, "job_store") as database:
+        yield database
 
 
 @pytest.fixture
-def database_url(ledger_database_url: str) -> str:
+def database_url(ledger_database: databases.ServiceDatabase) -> str:
     """The URL of a database whose tables are empty."""
-    databases.empty(ledger_database_url, "job_store")
-    return ledger_database_url
+    ledger_database.empty()
+    return ledger_database.url
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,16 +44,17 @@ HEARTBEAT_SECONDS = 0.2
 
 
 @pytest.fixture(scope="session")
-def notifier_database_url(postgres_url: str) -> str:
-    """The URL of a migrated database."""
-    return databases.create(postgres_url, SCHEMA)
+def notifier_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
+    """A migrated database."""
+    with databases.ServiceDatabase(postgres_url, SCHEMA) as database:
+        yield database
 
 
 @pytest.fixture
-def database_url(notifier_database_url: str) -> str:
+def database_url(notifier_database: databases.ServiceDatabase) -> str:
     """The URL of a database whose tables are empty."""
-    databases.empty(notifier_database_url, SCHEMA)
-    return notifier_database_url
+    notifier_database.empty()
+    return notifier_database.url
 
 
 @pytest.fixture

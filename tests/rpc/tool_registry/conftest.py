@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from tests import databases
 
 
 @pytest.fixture(scope="session")
-def registry_database_url(postgres_url: str) -> str:
-    """The URL of a migrated database."""
-    return databases.create(postgres_url, "tool_registry")
+def registry_database(postgres_url: str) -> Iterator[databases.ServiceDatabase]:
+    """A migrated database."""
+    with databases.ServiceDatabase(postgres_url, "tool_registry") as database:
+        yield database
 
 
 @pytest.fixture
-def database_url(registry_database_url: str) -> str:
+def database_url(registry_database: databases.ServiceDatabase) -> str:
     """The URL of a database whose tables are empty."""
-    databases.empty(registry_database_url, "tool_registry")
-    return registry_database_url
+    registry_database.empty()
+    return registry_database.url

@@ -71,6 +71,11 @@ class McpRegistry:
     registry: Registry
     connector: McpConnector
 
+    @property
+    def open_count(self) -> int:
+        """The number of open connections."""
+        return sum(session.is_open for _, session in self.connector._sessions())
+
     async def add(self, config: source_pb2.SourceConfig, *, who: str = "operator", **more: Any) -> source_pb2.Source:
         request = source_pb2.AddSourceRequest(config=config, **more)
         return (await self.registry.sources["acme", who].AddSource(request)).source

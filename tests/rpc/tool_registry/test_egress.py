@@ -16,8 +16,7 @@ import trustme
 
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.http.content_coding import Unpacker
-from pawl.tool_registry.adapters.http.egress import GuardedEgress
-from pawl.tool_registry.adapters.http.egress_file import read_egress_file
+from pawl.tool_registry.adapters.http.egress import GuardedEgress, read_egress_file
 from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, read_rules
 from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
 from tests.rpc.tool_registry.web_server import Names, Reply, WebServer, pages, web_server

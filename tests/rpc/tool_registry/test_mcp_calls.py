@@ -202,7 +202,7 @@ async def test_a_server_that_crashed_while_idle_is_started_again(mcp: McpRegistr
     os.kill(int(server.log()[0].split()[1]), 9)
 
     async def is_closed() -> bool:
-        return mcp.connector.open_count == 0
+        return mcp.open_count == 0
 
     await until(is_closed)
     assert content(await mcp.run("fake.note")) == "noted"
@@ -266,7 +266,7 @@ async def test_a_connection_that_nobody_uses_is_closed_and_opened_again(database
         await mcp.add(server.config())
 
         async def is_closed() -> bool:
-            return mcp.connector.open_count == 0
+            return mcp.open_count == 0
 
         await until(is_closed)
         assert content(await mcp.run("fake.note")) == "noted"

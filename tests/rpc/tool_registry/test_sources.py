@@ -101,7 +101,7 @@ async def test_a_removed_source_takes_its_tools_with_it(mcp: McpRegistry, server
     assert (await mcp.registry.ann.ListTools(tool_pb2.ListToolsRequest())).tools == []
     assert await refusal(mcp.remove()) == "SOURCE_NOT_FOUND"
     assert await refusal(mcp.check()) == "SOURCE_NOT_FOUND"
-    assert mcp.connector.open_count == 0
+    assert mcp.open_count == 0
 
 
 async def test_a_changed_definition_does_not_run_until_it_is_approved_and_others_do(

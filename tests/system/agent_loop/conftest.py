@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
     """The address of a job store on a database of its own."""
     with tempfile.TemporaryDirectory(prefix="pawl-job-store-") as folder:
@@ -64,12 +64,13 @@ def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
 
 
 async def _create_database(postgres_url: str) -> str:
+    name = f"agent_loop_{os.urandom(6).hex()}"
     connection = await asyncpg.connect(postgres_url)
     try:
-        await connection.execute("CREATE DATABASE agent_loop_tests TEMPLATE template0")
+        await connection.execute(f"CREATE DATABASE {name} TEMPLATE template0")
     finally:
         await connection.close()
-    return postgres_url.replace("/postgres?", "/agent_loop_tests?", 1)
+    return postgres_url.replace("/postgres?", f"/{name}?", 1)
 
 
 async def _address(file: Path, process: subprocess.Popen[bytes]) -> str:

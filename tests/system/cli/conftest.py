@@ -43,14 +43,14 @@ class CommandLine:
         return output
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def shop() -> Iterator[Shop]:
     """An HTTP service at the one private address that tools may reach."""
     with Shop() as shop:
         yield shop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def pawl(shop: Shop) -> Iterator[CommandLine]:
     # Not pytest's folder: that is closed to the account under which PostgreSQL runs when the tests run as root.
     with tempfile.TemporaryDirectory(prefix="pawl-cli-") as folder:

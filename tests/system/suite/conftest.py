@@ -16,7 +16,7 @@ from tests.keys import LOCAL_KEY, keyed_channel
 from tests.system.suite.client import Agent
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def suite() -> AsyncIterator[Suite]:
     """The suite, with the front-end tool `show_panel` registered.
 

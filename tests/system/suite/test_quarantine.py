@@ -24,6 +24,7 @@ from tests.system.suite.client import Agent
 from tests.system.suite.poison import POISON, PoisonousModel
 
 pytestmark = [
+    pytest.mark.long,
     pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(sys.platform != "linux", reason="who asks the model is found in /proc"),
 ]

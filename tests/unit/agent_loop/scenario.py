@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.app.ports import RunKey
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
 from pawl.agent_loop.domain.run import (
     RunState,
 )
 from pawl.agent_loop.domain.tool import Verdict
+from pawl.chassis.ids import RunKey
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool

@@ -11,15 +11,16 @@ import msgspec
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import CallContext, Execution, RunKey
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.tool import ExecutionPiece, RecordedDecision, RecordedResult
+from pawl.chassis.ids import CallId, CallKey, RunKey
 from pawl.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
 from tests.fakes import virtual_time
-from tests.fakes.ledger import STORE, transient
+from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
@@ -177,7 +178,7 @@ def test_a_result_is_recorded_before_it_is_used() -> None:
 async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
     """A front-end call as a client holds it from now on."""
     (call,) = (call for call in world.ledger.calls(key) if call.tool_name == tool_name)
-    calls, call_key = world.ledger.tables.calls, (STORE, call.call_id)
+    calls, call_key = world.ledger.tables.calls, CallKey(key.store_id, CallId(call.call_id))
     calls[call_key] = msgspec.structs.replace(calls[call_key], start_time=world.ledger.time())
     await asyncio.sleep(2.0)
     return call

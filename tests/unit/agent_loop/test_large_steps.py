@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import RunKey
 from pawl.agent_loop.domain.call import CallResult, CallState
 from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
 from pawl.agent_loop.domain.run import FailureClass, RunFailure, RunState, StopCause
+from pawl.chassis.ids import RunKey
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World

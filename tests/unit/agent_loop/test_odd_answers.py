@@ -8,12 +8,12 @@ import msgspec
 import pytest
 
 from pawl.agent_loop.adapters.model import words
-from pawl.agent_loop.app.ports import RunKey
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.event import RoundRetrying, Warned
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import CallPiece, Finished, Piece, ProviderState, ReasoningPiece, TextPiece
 from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.ids import RunKey
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, says

@@ -9,7 +9,6 @@ from collections.abc import Callable
 import pytest
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import RunKey
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
@@ -25,9 +24,10 @@ from pawl.agent_loop.domain.run import (
     Usage,
     WaitKind,
 )
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
 from tests.fakes import virtual_time
-from tests.fakes.ledger import STORE, states_told
+from tests.fakes.ledger import states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
@@ -61,11 +61,11 @@ def world_of(**scripts: list[Script]) -> World:
 def child_of(world: World, key: RunKey, index: int = 0) -> Run:
     """The run that does the call of a run."""
     call = [call for call in world.ledger.calls(key) if call.child_run_id][index]
-    return world.ledger.run(RunKey(store_id=STORE, run_id=call.child_run_id))
+    return world.ledger.run(RunKey(key.store_id, RunId(call.child_run_id)))
 
 
 def key_of(run: Run) -> RunKey:
-    return RunKey(store_id=run.store_id, run_id=run.run_id)
+    return RunKey(StoreId(run.store_id), RunId(run.run_id))
 
 
 async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambda: False) -> None:
@@ -78,8 +78,8 @@ async def finish(world: World, key: RunKey, *, until: Callable[[], bool] = lambd
                 await world.drive()
         except (LeaseLost, RunEnded, TimeoutError, DependencyUnavailable):
             pass
-        for store_id, run_id in list(world.ledger.tables.runs):
-            await world.respond(RunKey(store_id=store_id, run_id=run_id))
+        for run_key in list(world.ledger.tables.runs):
+            await world.respond(run_key)
     raise AssertionError(f"the run does not end: {world.ledger.run(key)}")
 
 
@@ -192,7 +192,7 @@ def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
 
         await finish(world, key)
 
-        runs = [world.ledger.run(RunKey(store_id=STORE, run_id=run_id)) for _, run_id in world.ledger.tables.runs]
+        runs = [world.ledger.run(run_key) for run_key in world.ledger.tables.runs]
         assert [run.depth for run in runs] == list(range(depth_max + 1))
         assert all(run.state is RunState.COMPLETED for run in runs)
         assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]

@@ -9,7 +9,6 @@ from collections import Counter
 import pytest
 
 from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.app.ports import RunKey
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.call import (
     CallResult,
@@ -22,6 +21,7 @@ from pawl.agent_loop.domain.command import Cancel, Decide, Steer
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import ENDED, RunState, StopCause, Undo
 from pawl.agent_loop.domain.undo import UndoState
+from pawl.chassis.ids import RunKey
 from pawl.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER

@@ -10,13 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim, RunKey
+from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
+from pawl.chassis.ids import RunKey
 from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.ids import CallId
 from pawl.errors import IllegalTransition, RequestIdReused
 from pawl.job_store.domain.command import Decide, Receipt
 from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
@@ -32,7 +33,7 @@ def decide(
 ) -> Receipt:
     values: dict[str, Any] = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
     command_id = fields.pop("command_id", f"cmd_{user_id}_{world.number()}")
-    command = Decide(call_id="call", kind=kind, right=right, **(values | fields))
+    command = Decide(call_id=CallId("call"), kind=kind, right=right, **(values | fields))
     return world.send(run_id, command, command_id, user_id=user_id)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, RunId, RunKey
 from pawl.errors import AttentionNotNeeded, CallNotPending, IllegalTransition, InboxChanged, InvalidField, LeaseLost
 from pawl.job_store.domain.attention import CRASH_PAUSE, GRACE, Quarantine, ReportCrash
 from pawl.job_store.domain.command import Cancel, Receipt, Redrive, Resolve
@@ -42,7 +43,7 @@ def crash(world: World, run_id: str) -> None:
 
 
 def sweep(world: World, *run_ids: str) -> int:
-    runs = tuple((STORE, run_id) for run_id in run_ids)
+    runs = tuple(RunKey(STORE, RunId(run_id)) for run_id in run_ids)
     count: int = world.apply(Quarantine(runs=runs, crashes_max=CRASHES_MAX))
     return count
 
@@ -125,14 +126,14 @@ def test_a_step_that_gets_nowhere_does_not_make_crashes_forgotten(world: World) 
 def test_a_run_that_its_worker_gives_back_rests_and_is_quarantined_at_the_third_time(world: World) -> None:
     run_id = world.begin()
     for worker in ("w2", "w3"):
-        report = ReportCrash(store_id=STORE, run_id=run_id, epoch=world.run(run_id).epoch, crashes_max=CRASHES_MAX)
+        report = ReportCrash(run=world.run(run_id).key, epoch=world.run(run_id).epoch, crashes_max=CRASHES_MAX)
         assert world.apply(report) is False
         with pytest.raises(LeaseLost):
             world.apply(report)
         assert world.claim(run_id, worker) is None
         world.advance(CRASH_PAUSE.total_seconds())
         assert world.claim(run_id, worker) is not None
-    report = ReportCrash(store_id=STORE, run_id=run_id, epoch=world.run(run_id).epoch, crashes_max=CRASHES_MAX)
+    report = ReportCrash(run=world.run(run_id).key, epoch=world.run(run_id).epoch, crashes_max=CRASHES_MAX)
     assert world.apply(report) is True
     assert world.run(run_id).is_quarantined
 
@@ -274,9 +275,9 @@ def test_an_operator_says_what_became_of_the_call_of_another_user(world: World) 
     attention = world.run(run_id).attention
     assert attention is not None
     assert attention.reason is AttentionReason.UNKNOWN_OUTCOME
-    foreign = world.send(run_id, Resolve(call_id="call_1"), user_id=OPERATOR)
+    foreign = world.send(run_id, Resolve(call_id=CallId("call_1")), user_id=OPERATOR)
     assert foreign.outcome is CommandOutcome.UNKNOWN
-    receipt = operate(world, run_id, Resolve(call_id="call_1"))
+    receipt = operate(world, run_id, Resolve(call_id=CallId("call_1")))
     assert receipt.outcome is CommandOutcome.ACCEPTED
     assert [(act.user_id, act.act, act.call_id) for act in acts(world, run_id)] == [
         (OPERATOR, OperatorAct.RESOLVED, "call_1")
@@ -289,7 +290,7 @@ def test_a_call_that_ran_when_its_worker_died_is_not_in_doubt(world: World) -> N
     run_id = world.begin()
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     quarantine(world, run_id)
-    receipt = operate(world, run_id, Resolve(call_id="call_1"))
+    receipt = operate(world, run_id, Resolve(call_id=CallId("call_1")))
     assert (receipt.outcome, receipt.reason) == (CommandOutcome.REFUSED, CallNotPending.reason)
     assert receipt.pending == ()
 
@@ -298,7 +299,7 @@ def test_a_run_in_doubt_can_be_quarantined_too(world: World) -> None:
     run_id = world.begin()
     world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     world.commit(run_id, state=RunState.NEEDS_ATTENTION, lease=LeaseAction.PARK)
-    operate(world, run_id, Resolve(call_id="call_1"))
+    operate(world, run_id, Resolve(call_id=CallId("call_1")))
     world.claim(run_id)
     quarantine(world, run_id)
     assert world.run(run_id).state is RunState.NEEDS_ATTENTION

@@ -6,8 +6,10 @@ from datetime import timedelta
 
 import pytest
 
+from pawl.chassis.ids import CallId, ClientId, CommandId, RunId
 from pawl.errors import RequestIdReused
 from pawl.job_store.domain.command import Cancel, Progress, Resolve, Steer
+from pawl.job_store.domain.rows import CommandKey
 from pawl.job_store.domain.states import (
     CallState,
     CommandOutcome,
@@ -74,14 +76,14 @@ def test_a_session_that_was_replaced_brings_nothing_and_leaves_nothing() -> None
     world.lease(run_id, "call", "tab", "ses_1")
     world.lease(run_id, "call", "tab", "ses_2")
     before = world.run(run_id), world.call("call")
-    progress = Progress(call_id="call", client_id="tab", offer_epoch=1, fraction=0.5, message="")
+    progress = Progress(call_id=CallId("call"), client_id=ClientId("tab"), offer_epoch=1, fraction=0.5, message="")
     refused = [
         world.result(run_id, "call", "tab", 1, "frame", session_id="ses_1"),
         world.send(run_id, progress, "progress", session_id="ses_1"),
     ]
     assert {(receipt.outcome, receipt.reason) for receipt in refused} == {(WRONG_HOLDER, "CALL_NOT_PENDING")}
     assert (world.run(run_id), world.call("call")) == before
-    assert world.unit.commands.get((STORE, run_id, "frame")) is None
+    assert world.unit.commands.get(CommandKey(STORE, RunId(run_id), CommandId("frame"))) is None
     assert world.send(run_id, progress, "progress", session_id="ses_2").outcome is ACCEPTED
     assert world.result(run_id, "call", "tab", 1, "frame", session_id="ses_2").outcome is ACCEPTED
     assert world.result(run_id, "call", "tab", 1, "frame", session_id="ses_1").outcome is DUPLICATE
@@ -99,7 +101,9 @@ def test_progress_is_told_at_most_so_often() -> None:
     world = World()
     run_id = waiting(world, CallState.OFFERED)
     epoch = world.lease(run_id, "call", "tab_1").call.offer.epoch  # type: ignore[union-attr]
-    progress = Progress(call_id="call", client_id="tab_1", offer_epoch=epoch, fraction=0.5, message="")
+    progress = Progress(
+        call_id=CallId("call"), client_id=ClientId("tab_1"), offer_epoch=epoch, fraction=0.5, message=""
+    )
     for _ in range(1000):
         assert world.send(run_id, progress).outcome is ACCEPTED
         world.advance(0.001)
@@ -250,13 +254,13 @@ def test_cancelling_a_parked_run_lets_a_worker_settle_it() -> None:
 def test_a_call_in_doubt_is_resolved_once() -> None:
     world = World()
     run_id = waiting(world, CallState.RUNNING)
-    assert world.send(run_id, Resolve(call_id="call")).outcome is REFUSED
+    assert world.send(run_id, Resolve(call_id=CallId("call"))).outcome is REFUSED
     world.steer(run_id)
     world.claim(run_id)
     world.commit(run_id, state=RunState.NEEDS_ATTENTION)
-    receipt = world.send(run_id, Resolve(call_id="call"), "found")
+    receipt = world.send(run_id, Resolve(call_id=CallId("call")), "found")
     assert receipt.outcome is ACCEPTED
-    assert world.send(run_id, Resolve(call_id="call")).outcome is LATE
+    assert world.send(run_id, Resolve(call_id=CallId("call"))).outcome is LATE
     world.commit(run_id, calls=(change("call", CallState.SUCCEEDED),), consumed=("found",))
 
 
@@ -266,10 +270,14 @@ def test_progress_is_written_at_once_and_renews_the_lease() -> None:
     run_id = waiting(world, CallState.OFFERED)
     epoch = world.lease(run_id, "call", "tab").call.offer.epoch  # type: ignore[union-attr]
     world.advance(20)
-    progress = Progress(call_id="call", client_id="tab", offer_epoch=epoch, fraction=0.5, message="half")
+    progress = Progress(
+        call_id=CallId("call"), client_id=ClientId("tab"), offer_epoch=epoch, fraction=0.5, message="half"
+    )
     assert world.send(run_id, progress).outcome is ACCEPTED
     assert world.event_types(run_id)[-1] == "tool.progress"
     assert world.call("call").offer.expire_time == world.now + timedelta(seconds=30)  # type: ignore[union-attr]
     assert world.unit.inbox(world.run(run_id)) == []
-    stranger = Progress(call_id="call", client_id="other", offer_epoch=epoch, fraction=None, message="")
+    stranger = Progress(
+        call_id=CallId("call"), client_id=ClientId("other"), offer_epoch=epoch, fraction=None, message=""
+    )
     assert world.send(run_id, stranger).outcome is WRONG_HOLDER

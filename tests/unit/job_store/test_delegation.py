@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.ids import CallId, RunId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.attention import ReportCrash
@@ -69,7 +70,7 @@ def test_a_call_is_delegated_to_the_run_that_the_step_creates_and_to_no_other() 
     ):
         with pytest.raises(error):
             world.commit(run_id, calls=calls, delegations=delegations)
-    assert world.unit.runs.get((STORE, CHILD)) is None
+    assert world.unit.runs.get(RunKey(STORE, RunId(CHILD))) is None
 
 
 def test_a_gated_call_is_delegated_only_once_it_is_approved() -> None:
@@ -161,7 +162,7 @@ def test_who_drives_it_reads_that_it_is_given_up() -> None:
     child = world.run(CHILD)
     assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
     assert [(command.name, command.payload) for command in world.unit.inbox(child)] == [("cancel", b"give up")]
-    assert world.unit.wakeups.rows[-1].run_id == CHILD
+    assert world.unit.wakeups.rows[-1].run.run_id == CHILD
 
 
 @pytest.mark.parametrize("how", ["cancel", "interrupt"])
@@ -183,7 +184,7 @@ def test_nobody_else_settles_or_decides_a_delegated_call() -> None:
     receipts = [
         world.result(parent, "call"),
         world.decide(parent, "call", DecisionKind.ANSWER),
-        world.send(parent, Resolve(call_id="call")),
+        world.send(parent, Resolve(call_id=CallId("call"))),
     ]
     assert [receipt.outcome for receipt in receipts] == [CommandOutcome.REFUSED] * 3
 
@@ -194,7 +195,7 @@ def test_a_run_under_quarantine_hears_of_it_when_it_goes_on() -> None:
     parent = parent_of_child(world)
     world.release(parent)
     epoch = world.claim(parent)
-    world.apply(ReportCrash(store_id=STORE, run_id=parent, epoch=epoch or 0, crashes_max=1))
+    world.apply(ReportCrash(run=RunKey(STORE, RunId(parent)), epoch=epoch or 0, crashes_max=1))
     world.claim(CHILD)
     world.commit(CHILD, state=RunState.COMPLETED)
     assert world.run(parent).claim_at is None

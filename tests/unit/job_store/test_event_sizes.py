@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2
 from pawl.job_store.domain.rows import CallRow
 from pawl.job_store.domain.states import CallState
@@ -18,11 +19,11 @@ def settled(content: bytes, inverse_arguments: bytes) -> CallRow:
     inverse = call_pb2.Inverse(tool_name="back", arguments_json=inverse_arguments)
     result = call_pb2.CallResult(content_json=content, inverse=inverse)
     return CallRow(
-        store_id="store",
-        call_id="call_1",
-        run_id="run_1",
-        conversation_id="conv_1",
-        user_id="me",
+        store_id=StoreId("store"),
+        call_id=CallId("call_1"),
+        run_id=RunId("run_1"),
+        conversation_id=ConversationId("conv_1"),
+        user_id=UserId("me"),
         round=1,
         index=0,
         state=CallState.SUCCEEDED,

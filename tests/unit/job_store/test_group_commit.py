@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.ids import RunId, StoreId
 from pawl.errors import DependencyUnavailable, LeaseLost, Overloaded, PawlError, RunNotFound, ShuttingDown
 from pawl.job_store.app import group_commit
 from pawl.job_store.app.group_commit import GroupCommit
@@ -49,7 +50,9 @@ class ScriptedJournal:
             raise ValueError("the database cannot hold this")
         return Written(
             outcomes=[self.refuses.get(name, name) for name in names],
-            events=[LiveEvent(store_id="s", run_id="r", seq=1, payload=name.encode()) for name in names],
+            events=[
+                LiveEvent(store_id=StoreId("s"), run_id=RunId("r"), seq=1, payload=name.encode()) for name in names
+            ],
             wakeups=[],
             work_ready=False,
             lifecycle_count=1,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
+from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, STORE, World, change
@@ -15,8 +16,8 @@ def offered(world: World, **fields: object) -> str:
     return run_id
 
 
-def key(run_id: str) -> tuple[tuple[tuple[str, str], tuple[str, str]], ...]:
-    return (((STORE, run_id), (STORE, "call")),)
+def key(run_id: str) -> tuple[tuple[RunKey, CallKey], ...]:
+    return ((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId("call"))),)
 
 
 def test_a_lease_goes_to_one_client_and_is_told() -> None:
@@ -47,8 +48,8 @@ def test_leases_are_renewed_only_for_their_holder() -> None:
     run_id = offered(world)
     world.lease(run_id, "call", "tab_1")
     world.advance(20)
-    assert world.apply(RenewOffers(client_id="tab_2", lease_seconds=30, calls=key(run_id))) == ()
-    held = world.apply(RenewOffers(client_id="tab_1", lease_seconds=30, calls=key(run_id)))
+    assert world.apply(RenewOffers(client_id=ClientId("tab_2"), lease_seconds=30, calls=key(run_id))) == ()
+    held = world.apply(RenewOffers(client_id=ClientId("tab_1"), lease_seconds=30, calls=key(run_id)))
     assert [call.offer.expire_time for call in held] == [world.now + timedelta(seconds=30)]
 
 
@@ -70,9 +71,9 @@ def test_a_call_that_is_given_back_is_offered_again() -> None:
     world = World()
     run_id = offered(world)
     world.lease(run_id, "call", "tab_1")
-    assert world.apply(ReleaseOffers(client_id="tab_2", calls=key(run_id))) == 0
-    assert world.apply(ReleaseOffers(client_id="tab_1", calls=key(run_id))) == 1
-    assert world.apply(ReleaseOffers(client_id="tab_1", calls=key(run_id))) == 0
+    assert world.apply(ReleaseOffers(client_id=ClientId("tab_2"), calls=key(run_id))) == 0
+    assert world.apply(ReleaseOffers(client_id=ClientId("tab_1"), calls=key(run_id))) == 1
+    assert world.apply(ReleaseOffers(client_id=ClientId("tab_1"), calls=key(run_id))) == 0
     assert world.lease(run_id, "call", "tab_2").granted
 
 

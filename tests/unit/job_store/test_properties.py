@@ -8,12 +8,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from pawl.chassis.ids import CallId, CallKey, ClientId, ConversationId, RunId, RunKey
 from pawl.errors import LeaseLost, PawlError, RunEnded
 from pawl.job_store.domain import call_table
 from pawl.job_store.domain.commit import Commit, NewMessage
 from pawl.job_store.domain.events import CallChanged, MessageAdded, OwnerEvent, RunChanged
 from pawl.job_store.domain.offers import ReleaseOffers
-from pawl.job_store.domain.rows import CallRow, RunRow
+from pawl.job_store.domain.rows import CallRow, ConversationKey, RunRow
 from pawl.job_store.domain.states import (
     CallState,
     CommandOutcome,
@@ -99,8 +100,7 @@ class Conversation(RuleBasedStateMachine):
         state = data.draw(st.none() | st.sampled_from(RunState), label="state")
         inbox = [command.command_id for command in self.world.unit.inbox(run)]
         operation = Commit(
-            store_id=STORE,
-            run_id=run_id,
+            run=RunKey(STORE, RunId(run_id)),
             epoch=self.epochs.get((run_id, worker), 0),
             commit_id=f"c{self.world.number():06}",
             events=tuple([OwnerEvent(type="output.delta", body=b"x")] * data.draw(st.integers(0, 2))),
@@ -127,7 +127,7 @@ class Conversation(RuleBasedStateMachine):
     def draw_calls(self, data: st.DataObject, run_id: str) -> tuple[Any, ...]:
         changes = []
         for name in data.draw(st.lists(st.sampled_from(CALLS), unique=True, max_size=2), label="calls"):
-            call = self.world.unit.calls.get((STORE, f"{run_id}_{name}"))
+            call = self.world.unit.calls.get(CallKey(STORE, CallId(f"{run_id}_{name}")))
             possible = call_table.INITIAL if call is None else call_table.TRANSITIONS[call.state]
             state = data.draw(st.sampled_from(sorted(possible or CallState)), label="call state")
             digest = call.digest if call is not None else ""
@@ -164,7 +164,7 @@ class Conversation(RuleBasedStateMachine):
     def repeat_the_last_step(self, data: st.DataObject) -> None:
         """I2: the last step of each run can be sent again."""
         run_id = self.pick(data)
-        steps = [step for step in self.steps if step[0].run_id == run_id]
+        steps = [step for step in self.steps if step[0].run.run_id == run_id]
         last = self.world.run(run_id).last_commit
         if not steps or last is None or last.commit_id != steps[-1][0].commit_id:
             return
@@ -182,7 +182,7 @@ class Conversation(RuleBasedStateMachine):
     def bring_a_result(self, data: st.DataObject, client: str, name: str) -> None:
         run_id = self.pick(data)
         call_id = f"{run_id}_{name}"
-        before = self.world.unit.calls.get((STORE, call_id))
+        before = self.world.unit.calls.get(CallKey(STORE, CallId(call_id)))
         receipt = self.world.result(run_id, call_id, client, self.leases.get((call_id, client), 0))
         if receipt.outcome is CommandOutcome.ACCEPTED:
             assert before is not None
@@ -197,10 +197,10 @@ class Conversation(RuleBasedStateMachine):
             assert leased.call.offer is not None
             self.leases[leased.call.call_id, client] = leased.call.offer.epoch
 
-    @rule(data=st.data(), client=st.sampled_from(["tab_1", "tab_2", None]))
-    def give_back(self, data: st.DataObject, client: str | None) -> None:
+    @rule(data=st.data(), client=st.sampled_from([ClientId("tab_1"), ClientId("tab_2"), None]))
+    def give_back(self, data: st.DataObject, client: ClientId | None) -> None:
         run_id = self.pick(data)
-        calls = tuple(((STORE, run_id), (STORE, f"{run_id}_{name}")) for name in CALLS)
+        calls = tuple((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId(f"{run_id}_{name}"))) for name in CALLS)
         self.world.apply(ReleaseOffers(client_id=client, calls=calls))
 
     @rule(data=st.data())
@@ -253,7 +253,7 @@ class Conversation(RuleBasedStateMachine):
     @invariant()
     def every_run_goes_on_or_waits_visibly(self) -> None:
         """I3, LOOP-13: the runs of a conversation that are open are the one with the turn and those that wait."""
-        conversation = self.world.unit.conversations.get((STORE, "conv"))
+        conversation = self.world.unit.conversations.get(ConversationKey(STORE, ConversationId("conv")))
         assert conversation is not None
         open_runs = [run_id for run_id in self.runs if not self.world.run(run_id).state.is_terminal]
         active = [conversation.active_run_id] if conversation.active_run_id else []

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.job_store.app.sweeps import QuarantineSweep
 from pawl.job_store.domain.attention import GRACE, Quarantine, Silence
-from pawl.job_store.domain.rows import RunKey
 from tests.fakes import virtual_time
 from tests.unit.job_store.world import World
 
@@ -120,7 +120,7 @@ def test_a_run_whose_worker_is_gone_is_quarantined_soon(dies_at: float, jumps: l
 
 def test_looks_begin_anew_after_a_pause() -> None:
     """While the database was away, no worker could renew its lease."""
-    key = ("store", "run")
+    key = RunKey(StoreId("store"), RunId("run"))
     silence = Silence()
     for now in (0.0, 1.0, 2.0, 3.0):
         silence = silence.after([key], now)
@@ -131,7 +131,7 @@ def test_looks_begin_anew_after_a_pause() -> None:
 
 
 def test_a_lease_that_was_renewed_in_between_begins_anew() -> None:
-    key, silence = ("store", "run"), Silence()
+    key, silence = RunKey(StoreId("store"), RunId("run")), Silence()
     for now in range(20):
         silence = silence.after([] if now % 4 == 0 else [key], float(now))
         assert silence.believed == ()

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, CallKey
 from pawl.errors import IllegalTransition, InboxChanged, RunEnded
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -143,7 +144,7 @@ def test_a_call_is_created_at_most_one_step_from_proposed(state: CallState) -> N
     else:
         with pytest.raises(IllegalTransition):
             world.commit(run_id, calls=(new,))
-        assert world.unit.calls.get((STORE, "call")) is None
+        assert world.unit.calls.get(CallKey(STORE, CallId("call"))) is None
 
 
 @pytest.mark.parametrize("state", [state for state in CallState if not state.is_terminal])

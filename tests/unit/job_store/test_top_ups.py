@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.ids import UserId
 from pawl.errors import InboxChanged, RequestIdReused
 from pawl.job_store.domain.command import Receipt, TopUp
 from pawl.job_store.domain.events import ToppedUp
@@ -39,7 +40,7 @@ def test_a_top_up_raises_the_budget_once_is_told_and_wakes_the_run() -> None:
     assert top_up(world, run_id, command_id="first").outcome is DUPLICATE
     assert world.run(run_id).token_budget == 150
     assert world.event_types(run_id)[-1] == "run.topped_up"
-    assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id="ann")
+    assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id=UserId("ann"))
     assert world.claim(run_id) == 2
 
 

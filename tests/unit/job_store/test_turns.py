@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from pawl.chassis.ids import ConversationId
 from pawl.errors import ConversationBusy, ConversationNotFound, InboxChanged, QueueFull, RequestIdReused
+from pawl.job_store.domain.rows import ConversationKey
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World
 
@@ -127,7 +129,7 @@ def test_a_steering_message_enters_the_active_run() -> None:
     assert submitted.steered
     assert submitted.run.run_id == active
     assert [command.payload for command in world.unit.inbox(world.run(active))] == [b"steer"]
-    assert [wakeup.run_id for wakeup in world.unit.wakeups.rows] == [active]
+    assert [wakeup.run.run_id for wakeup in world.unit.wakeups.rows] == [active]
 
 
 def test_a_message_that_steered_a_run_is_kept_when_it_is_stopped_before_it_began() -> None:
@@ -199,7 +201,7 @@ def test_a_refused_message_leaves_nothing_behind() -> None:
     world = World()
     with pytest.raises(ConversationNotFound):
         world.submit(conversation_must_exist=True)
-    assert world.unit.conversations.get((STORE, "conv")) is None
+    assert world.unit.conversations.get(ConversationKey(STORE, ConversationId("conv"))) is None
     world.submit()
     with pytest.raises(ConversationNotFound):
         world.submit(user_id="bob")

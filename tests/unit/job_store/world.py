@@ -9,6 +9,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey, SessionId, StoreId, UserId
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
 from pawl.job_store.domain.commit import Commit
@@ -21,8 +22,8 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 DIGEST = "ab" * 32
 EDITED_DIGEST = "cd" * 32
-STORE = "acme"
-USER = "ann"
+STORE = StoreId("acme")
+USER = UserId("ann")
 
 
 class CountingIds:
@@ -83,19 +84,18 @@ class World:
         self.unit.put_run(replace(self.run(run_id), worker_id=None, claim_at=self.now))
 
     def run(self, run_id: str) -> RunRow:
-        run = self.unit.runs.get((STORE, run_id))
+        run = self.unit.runs.get(RunKey(STORE, RunId(run_id)))
         assert run is not None
         return run
 
     def call(self, call_id: str) -> CallRow:
-        call = self.unit.calls.get((STORE, call_id))
+        call = self.unit.calls.get(CallKey(STORE, CallId(call_id)))
         assert call is not None
         return call
 
     def commit(self, run_id: str, epoch: int | None = None, **fields: Any) -> LastCommit:
         values: dict[str, Any] = {
-            "store_id": STORE,
-            "run_id": run_id,
+            "run": RunKey(STORE, RunId(run_id)),
             "epoch": self.run(run_id).epoch if epoch is None else epoch,
             "commit_id": f"c{self.number():06}",
         }
@@ -111,8 +111,7 @@ class World:
 
     def send(self, run_id: str, command: Command, command_id: str = "", **fields: Any) -> Receipt:
         values: dict[str, Any] = {
-            "store_id": STORE,
-            "run_id": run_id,
+            "run": RunKey(STORE, RunId(run_id)),
             "user_id": USER,
             "command_id": command_id or f"cmd{self.number()}",
             "fingerprint": repr(command).encode(),
@@ -130,23 +129,22 @@ class World:
 
     def decide(self, run_id: str, call_id: str, kind: DecisionKind, command_id: str = "", **fields: Any) -> Receipt:
         values = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
-        return self.send(run_id, Decide(call_id=call_id, kind=kind, **(values | fields)), command_id)
+        return self.send(run_id, Decide(call_id=CallId(call_id), kind=kind, **(values | fields)), command_id)
 
     def result(
         self, run_id: str, call_id: str, client_id: str = "", epoch: int = 0, command_id: str = "", **fields: Any
     ) -> Receipt:
-        brought = ToolResult(call_id=call_id, client_id=client_id, offer_epoch=epoch)
+        brought = ToolResult(call_id=CallId(call_id), client_id=ClientId(client_id), offer_epoch=epoch)
         return self.send(run_id, brought, command_id, **fields)
 
     def lease(self, run_id: str, call_id: str, client_id: str, session_id: str = "") -> Leased:
         leased: Leased = self.apply(
             LeaseOffer(
-                store_id=STORE,
+                run=RunKey(STORE, RunId(run_id)),
+                call=CallKey(STORE, CallId(call_id)),
                 user_id=USER,
-                run_id=run_id,
-                call_id=call_id,
-                client_id=client_id,
-                session_id=session_id,
+                client_id=ClientId(client_id),
+                session_id=SessionId(session_id),
                 lease_seconds=30.0,
             )
         )
@@ -191,10 +189,10 @@ def change(call_id: str, state: CallState, **fields: Any) -> CallChange:
         "result": b"result" if state.is_terminal else None,
         "spec": b"",
     }
-    return CallChange(call_id=call_id, state=state, **(values | fields))
+    return CallChange(call_id=CallId(call_id), state=state, **(values | fields))
 
 
 def delegation(call_id: str, run_id: str, **fields: Any) -> Delegation:
     """A run that does a call."""
     values: dict[str, Any] = {"message": b"task", "options": b""}
-    return Delegation(call_id=call_id, run_id=run_id, **(values | fields))
+    return Delegation(call_id=CallId(call_id), run_id=RunId(run_id), **(values | fields))

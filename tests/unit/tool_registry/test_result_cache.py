@@ -73,7 +73,7 @@ def test_errors_are_not_kept(clock: ManualClock) -> None:
     cache = ResultCache(clock.monotonic)
     cache.put(job(), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
     cache.put(job(cache_seconds=0.0), succeeded(b"1", 0))
-    assert len(cache) == 0
+    assert len(cache._kept) == 0
 
 
 def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> None:
@@ -85,9 +85,9 @@ def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> No
     assert cache.find(job("b")) is None
     assert cache.find(job("a")) is not None
     cache.put(job("e"), succeeded(b"x" * 9, 0))
-    assert (len(cache), cache.size_bytes) == (2, 10)
+    assert (len(cache._kept), cache._bytes) == (2, 10)
     cache.put(job("f"), succeeded(b"x" * 11, 0))
-    assert (len(cache), cache.size_bytes) == (2, 10)
+    assert (len(cache._kept), cache._bytes) == (2, 10)
 
 
 async def test_what_has_expired_is_swept(clock: ManualClock) -> None:
@@ -95,4 +95,4 @@ async def test_what_has_expired_is_swept(clock: ManualClock) -> None:
     cache.put(job("a"), succeeded(b"1", 0))
     await clock.advance(61)
     cache.put(job("b"), succeeded(b"1", 0))
-    assert (len(cache), cache.size_bytes) == (1, 1)
+    assert (len(cache._kept), cache._bytes) == (1, 1)

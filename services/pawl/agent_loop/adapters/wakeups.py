@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 
-from pawl.agent_loop.app.ports import RunKey
 from pawl.chassis.bus import Bus
+from pawl.chassis.ids import RunId, RunKey, StoreId
 
 
 class BusWakeups:
@@ -22,7 +22,7 @@ class BusWakeups:
 
         async def command(_subject: str, data: bytes) -> None:
             store_id, _, run_id = data.decode(errors="replace").partition("/")
-            await on_command(RunKey(store_id=store_id, run_id=run_id))
+            await on_command(RunKey(StoreId(store_id), RunId(run_id)))
 
         await self._bus.subscribe("pawl.internal.v1.work", work)
         await self._bus.subscribe(f"pawl.internal.v1.worker.{worker_id}", command)

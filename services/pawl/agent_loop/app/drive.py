@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from enum import StrEnum
 from typing import Final, TypeVar, assert_never
 
@@ -40,11 +41,10 @@ from pawl.agent_loop.domain.fact import (
     RunRefused,
     Shown,
 )
-from pawl.agent_loop.domain.fact_rules import apply_fact
 from pawl.agent_loop.domain.planning import Plan
 from pawl.agent_loop.domain.run import ENDED, RunFailure
 from pawl.agent_loop.domain.state import MODEL, State
-from pawl.agent_loop.domain.step import Committed, LeaseAction, Step
+from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.agent_loop.domain.tool import RecordedDecision
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from pawl.errors import IllegalTransition, InboxChanged
@@ -277,12 +277,9 @@ class Drive:
         del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)
         self._base = step.committed(after, answer)
-        self._note(answer)
-        return True
-
-    def _note(self, answer: Committed) -> None:
         if answer.commands_pending:
             self.wake()
+        return True
 
     def _step(self, plan: Plan) -> Step:
         park = plan.rest if isinstance(plan.rest, Park) else None
@@ -304,10 +301,8 @@ class Drive:
             await self._record()
             now = self._now()
             taken = self._fitting_facts()
-            state, events = planning.take_in(self._planning_base(taken), now), list(self._outbox)
-            for fact in self._facts_with_seqs(taken):
-                state, told = apply_fact(state, fact, now)
-                events += told
+            state, told = planning.take_all(self._planning_base(taken), self._facts_with_seqs(taken), now)
+            events = (*self._outbox, *told)
             await self._commit(step.between(self._base, state, events, lease_action=LeaseAction.RELEASE), state)
         return Left.HANDED_OVER
 
@@ -348,11 +343,9 @@ class Drive:
         """Return when something happened, output is due, or at that time, by the monotonic clock."""
         due = self._tasks.output_due_at()
         wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait)):
                 await self._signal.wait()
-        except TimeoutError:
-            return
 
     def _planning_base(self, taken: int) -> State:
         # A call whose end is known and is told by a later step is not to be begun again.

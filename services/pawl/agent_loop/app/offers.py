@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -238,8 +239,6 @@ class Offers:
         """Return when something changed, or a call may be asked for again."""
         later = [each.retry_at for each in self._candidates.values()] if len(self._held) < self._calls_max else []
         seconds = max(min(later) - self._clock.now(), 0.0) if later else None
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._due.wait()
-        except TimeoutError:
-            return

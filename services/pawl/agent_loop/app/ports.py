@@ -22,17 +22,10 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.ids import RunKey
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunKey:
-    """The key of a run."""
-
-    store_id: str
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import Cancel, Resolve, TopUp
+from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.command import Cancel, Decide, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunOptions, RunState, Undo
 from pawl.errors import PawlError, by_reason
@@ -195,18 +195,10 @@ class DecisionRight(StrEnum):
     QUESTIONS = "QUESTIONS"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DecisionCommand:
-    """A decision, of somebody with `right`. `arguments_json`, `edited_digest` and `edited_preview` go with EDIT."""
+class DecisionCommand(Decide, frozen=True, kw_only=True):
+    """A decision, of somebody with `right`; `arguments_json`, `edited_digest` and `edited_preview` go with EDIT."""
 
-    call_id: str
-    kind: DecisionKind
     digest: str
-    arguments_json: bytes
-    edited_digest: str
-    reason: str
-    answer: str
-    edited_preview: str = ""
     right: DecisionRight = DecisionRight.OWN_RUNS
 
 

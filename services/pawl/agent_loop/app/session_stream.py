@@ -131,11 +131,9 @@ class Stream:
 
     async def give_back(self) -> None:
         """Release what the client holds; if that takes long, the leases end by themselves."""
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(_RELEASE_SECONDS):
                 await self._offers.release_all()
-        except TimeoutError:
-            return
 
     async def _write(self) -> None:
         heartbeat_seconds = self._parts.times.heartbeat_seconds

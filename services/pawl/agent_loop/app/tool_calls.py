@@ -22,7 +22,6 @@ from pawl.agent_loop.domain.tool import (
     RecordedResult,
     Resolved,
     Stopped,
-    Tool,
     Verdict,
 )
 from pawl.chassis.clock import Clock
@@ -68,17 +67,14 @@ class ToolCalls:
         tools = found.tools
         known = {tool.name for tool in tools}
         missing = {tool.fallback_tool_name for tool in tools} - known - {""}
-        if not missing or pinned:
-            return _cut(tools, found.left_out, most)
-        try:
-            more = await self._retry.until_answered(
-                lambda: self._registry.resolve(self._context, sorted(missing)),
-            )
-            tools = (*tools, *more.tools)
-        except ToolNotFound:
-            # The check of the call will say so when it comes to it.
-            pass
-        return _cut(tools, found.left_out, most)
+        if missing and not pinned:
+            # The check of the call will say which is not found when it comes to it.
+            with suppress(ToolNotFound):
+                more = await self._retry.until_answered(lambda: self._registry.resolve(self._context, sorted(missing)))
+                tools = (*tools, *more.tools)
+        # No more than `most`, also of what they fall back to, and of a registry that knows no bound yet.
+        kept = tools[:most] if most else tools
+        return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
     async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[str, Verdict]:
         """Return a verdict on each call; a refusal if the registry is away or fails."""
@@ -182,12 +178,6 @@ class ToolCalls:
             message = f"The call took more than {call.timeout_seconds:g} seconds."
             return ExecutionResult(outcome=Outcome.FAILED, result=settle.error("TOOL_TIMEOUT", message))
         return _unreachable(call)
-
-
-def _cut(tools: tuple[Tool, ...], left_out: int, most: int) -> Resolved:
-    """Return no more than `most`, also of what they fall back to, and of a registry that knows no bound yet."""
-    kept = tools[:most] if most else tools
-    return Resolved(tools=kept, left_out=left_out + len(tools) - len(kept))
 
 
 def _no_verdict(call_id: str) -> Verdict:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Final, Self
 
 from pawl.agent_loop.app.feed import Feed, Watcher
@@ -120,11 +120,9 @@ class Watches:
         run = await self._ledger.get_run(caller, run_id)
         if run.state in RESTING or seconds == 0:
             return run
-        try:
+        with suppress(TimeoutError, SlowConsumer):
             async with asyncio.timeout(seconds):
                 await self._rests(caller, run)
-        except (TimeoutError, SlowConsumer):
-            pass  # The run as it is now is the answer.
         return await self._ledger.get_run(caller, run_id)
 
     async def _rests(self, caller: Caller, run: RunView) -> None:

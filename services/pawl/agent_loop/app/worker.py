@@ -11,16 +11,17 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
+from typing import Final, TypeVar
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import Claim, RunKey, Wakeups
+from pawl.agent_loop.app.ports import Claim, Wakeups
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
+from pawl.chassis.ids import RunKey
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
@@ -41,6 +42,9 @@ _NEWER_SECONDS_MAX: Final = 3600.0
 _NEWER_PAUSE_SECONDS_MAX: Final = 600.0
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 _log = logs.get_logger(__name__)
 
@@ -64,36 +68,14 @@ class _Held:
     confirmed_until: float
 
 
-@dataclass(slots=True)
-class _Recent:
-    """The times at which claims were left lately, so that a late answer about one is not taken for a new claim."""
+class _Recent(dict[K, V]):
+    """The entries that were put in last, a bounded number."""
 
-    left_at: dict[Claim, float] = field(default_factory=dict)
-
-    def add(self, claim: Claim, now: float) -> None:
-        self.left_at.pop(claim, None)
-        self.left_at[claim] = now
-        if len(self.left_at) > _REMEMBERED_MAX:
-            del self.left_at[next(iter(self.left_at))]
-
-    def was_left_since(self, claim: Claim, time: float) -> bool:
-        return self.left_at.get(claim, -math.inf) >= time
-
-
-@dataclass(slots=True)
-class _Unread:
-    """Since when, and when last, this worker has met runs that it cannot read."""
-
-    met_at: dict[RunKey, tuple[float, float]] = field(default_factory=dict)
-
-    def meet(self, key: RunKey, now: float) -> float:
-        """Return for how long a run could not be read, which cannot be read now."""
-        since, last = self.met_at.pop(key, (now, now))
-        since = since if now - last <= _NEWER_PAUSE_SECONDS_MAX else now
-        self.met_at[key] = since, now
-        if len(self.met_at) > _REMEMBERED_MAX:
-            del self.met_at[next(iter(self.met_at))]
-        return now - since
+    def put(self, key: K, value: V) -> None:
+        self.pop(key, None)
+        self[key] = value
+        if len(self) > _REMEMBERED_MAX:
+            del self[next(iter(self))]
 
 
 class Worker:
@@ -119,8 +101,10 @@ class Worker:
         self._limits = limits
         self._new_drive = new_drive
         self._held: dict[Claim, _Held] = {}
-        self._recent = _Recent()
-        self._unread = _Unread()
+        # So that a late answer about a claim that was left is not taken for a new one.
+        self._left_at = _Recent[Claim, float]()
+        # Since when, and when last, this worker has met runs that it cannot read.
+        self._unread = _Recent[RunKey, tuple[float, float]]()
         self._work_may_be_there = asyncio.Event()
         self._claiming = asyncio.Lock()
         self._stopping = False
@@ -223,7 +207,7 @@ class Worker:
         for claim in renewal.held:
             # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive ended and the
             # ledger does not know it. Such a lease would be renewed for ever.
-            if not self._drives(claim) and not self._recent.was_left_since(claim, began):
+            if not self._drives(claim) and self._left_at.get(claim, -math.inf) < began:
                 _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
                 self._start(claim, began)
         for claim in renewal.with_commands:
@@ -283,7 +267,7 @@ class Worker:
         else:
             _log.info("run.left", how=left, epoch=claim.epoch)
         if left != "crashed":
-            self._recent.add(claim, self._clock.monotonic())
+            self._left_at.put(claim, self._clock.monotonic())
         return left
 
     async def _leave_to_newer(self, claim: Claim, why: NewerVersion) -> str:
@@ -293,7 +277,11 @@ class Worker:
         comes, operators must see the run.
         """
         _log.warning("run.of_newer_version", error=str(why), epoch=claim.epoch)
-        if self._unread.meet(claim.key, self._clock.monotonic()) > _NEWER_SECONDS_MAX:
+        now = self._clock.monotonic()
+        since, last = self._unread.get(claim.key, (now, now))
+        since = since if now - last <= _NEWER_PAUSE_SECONDS_MAX else now
+        self._unread.put(claim.key, (since, now))
+        if now - since > _NEWER_SECONDS_MAX:
             return await self._give_up(claim)
         await self._clock.sleep(_NEWER_SECONDS)
         try:

@@ -204,11 +204,4 @@ def _with_message(state: State, answer: ModelAnswer, shown: Shown, calls: tuple[
 
 def usage_of(report: UsageReport) -> Usage:
     """Return what one model call used."""
-    return Usage(
-        input_tokens=report.input_tokens,
-        cached_input_tokens=report.cached_input_tokens,
-        output_tokens=report.output_tokens,
-        reasoning_tokens=report.reasoning_tokens,
-        model_calls=1,
-        estimated_tokens=report.estimated_tokens,
-    )
+    return Usage() + report

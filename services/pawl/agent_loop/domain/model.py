@@ -7,7 +7,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.run import FailureClass
+from pawl.agent_loop.domain.run import FailureClass, Usage
 
 
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,18 +65,13 @@ class ProviderState(msgspec.Struct, frozen=True, kw_only=True):
     fields_json: bytes
 
 
-class UsageReport(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens of this call so far. A later report replaces an earlier one.
+class UsageReport(Usage, frozen=True, kw_only=True):
+    """Usage of this call so far. A later report replaces an earlier one.
 
-    `estimated_tokens` are those that the model server did not report itself. `prompt_bytes` is the size of the prompt
-    whose tokens it did report, else 0.
+    `prompt_bytes` is the size of the prompt whose tokens the model server did report, else 0.
     """
 
-    input_tokens: int = 0
-    cached_input_tokens: int = 0
-    output_tokens: int = 0
-    reasoning_tokens: int = 0
-    estimated_tokens: int = 0
+    model_calls: int = 1
     prompt_bytes: int = 0
 
 

@@ -71,12 +71,17 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     Pure: the same arguments give the same plan, so a step that the ledger did
     not take is planned again from a fresh base.
     """
+    return advance(*take_all(base, facts, now), now)
+
+
+def take_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
+    """Return the state with its unconsumed commands and these facts applied, and the events that tell of the facts."""
     state = take_in(base, now)
     events: list[OwnerEvent] = []
     for fact in facts:
         state, told = apply_fact(state, fact, now)
         events += told
-    return advance(state, events, now)
+    return state, events
 
 
 def take_in(base: State, now: float) -> State:

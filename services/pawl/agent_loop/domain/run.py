@@ -170,7 +170,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self._with_each(operator.sub, other)
 
     def _with_each(self, combine: Callable[[int, int], int], other: Usage) -> Usage:
-        return Usage(**{name: combine(getattr(self, name), getattr(other, name)) for name in self.__struct_fields__})
+        return Usage(**{name: combine(getattr(self, name), getattr(other, name)) for name in Usage.__struct_fields__})
 
 
 class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):

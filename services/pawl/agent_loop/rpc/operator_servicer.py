@@ -8,7 +8,7 @@ import grpc
 
 from pawl.agent.v1 import operator_pb2, operator_pb2_grpc
 from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import RunView
+from pawl.agent_loop.app.public_values import Caller, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert
 from pawl.chassis import auth
@@ -40,22 +40,18 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def RedriveRun(
         self, request: operator_pb2.RedriveRunRequest, context: Context
     ) -> operator_pb2.RedriveRunResponse:
-        run = await self._operators.redrive(
-            convert.caller(auth.require_user()),
-            convert.optional_id(request.request_id, "request_id"),
-            check_id(request.run_id, "run_id"),
-            request.reason,
-        )
+        run = await self._operators.redrive(*_act(request))
         return operator_pb2.RedriveRunResponse(state=_document(run).state)
 
     async def EndRun(self, request: operator_pb2.EndRunRequest, context: Context) -> operator_pb2.EndRunResponse:
-        run = await self._operators.end(
-            convert.caller(auth.require_user()),
-            convert.optional_id(request.request_id, "request_id"),
-            check_id(request.run_id, "run_id"),
-            request.reason,
-        )
+        run = await self._operators.end(*_act(request))
         return operator_pb2.EndRunResponse(state=_document(run).state)
+
+
+def _act(request: operator_pb2.RedriveRunRequest | operator_pb2.EndRunRequest) -> tuple[Caller, str, str, str]:
+    """Return who acts, with which command, on which run, and why."""
+    request_id = convert.optional_id(request.request_id, "request_id")
+    return convert.caller(auth.require_user()), request_id, check_id(request.run_id, "run_id"), request.reason
 
 
 def _document(run: RunView) -> run_pb2.Run:

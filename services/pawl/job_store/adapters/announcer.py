@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pawl.chassis.bus import Bus
+from pawl.chassis.ids import RunKey
 from pawl.chassis.parts import in_parts
 from pawl.job_store.app.ports import LiveEvent
 from pawl.job_store.domain.unit_of_work import Wakeup
@@ -25,25 +26,25 @@ class NatsAnnouncer:
         self._bus = bus
 
     async def publish(self, events: Sequence[LiveEvent]) -> None:
-        for (store_id, run_id), payloads in _by_run(events).items():
+        for run, payloads in _by_run(events).items():
             # Messages RunEvents, made of events as they are stored.
             entries = (_EVENTS_FIELD + _varint(len(payload)) + payload for payload in payloads)
             for part in in_parts(entries, len, size_max=_MESSAGE_BYTES_MAX):
-                await self._bus.publish(f"pawl.v1.{store_id}.run.{run_id}.events", b"".join(part))
+                await self._bus.publish(f"pawl.v1.{run.store_id}.run.{run.run_id}.events", b"".join(part))
 
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         for wakeup in dict.fromkeys(wakeups):
-            payload = f"{wakeup.store_id}/{wakeup.run_id}".encode()
+            payload = f"{wakeup.run.store_id}/{wakeup.run.run_id}".encode()
             await self._bus.publish(f"pawl.internal.v1.worker.{wakeup.worker_id}", payload)
 
     async def work_ready(self) -> None:
         await self._bus.publish(WORK_SUBJECT, b"")
 
 
-def _by_run(events: Sequence[LiveEvent]) -> dict[tuple[str, str], list[bytes]]:
-    runs: dict[tuple[str, str], list[bytes]] = {}
+def _by_run(events: Sequence[LiveEvent]) -> dict[RunKey, list[bytes]]:
+    runs: dict[RunKey, list[bytes]] = {}
     for event in events:
-        runs.setdefault((event.store_id, event.run_id), []).append(event.payload)
+        runs.setdefault(RunKey(event.store_id, event.run_id), []).append(event.payload)
     return runs
 
 

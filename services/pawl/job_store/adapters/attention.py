@@ -6,10 +6,11 @@ from datetime import datetime
 from typing import Final
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import Page, RunView
 from pawl.job_store.domain.offers import is_pending
-from pawl.job_store.domain.rows import CallRow, RunKey
+from pawl.job_store.domain.rows import CallRow
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -50,10 +51,10 @@ class PostgresAttentionRepository:
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         async with self._database.acquire() as connection:
             records = await connection.fetch(_DOOMED, crashes_max, runs_max)
-        return tuple((record["store_id"], record["run_id"]) for record in records)
+        return tuple(RunKey(record["store_id"], record["run_id"]) for record in records)
 
     async def listed(
-        self, store_id: str, *, run_id: str, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
         arguments = (store_id, run_id, *(after or (None, "")))
         async with (

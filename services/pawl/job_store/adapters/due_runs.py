@@ -17,6 +17,7 @@ from typing import Final
 from asyncpg import Record
 
 from pawl.chassis.database import Connection
+from pawl.chassis.ids import RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
 
 # The statements are made from constants of this module only.
@@ -125,7 +126,7 @@ class Picked:
     `stores` are those that were looked at. `has_more`: others, or more runs of these, may be due.
     """
 
-    stores: Sequence[str]
+    stores: Sequence[StoreId]
     runs: Sequence[DueRun]
     has_more: bool
 
@@ -137,10 +138,10 @@ class DueRuns:
         self._limits = limits
         self._crashes_max = crashes_max
         # Where the round of the users of a store goes on whose oldest runs must wait.
-        self._last_users: dict[str, str] = {}
+        self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
-        self, connection: Connection, worker_id: str, *, after_store: str, stores_max: int, runs_max: int
+        self, connection: Connection, worker_id: WorkerId, *, after_store: StoreId, stores_max: int, runs_max: int
     ) -> Picked:
         """Return what the worker may claim of the next stores; keeps others from them until the transaction ends."""
         records = await connection.fetch(_STORES, after_store, self._limits.per_store, stores_max)
@@ -164,18 +165,20 @@ class DueRuns:
         return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
 
     async def _last_chances_max(
-        self, connection: Connection, worker_id: str, due: Mapping[str, Sequence[Record]]
+        self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]
     ) -> int:
         if all(record["crashes"] + 1 < self._crashes_max for records in due.values() for record in records):
             return 0
         return 0 if await connection.fetchval(_HAS_LAST_CHANCE, worker_id, self._crashes_max - 1) else 1
 
-    def _blocked(self, due: Mapping[str, list[Record]], cut: Sequence[str], picked: Sequence[DueRun]) -> list[str]:
+    def _blocked(
+        self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
+    ) -> list[StoreId]:
         """Return the stores with places that none of those who were looked at may take."""
-        gets = Counter(run.store_id for run in picked if not run.is_active)
+        gets = Counter(run.key.store_id for run in picked if not run.is_active)
         return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
 
-    async def _heads(self, connection: Connection, stores: Sequence[str]) -> dict[str, list[Record]]:
+    async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
         """Return the oldest runs of the users of `stores` whose turn it is."""
         # The quotient is how many of them can be at their limits.
         hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
@@ -188,7 +191,7 @@ class DueRuns:
                 self._last_users[store] = max(record["user_id"] for record in records)
         return heads
 
-    def _lines(self, due: Mapping[str, Sequence[Record]]) -> list[Line]:
+    def _lines(self, due: Mapping[StoreId, Sequence[Record]]) -> list[Line]:
         """Return the lines of stores, in the order of the records."""
         return [
             Line(
@@ -202,17 +205,16 @@ class DueRuns:
 
     def _due_run(self, record: Record) -> DueRun:
         return DueRun(
-            store_id=record["store_id"],
-            run_id=record["run_id"],
+            key=RunKey(record["store_id"], record["run_id"]),
             user_id=record["user_id"],
             is_active=record["active"],
             at_last_chance=record["crashes"] + 1 >= self._crashes_max,
         )
 
 
-def _by_store(stores: Sequence[str], records: Sequence[Record]) -> dict[str, list[Record]]:
+def _by_store(stores: Sequence[StoreId], records: Sequence[Record]) -> dict[StoreId, list[Record]]:
     """Return the records of each store, in the order of `stores`."""
-    found: dict[str, list[Record]] = {store: [] for store in stores}
+    found: dict[StoreId, list[Record]] = {store: [] for store in stores}
     for record in records:
         found[record["store_id"]].append(record)
     return found

@@ -97,7 +97,7 @@ async def _store(connection: Connection, unit: UnitOfWork, events: Sequence[Live
     """Write all that the operations changed."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
-    conversations = sorted(unit.conversations.created(), key=lambda row: (row.store_id, row.conversation_id))
+    conversations = sorted(unit.conversations.created(), key=lambda row: row.key)
     await _insert(connection, tables.REQUESTS, requests)
     await _insert(connection, tables.CONVERSATIONS, conversations)
     await _update(connection, tables.CONVERSATIONS, unit.conversations.changed())

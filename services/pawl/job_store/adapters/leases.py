@@ -14,6 +14,7 @@ from typing import Final
 from asyncpg import Record
 
 from pawl.chassis.database import Connection, Database
+from pawl.chassis.ids import StoreId, WorkerId
 from pawl.job_store.adapters.due_runs import DueRuns
 from pawl.job_store.app.reading import Claimed, Renewed
 from pawl.job_store.domain.places import DueRun, PlaceLimits
@@ -90,9 +91,9 @@ class PostgresLeases:
         self._database = database
         self._due_runs = DueRuns(limits, crashes_max=crashes_max)
         self._crashes_max = crashes_max
-        self._last_store = ""
+        self._last_store = StoreId("")
 
-    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
         seen: set[str] = set()
@@ -107,7 +108,7 @@ class PostgresLeases:
                 taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
             claimed += taken
             if picked.runs:
-                self._last_store = picked.runs[-1].store_id
+                self._last_store = picked.runs[-1].key.store_id
             if not picked.has_more or (not taken and seen.issuperset(picked.stores)):
                 break
             seen.update(picked.stores)
@@ -115,7 +116,7 @@ class PostgresLeases:
             stores_max = wanted if taken else _STORES_MAX
         return claimed
 
-    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         async with self._database.acquire(urgent=True) as connection:
             records = await connection.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds))
             time = records[0]["time"] if records else await connection.fetchval("SELECT now()")
@@ -125,7 +126,7 @@ class PostgresLeases:
             time=time,
         )
 
-    async def release(self, worker_id: str) -> int:
+    async def release(self, worker_id: WorkerId) -> int:
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_RELEASE, worker_id)
         return int(tag.rpartition(" ")[2])
@@ -141,9 +142,9 @@ class PostgresLeases:
         return int(tag.rpartition(" ")[2])
 
     async def _take(
-        self, connection: Connection, picked: Sequence[DueRun], worker_id: str, lease: timedelta
+        self, connection: Connection, picked: Sequence[DueRun], worker_id: WorkerId, lease: timedelta
     ) -> list[Claimed]:
-        stores, runs = [run.store_id for run in picked], [run.run_id for run in picked]
+        stores, runs = [run.key.store_id for run in picked], [run.key.run_id for run in picked]
         records = await connection.fetch(_TAKE, stores, runs, worker_id, lease, self._crashes_max)
         return [_claimed(record) for record in records]
 

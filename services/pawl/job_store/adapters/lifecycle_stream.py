@@ -41,6 +41,7 @@ _CONFIG: Final = StreamConfig(
     max_bytes=_BYTES_MAX,
     duplicate_window=_DUPLICATES_SECONDS,
 )
+_UNAVAILABLE: Final = (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable)
 
 _log = logs.get_logger(__name__)
 
@@ -63,7 +64,7 @@ class JetStreamLifecycle:
             return self._end
         try:
             info = await _put_stream(self._bus.jetstream(), _CONFIG)
-        except (nats.errors.Error, OSError, TimeoutError, DependencyUnavailable) as error:
+        except _UNAVAILABLE as error:
             _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
             return None
         if info.created is None:
@@ -107,9 +108,11 @@ class JetStreamLifecycle:
             _log.error("lifecycle.too_large_for_nats", event_id=event.event_id, bytes_max=self._bus.payload_bytes_max)
             return 0
         try:
-            return await self._bus.publish_acknowledged(subject, payload, headers, timeout_seconds=_ACK_SECONDS)
-        except DependencyUnavailable:
+            # After an error it may have been stored: its id tells NATS that it comes again.
+            stored = await self._bus.jetstream().publish(subject, payload, timeout=_ACK_SECONDS, headers=headers)
+        except _UNAVAILABLE:
             return None
+        return stored.seq
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:

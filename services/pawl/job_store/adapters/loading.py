@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from operator import attrgetter
+from typing import Final, TypeAlias, TypeVar
+
+import msgspec
 
 from pawl.chassis.database import Connection
+from pawl.chassis.ids import CallKey, RunKey, StoreId
 from pawl.job_store.adapters import tables
-from pawl.job_store.domain.rows import ConversationKey, ConversationRow, Queue, RequestRow, RunKey
+from pawl.job_store.domain.rows import CommandKey, ConversationKey, ConversationRow, Queue, RequestKey, RequestRow
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
+
+K = TypeVar("K", bound=msgspec.Struct)
+T = TypeVar("T")
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -96,7 +103,7 @@ SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
 """
 
-_QueueLimits: TypeAlias = Mapping[str, tuple[int, int]]
+_QueueLimits: TypeAlias = Mapping[StoreId, tuple[int, int]]
 """Of each store how many runs may wait for a place, and how many places it has."""
 
 # Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
@@ -122,7 +129,7 @@ async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequen
     keys = _distinct(named, lambda keys: keys.requests)
     if not keys:
         return []
-    rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(keys, 3))]
+    rows = [tables.request(record) for record in await connection.fetch(_REQUESTS, *_columns(RequestKey, keys))]
     for row in rows:
         unit.requests.load(row.key, row)
     return rows
@@ -135,10 +142,10 @@ async def _load_conversations(
     runs = _distinct(named, lambda keys: (*keys.conversations_of, *keys.ends))
     if not (keys or runs):
         return []
-    records = await connection.fetch(_CONVERSATIONS, *_columns(keys, 2), *_columns(runs, 2))
+    records = await connection.fetch(_CONVERSATIONS, *_columns(ConversationKey, keys), *_columns(RunKey, runs))
     rows = [tables.conversation(record) for record in records]
     for row in rows:
-        unit.conversations.load((row.store_id, row.conversation_id), row)
+        unit.conversations.load(row.key, row)
     return rows
 
 
@@ -151,23 +158,22 @@ async def _load_runs(
 ) -> list[RunKey]:
     """Load the runs; returns those that messages may enter, or that are superseded."""
     keys = dict.fromkeys(_distinct(named, lambda keys: keys.runs))
-    keys.update(dict.fromkeys((row.store_id, row.run_id) for row in requests))
+    keys.update(dict.fromkeys(RunKey(row.store_id, row.run_id) for row in requests))
     submitted = set(_distinct(named, lambda keys: keys.conversations))
     entered: list[RunKey] = []
     endings = _endings(named, conversations)
     for row in conversations:
-        key = (row.store_id, row.conversation_id)
-        if key in submitted and row.active_run_id is not None:
-            entered.append((row.store_id, row.active_run_id))
+        if row.key in submitted and row.active_run_id is not None:
+            entered.append(RunKey(row.store_id, row.active_run_id))
         # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
-        passed = len(row.interrupting) if endings[key] else 0
-        waiting = [(row.store_id, run_id) for run_id in row.queue[: endings[key] + passed]]
+        passed = len(row.interrupting) if endings[row.key] else 0
+        waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]
     keys.update(dict.fromkeys(entered))
     if keys:
         ending = list(dict.fromkeys([*_distinct(named, lambda keys: keys.ends), *entered]))
-        arguments = [*_columns(list(keys), 2), *(_columns(ending, 2) if ending else ())]
+        arguments = [*_columns(RunKey, keys), *(_columns(RunKey, ending) if ending else ())]
         for record in await connection.fetch(_RUNS_AND_CALLERS if ending else _RUNS, *arguments):
             run = tables.run(record)
             unit.runs.load(run.key, run)
@@ -177,7 +183,7 @@ async def _load_runs(
 def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow]) -> Counter[ConversationKey]:
     """Return how many operations may pass the turn of each conversation on."""
     conversation_of = {
-        (row.store_id, run_id): (row.store_id, row.conversation_id)
+        RunKey(row.store_id, run_id): row.key
         for row in conversations
         if row.active_run_id is not None
         for run_id in (row.active_run_id, *row.queue)
@@ -191,14 +197,14 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
 
 async def _load_calls(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
     runs = _distinct(named, lambda keys: keys.calls_of)
-    done = [(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
+    done = [CallKey(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
     calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
     if runs or calls:
-        for record in await connection.fetch(_CALLS, *_columns(runs, 2), *_columns(calls, 2)):
+        for record in await connection.fetch(_CALLS, *_columns(RunKey, runs), *_columns(CallKey, calls)):
             unit.load_call(tables.call(record))
 
 
-async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
+async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[StoreId, Queue]:
     """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
 
     Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
@@ -212,7 +218,7 @@ async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[str
 
 
 async def _load_queues(
-    connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[str, Queue]
+    connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[StoreId, Queue]
 ) -> None:
     """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
     close = {store: limit for store, limit in limits.items() if store not in queues}
@@ -221,7 +227,7 @@ async def _load_queues(
         unit.queues.load(store, queue)
 
 
-async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[str, Queue]:
+async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[StoreId, Queue]:
     places = [places for _, places in limits.values()]
     records = await connection.fetch(_QUEUED, list(limits), places, max(map(sum, limits.values())))
     return {
@@ -236,16 +242,16 @@ async def _load_commands(
     """Load the commands and the time."""
     runs = [*_distinct(named, lambda keys: keys.commands_of), *entered]
     commands = _distinct(named, lambda keys: keys.commands)
-    records = await connection.fetch(_COMMANDS, *_columns(runs, 2), *_columns(commands, 3))
+    records = await connection.fetch(_COMMANDS, *_columns(RunKey, runs), *_columns(CommandKey, commands))
     for record in records:
         if record["command_id"] is not None:
             unit.load_command(tables.command(record))
     unit.now = records[0]["now"]
 
 
-def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[Any]]) -> list[Any]:
+def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[T]]) -> list[T]:
     return list(dict.fromkeys(key for keys in named for key in pick(keys)))
 
 
-def _columns(keys: Sequence[tuple[str, ...]], width: int) -> list[list[str]]:
-    return [[key[column] for key in keys] for column in range(width)]
+def _columns(kind: type[K], keys: Collection[K]) -> list[list[str]]:
+    return [list(map(attrgetter(name), keys)) for name in kind.__struct_fields__]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.chassis.database import Connection
+from pawl.chassis.ids import RunKey, UserId
 from pawl.errors import RunNotFound
 from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.paging import without_count
@@ -60,19 +61,17 @@ FROM (
 """
 
 
-async def read(
-    connection: Connection, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int
-) -> LogPart:
+async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
     """See `reading.Reads.events`."""
     start = min(after_seq, _SEQ_MAX)
-    records = await connection.fetch(_EVENTS, store_id, run_id, start, events_max, EVENTS_BYTES_MAX)
+    records = await connection.fetch(_EVENTS, key.store_id, key.run_id, start, events_max, EVENTS_BYTES_MAX)
     if not records or user_id not in {"", records[0]["user_id"]}:
         raise RunNotFound
     run = records[0]
     gap = None
     if start < run["trimmed_seq"]:
-        snapshot = await _snapshot(connection, store_id, run_id)
-        gap = LogGap(run_id=run_id, from_seq=start + 1, to_seq=run["trimmed_seq"], snapshot=snapshot)
+        snapshot = await _snapshot(connection, key)
+        gap = LogGap(run_id=key.run_id, from_seq=start + 1, to_seq=run["trimmed_seq"], snapshot=snapshot)
     return LogPart(
         payloads=[record["payload"] for record in records if record["payload"] is not None],
         last_seq=run["last_seq"],
@@ -81,11 +80,11 @@ async def read(
     )
 
 
-async def _snapshot(connection: Connection, store_id: str, run_id: str) -> RunSnapshot:
+async def _snapshot(connection: Connection, key: RunKey) -> RunSnapshot:
     """Return a run that has ended: it changes no more, but it may be removed, so it is read last."""
-    messages = await connection.fetch(_MESSAGES, store_id, run_id, SNAPSHOT_BYTES_MAX)
-    calls = await connection.fetch(_CALLS, store_id, run_id, SNAPSHOT_BYTES_MAX, RESULT_BYTES_MAX)
-    run = await connection.fetchrow(_RUN, store_id, run_id)
+    messages = await connection.fetch(_MESSAGES, key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)
+    calls = await connection.fetch(_CALLS, key.store_id, key.run_id, SNAPSHOT_BYTES_MAX, RESULT_BYTES_MAX)
+    run = await connection.fetchrow(_RUN, key.store_id, key.run_id)
     if run is None:
         raise RunNotFound
     return RunSnapshot(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from pawl.chassis.ids import WorkerId
 from pawl.chassis.metrics import Metrics
 from pawl.errors import LeaseLost, PawlError
 from pawl.job_store.app.reading import Claimed, Leases, Renewed
@@ -67,14 +68,14 @@ class CountedLeases:
         self._seconds = metrics.histogram("claim_duration_seconds", "Time of one claim.")
         self._claimed = metrics.counter("claims_total", "Runs given to workers.")
 
-    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
         with self._seconds.time():
             claimed = await self._leases.claim(worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
         self._claimed.inc(len(claimed))
         return claimed
 
-    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         return await self._leases.renew(worker_id, lease_seconds=lease_seconds)
 
-    async def release(self, worker_id: str) -> int:
+    async def release(self, worker_id: WorkerId) -> int:
         return await self._leases.release(worker_id)

@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import Final
 
 from pawl.chassis.database import Connection, Database
+from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.job_store.adapters import log_reads, paging, tables
 from pawl.job_store.app.reading import Loaded, LogPart, Page, PendingFilter, RunView, view_of
@@ -139,24 +140,24 @@ class PostgresReads:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+    async def run(self, key: RunKey, user_id: UserId) -> RunView:
         async with (
             self._database.acquire() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            run = await _fetch_run(connection, store_id, user_id, run_id)
+            run = await _fetch_run(connection, key, user_id)
             calls = await _open_calls(connection, run)
             if all(call.state is not CallState.DELEGATED for call in calls):
                 return view_of([(run, calls)])
-            below = [tables.run(record) for record in await connection.fetch(_BELOW, store_id, run_id)]
+            below = [tables.run(record) for record in await connection.fetch(_BELOW, key.store_id, key.run_id)]
             return view_of([(run, calls), *[(row, await _open_calls(connection, row)) for row in below]])
 
-    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+    async def load(self, key: RunKey, epoch: int) -> Loaded:
         async with (
             self._database.acquire() as connection,
             connection.transaction(isolation="repeatable_read", readonly=True),
         ):
-            record = await connection.fetchrow(_OWNED_RUN, store_id, run_id)
+            record = await connection.fetchrow(_OWNED_RUN, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
             fields = dict(record)
@@ -164,13 +165,14 @@ class PostgresReads:
             run = tables.run(fields)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
-            records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, run.conversation_id)
+            records = await connection.fetch(_MESSAGES_FROM_SUMMARY, key.store_id, run.conversation_id)
             messages = [tables.message(record) for record in records]
-            run_ids = list({message.run_id for message in messages} | {run_id})
-            records = await connection.fetch(_CALLS_OF_RUNS, store_id, run_ids, _LOADED_RESULTS_BYTES_MAX)
+            run_ids = list({message.run_id for message in messages} | {key.run_id})
+            records = await connection.fetch(_CALLS_OF_RUNS, key.store_id, run_ids, _LOADED_RESULTS_BYTES_MAX)
             omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
             calls = [tables.call(record) for record in records]
-            commands = [tables.command(record) for record in await connection.fetch(_COMMANDS, store_id, run_id)]
+            records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
+            commands = [tables.command(record) for record in records]
         return Loaded(
             run=run,
             messages=messages,
@@ -181,16 +183,16 @@ class PostgresReads:
             time=time,
         )
 
-    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+    async def commands(self, key: RunKey) -> list[CommandRow]:
         async with self._database.acquire() as connection:
-            records = await connection.fetch(_COMMANDS, store_id, run_id)
+            records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             if not records:
-                await _fetch_run(connection, store_id, "", run_id)
+                await _fetch_run(connection, key, UserId(""))
         return [tables.command(record) for record in records]
 
-    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
+    async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         async with self._database.acquire() as connection:
-            record = await connection.fetchrow(_CALL, store_id, call_id)
+            record = await connection.fetchrow(_CALL, key.store_id, key.call_id)
         if record is None:
             raise CallNotFound
         row = tables.call(record)
@@ -201,10 +203,10 @@ class PostgresReads:
 
     async def runs(
         self,
-        store_id: str,
-        user_id: str,
+        store_id: StoreId,
+        user_id: UserId,
         *,
-        conversation_id: str,
+        conversation_id: ConversationId,
         states: Sequence[RunState],
         before: tuple[datetime, str] | None,
         rows_max: int,
@@ -215,15 +217,15 @@ class PostgresReads:
             return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
 
     async def calls(
-        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+        self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
-        arguments = (store_id, run_id, *(after or (-1, -1, "")))
+        arguments = (key.store_id, key.run_id, *(after or (-1, -1, "")))
         async with self._database.acquire() as connection:
-            await _fetch_run(connection, store_id, user_id, run_id)
+            await _fetch_run(connection, key, user_id)
             return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
 
     async def pending(
-        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
         arguments = (
             store_id,
@@ -238,7 +240,7 @@ class PostgresReads:
             return await paging.fetch(connection, statement, arguments, tables.call, rows_max=rows_max)
 
     async def short_of_tokens(
-        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
         if wanted.states or wanted.tool_name:
             return Page(rows=(), has_more=False)
@@ -248,7 +250,7 @@ class PostgresReads:
             return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
 
     async def messages(
-        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> Page[MessageRow]:
         async with self._database.acquire() as connection:
             owner = await connection.fetchval(_OWNER, store_id, conversation_id)
@@ -257,19 +259,17 @@ class PostgresReads:
             arguments = (store_id, conversation_id, after)
             return await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
 
-    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+    async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         async with self._database.acquire() as connection:
-            return await log_reads.read(
-                connection, store_id, user_id, run_id, after_seq=after_seq, events_max=events_max
-            )
+            return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
 
 
 async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
     return [tables.call(record) for record in await connection.fetch(_OPEN_CALLS, run.store_id, run.run_id)]
 
 
-async def _fetch_run(connection: Connection, store_id: str, user_id: str, run_id: str) -> RunRow:
-    record = await connection.fetchrow(_RUN, store_id, run_id)
+async def _fetch_run(connection: Connection, key: RunKey, user_id: UserId) -> RunRow:
+    record = await connection.fetchrow(_RUN, key.store_id, key.run_id)
     if record is None or user_id not in {"", record["user_id"]}:
         raise RunNotFound
     return tables.run(record)

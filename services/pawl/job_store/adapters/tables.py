@@ -9,6 +9,7 @@ from typing import Any, Final
 import msgspec
 from asyncpg import Record
 
+from pawl.chassis.ids import ClientId
 from pawl.job_store.adapters.columns import Column, Columns
 from pawl.job_store.app.ports import LiveEvent
 from pawl.job_store.domain.events import Event
@@ -146,7 +147,7 @@ def call(record: Record) -> CallRow:
     fields = dict(record)
     fields.pop("omitted_bytes", None)
     offer = Offer(
-        client_id=fields.pop("offer_client_id") or "",
+        client_id=fields.pop("offer_client_id") or ClientId(""),
         session_id=fields.pop("offer_session_id"),
         epoch=fields.pop("offer_epoch"),
         expire_time=fields.pop("offer_expire_time"),

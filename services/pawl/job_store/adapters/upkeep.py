@@ -8,8 +8,8 @@ from typing import Final
 from asyncpg import Record
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import CallKey, RunKey
 from pawl.job_store.domain.states import RunState
 
 _HELD_BY: Final = """
@@ -56,7 +56,7 @@ class PostgresOfferRepository:
         self._database = database
 
     async def held_by(
-        self, store_id: str, user_id: str, client_id: str, run_id: str
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
         async with self._database.acquire() as connection:
             records = await connection.fetch(_HELD_BY, store_id, user_id, client_id, run_id)
@@ -86,4 +86,4 @@ class PostgresLedgerStats:
 
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:
-    return (record["store_id"], record["run_id"]), (record["store_id"], record["call_id"])
+    return RunKey(record["store_id"], record["run_id"]), CallKey(record["store_id"], record["call_id"])

@@ -6,11 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Final, TypeVar
 
+from pawl.chassis.ids import ClientId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, RunKey
+from pawl.job_store.domain.rows import CallRow
 
 T = TypeVar("T")
 
@@ -34,16 +35,16 @@ class Ledger:
         self._offer_repository = ports.offer_repository
         self._announcer = ports.announcer
 
-    async def release_worker(self, worker_id: str) -> int:
+    async def release_worker(self, worker_id: WorkerId) -> int:
         """Give all runs of a worker back and tell idle workers; returns how many."""
         released = await self.leases.release(worker_id)
         if released:
             await self._announcer.work_ready()
         return released
 
-    async def report_crash(self, store_id: str, run_id: str, epoch: int) -> bool:
+    async def report_crash(self, run: RunKey, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
-        report = ReportCrash(store_id=store_id, run_id=run_id, epoch=epoch, crashes_max=self.limits.crashes_max)
+        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max)
         return await self.group_commit.run(report, size_bytes=0)
 
     async def doomed(self) -> Sequence[RunKey]:
@@ -59,17 +60,19 @@ class Ledger:
         return count
 
     async def renew_offers(
-        self, store_id: str, user_id: str, client_id: str, session_id: str, *, lease_seconds: float
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, *, lease_seconds: float
     ) -> Sequence[CallRow]:
         """Renew all calls that a session of a client holds, and return them."""
-        calls = await self._offer_repository.held_by(store_id, user_id, client_id, "")
+        calls = await self._offer_repository.held_by(store_id, user_id, client_id, RunId(""))
         held: list[CallRow] = []
         for part in _parts(calls, _CALLS_PER_OPERATION):
             operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
             held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return held
 
-    async def release_offers(self, store_id: str, user_id: str, client_id: str, session_id: str, run_id: str) -> int:
+    async def release_offers(
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, session_id: SessionId, run_id: RunId
+    ) -> int:
         """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
         released = 0

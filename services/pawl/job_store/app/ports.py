@@ -8,11 +8,11 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.app.reading import DueTimes, Leases, Page, Reads, RunView
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import CallKey, RunKey
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
 
 T_co = TypeVar("T_co", covariant=True)
@@ -33,8 +33,8 @@ class Operation(Protocol[T_co]):
 class LiveEvent:
     """An event as the log keeps it, and as it may be seen once it is durable."""
 
-    store_id: str
-    run_id: str
+    store_id: StoreId
+    run_id: RunId
     seq: int
     payload: bytes
 
@@ -84,8 +84,8 @@ class Lifecycle:
     """A life-cycle event on its way to outside subscribers."""
 
     outbox_id: int
-    store_id: str
-    run_id: str
+    store_id: StoreId
+    run_id: RunId
     event_id: str
     type: str
     time: datetime
@@ -134,7 +134,7 @@ class OfferRepository(Protocol):
     """Finds offers under a lease."""
 
     async def held_by(
-        self, store_id: str, user_id: str, client_id: str, run_id: str
+        self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
         """Return the calls that a client holds, of one run or, if `run_id` is empty, of all."""
 
@@ -149,7 +149,7 @@ class AttentionRepository(Protocol):
         """Return runs whose last allowed worker has lost its lease, the longest ago first. See `attention.Silence`."""
 
     async def listed(
-        self, store_id: str, *, run_id: str, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
         """Return the runs of a store that need an operator, with their calls in doubt, the longest waiting first.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Generic, Protocol, TypeVar
 
+from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
 from pawl.job_store.domain.states import CallState, RunState
@@ -18,8 +19,8 @@ R = TypeVar("R")
 class Claimed:
     """A run that a worker holds."""
 
-    store_id: str
-    run_id: str
+    store_id: StoreId
+    run_id: RunId
     epoch: int
 
 
@@ -64,10 +65,10 @@ class PendingFilter:
     Empty fields leave all; states and a tool's name leave no run.
     """
 
-    user_id: str
+    user_id: UserId
     states: tuple[CallState, ...] = ()
     tool_name: str = ""
-    conversation_id: str = ""
+    conversation_id: ConversationId = ConversationId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +107,7 @@ class RunSnapshot:
 class LogGap:
     """The place of the events from `from_seq` to `to_seq`, which were removed."""
 
-    run_id: str
+    run_id: RunId
     from_seq: int
     to_seq: int
     snapshot: RunSnapshot
@@ -133,17 +134,17 @@ class Page(Generic[R]):
 class Leases(Protocol):
     """Leases of workers on runs. All times are the database's."""
 
-    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
         """Give up to `runs_max` runs to a worker, each with a new epoch.
 
         Fair between stores: each gets its turn before any gets a second one, as
         far as `runs_max` goes, and the next claim goes on where this one ended.
         """
 
-    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewed:
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
         """Renew all leases of a worker, also those that ended and that nobody took."""
 
-    async def release(self, worker_id: str) -> int:
+    async def release(self, worker_id: WorkerId) -> int:
         """Give all runs of a worker back, claimable at once; returns how many."""
 
 
@@ -171,14 +172,14 @@ class Reads(Protocol):
     An empty `user_id` reads for a service.
     """
 
-    async def run(self, store_id: str, user_id: str, run_id: str) -> RunView:
+    async def run(self, key: RunKey, user_id: UserId) -> RunView:
         """Return a run with what it waits for, and what those runs wait for that do its calls, as of one moment.
 
         Raises:
             RunNotFound: there is none for this user.
         """
 
-    async def load(self, store_id: str, run_id: str, epoch: int) -> Loaded:
+    async def load(self, key: RunKey, epoch: int) -> Loaded:
         """Return all that the owner of a run needs, as of one moment.
 
         Raises:
@@ -186,14 +187,14 @@ class Reads(Protocol):
             LeaseLost: it is not the owner's any more.
         """
 
-    async def commands(self, store_id: str, run_id: str) -> list[CommandRow]:
+    async def commands(self, key: RunKey) -> list[CommandRow]:
         """Return the unread commands of a run, in order of arrival.
 
         Raises:
             RunNotFound: there is no such run.
         """
 
-    async def call(self, store_id: str, user_id: str, call_id: str, *, for_approval: bool = False) -> CallRow:
+    async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         """Return a call; with `for_approval` also one of another user that awaits its approval, or did.
 
         Raises:
@@ -202,10 +203,10 @@ class Reads(Protocol):
 
     async def runs(
         self,
-        store_id: str,
-        user_id: str,
+        store_id: StoreId,
+        user_id: UserId,
         *,
-        conversation_id: str,
+        conversation_id: ConversationId,
         states: Sequence[RunState],
         before: tuple[datetime, str] | None,
         rows_max: int,
@@ -213,7 +214,7 @@ class Reads(Protocol):
         """Return runs of a user, the newest first, from the one before `before` on."""
 
     async def calls(
-        self, store_id: str, user_id: str, run_id: str, *, after: tuple[int, int, str] | None, rows_max: int
+        self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
         """Return the calls of a run in call order, from the one after `after` on.
 
@@ -222,17 +223,17 @@ class Reads(Protocol):
         """
 
     async def pending(
-        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[CallRow]:
         """Return the calls that wait for someone, the oldest first, from the one after `after` on."""
 
     async def short_of_tokens(
-        self, store_id: str, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
+        self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunRow]:
         """Return the runs that wait for tokens, the oldest first, from the one after `after` on."""
 
     async def messages(
-        self, store_id: str, user_id: str, conversation_id: str, *, after: int, rows_max: int
+        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
     ) -> Page[MessageRow]:
         """Return the messages of a conversation, from the one after number `after` on.
 
@@ -240,7 +241,7 @@ class Reads(Protocol):
             ConversationNotFound: there is none for this user.
         """
 
-    async def events(self, store_id: str, user_id: str, run_id: str, *, after_seq: int, events_max: int) -> LogPart:
+    async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         """Return events of a run after a seq: at least one if there is any, then up to the limit and 1 MiB.
 
         Those that were removed are a gap, and the events are those that follow it.

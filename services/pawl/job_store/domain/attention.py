@@ -16,10 +16,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import RunKey
 from pawl.errors import LeaseLost, RunEnded, RunNotFound
 from pawl.job_store.domain import log, run_table
 from pawl.job_store.domain.events import RunChanged
-from pawl.job_store.domain.rows import Attention, RunKey, RunRow
+from pawl.job_store.domain.rows import Attention, RunRow
 from pawl.job_store.domain.states import AttentionReason, RunState
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
@@ -84,15 +85,14 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
     """The worker with `epoch` can neither drive the run nor end it, and gives it back."""
 
-    store_id: str
-    run_id: str
+    run: RunKey
     epoch: int
     crashes_max: int
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return RowKeys(runs=((self.store_id, self.run_id),))
+        return RowKeys(runs=(self.run,))
 
     def apply(self, unit: UnitOfWork) -> bool:
         """Count the crash; return whether the run is quarantined now.
@@ -101,7 +101,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
             RunNotFound, RunEnded: there is nothing to give back.
             LeaseLost: another worker has it, or this one gave it back before.
         """
-        run = unit.runs.get((self.store_id, self.run_id))
+        run = unit.runs.get(self.run)
         if run is None:
             raise RunNotFound
         if run.state.is_terminal:

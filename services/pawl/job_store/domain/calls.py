@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, ClientId, CommandId, RunId
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import call_table
 from pawl.job_store.domain.events import CallChanged
@@ -28,7 +29,7 @@ _BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
 class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     """A call as its owner wants it to be. See `CallRow`; what is missing here the ledger gives itself."""
 
-    call_id: str
+    call_id: CallId
     round: int
     index: int
     state: CallState
@@ -44,7 +45,7 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 1
     escalated: bool = False
     has_default: bool = False
-    child_run_id: str = ""
+    child_run_id: RunId = RunId("")
 
 
 # The others are of the first change only, or as `_shown` says.
@@ -88,7 +89,7 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     )
 
 
-def move(call: CallRow, change: CallChange, consumed: Collection[str], *, now: datetime) -> CallRow:
+def move(call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
     """Return the row of a call after a step of its owner that takes the commands `consumed` into account.
 
     Raises:
@@ -179,7 +180,7 @@ def _is_answered(call: CallRow) -> bool:
 def _offer(state: CallState, before: Offer | None) -> Offer | None:
     if state is not CallState.OFFERED:
         return before
-    return Offer(client_id="", epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
+    return Offer(client_id=ClientId(""), epoch=before.epoch if before else 0, expire_time=None, lease_seconds=0.0)
 
 
 def _began(call: CallRow, state: CallState) -> datetime | None:

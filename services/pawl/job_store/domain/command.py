@@ -12,6 +12,7 @@ from typing import ClassVar, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, RunKey, SessionId, UserId
 from pawl.errors import (
     AlreadyDecided,
     AttentionNotNeeded,
@@ -31,7 +32,7 @@ from pawl.errors import (
 from pawl.job_store.domain import attention, inbox, log, offers, stop, turn
 from pawl.job_store.domain.calls import arguments_sha256
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
-from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandRow, Decision, RunRow
+from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, Decision, RunRow
 from pawl.job_store.domain.states import (
     CallState,
     CommandOutcome,
@@ -51,8 +52,8 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """A client brings the result of a front-end call; `client_id` is empty on the unary path."""
 
     name: ClassVar[str] = "tool_result"
-    call_id: str
-    client_id: str
+    call_id: CallId
+    client_id: ClientId
     offer_epoch: int
 
 
@@ -60,7 +61,7 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     """A person decides a gated call or answers a question, as far as `right` goes."""
 
     name: ClassVar[str] = "decision"
-    call_id: str
+    call_id: CallId
     kind: DecisionKind
     digest: str
     arguments: bytes
@@ -88,7 +89,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
     """An operator says what became of a call in doubt."""
 
     name: ClassVar[str] = "resolve"
-    call_id: str
+    call_id: CallId
 
 
 class Redrive(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,8 +103,8 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A client says how far it is with a front-end call."""
 
     name: ClassVar[str] = "progress"
-    call_id: str
-    client_id: str
+    call_id: CallId
+    client_id: ClientId
     offer_epoch: int
     fraction: float | None
     message: str
@@ -150,29 +151,27 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     With a `session_id` what is said of a front-end call counts only if this session holds it.
     """
 
-    store_id: str
-    run_id: str
-    user_id: str
-    command_id: str
+    run: RunKey
+    user_id: UserId
+    command_id: CommandId
     fingerprint: bytes
     command: Command
     payload: bytes
     as_operator: bool = False
-    session_id: str = ""
+    session_id: SessionId = SessionId("")
     inbox_limits: inbox.Limits = inbox.LIMITS
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        key = (self.store_id, self.run_id)
         call_id = _call_of(self.command)
         return RowKeys(
-            runs=(key,),
-            ends=(key,) if isinstance(self.command, Cancel) else (),
-            calls_of=(key,),
-            calls=((self.store_id, call_id),) if call_id else (),
-            commands_of=(key,),
-            commands=((self.store_id, self.run_id, self.command_id),),
+            runs=(self.run,),
+            ends=(self.run,) if isinstance(self.command, Cancel) else (),
+            calls_of=(self.run,),
+            calls=(CallKey(self.run.store_id, call_id),) if call_id else (),
+            commands_of=(self.run,),
+            commands=(CommandKey(self.run.store_id, self.run.run_id, self.command_id),),
         )
 
     def apply(self, unit: UnitOfWork) -> Receipt:
@@ -184,10 +183,10 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             RequestIdReused: the command id came before with something else.
             QueueFull: too many such commands wait; this one may be sent again.
         """
-        run = unit.runs.get((self.store_id, self.run_id))
+        run = unit.runs.get(self.run)
         if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):
             return _unknown(RunNotFound())
-        earlier = unit.commands.get((self.store_id, self.run_id, self.command_id))
+        earlier = unit.commands.get(CommandKey(run.store_id, run.run_id, self.command_id))
         if earlier is not None:
             return self._repeat(unit, run, earlier)
         incoming = inbox.arrived(
@@ -293,7 +292,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         run = self._tell(unit, run, OperatorAct.ENDED, reason=command.reason)
         return stop.request(unit, run, command.cause)
 
-    def _tell(self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: str = "", reason: str = "") -> RunRow:
+    def _tell(
+        self, unit: UnitOfWork, run: RunRow, act: OperatorAct, *, call_id: CallId = CallId(""), reason: str = ""
+    ) -> RunRow:
         """Say in the log of the run what an operator does about it."""
         if not self.as_operator:
             return run
@@ -325,16 +326,16 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         return replace(call, approvals=approvals, decision=decision if is_last else None)
 
 
-def _call_of(command: Command) -> str:
-    return "" if isinstance(command, Steer | Cancel | Redrive | TopUp) else command.call_id
+def _call_of(command: Command) -> CallId | None:
+    return None if isinstance(command, Steer | Cancel | Redrive | TopUp) else command.call_id
 
 
 def _unknown(error: PawlError) -> Receipt:
     return Receipt(outcome=CommandOutcome.UNKNOWN, reason=error.reason, message=error.message)
 
 
-def _call_of_run(unit: UnitOfWork, run: RunRow, call_id: str) -> CallRow | None:
-    call = unit.calls.get((run.store_id, call_id))
+def _call_of_run(unit: UnitOfWork, run: RunRow, call_id: CallId) -> CallRow | None:
+    call = unit.calls.get(CallKey(run.store_id, call_id))
     return call if call is not None and call.run_id == run.run_id else None
 
 
@@ -366,7 +367,7 @@ def _check_deadline(call: CallRow, now: datetime) -> None:
         raise _Refused(CommandOutcome.LATE, DeadlinePassed())
 
 
-def _check_result(call: CallRow, command: ToolResult, session_id: str, now: datetime) -> None:
+def _check_result(call: CallRow, command: ToolResult, session_id: SessionId, now: datetime) -> None:
     _check_offered(call)
     _check_deadline(call, now)
     if command.client_id:
@@ -375,7 +376,7 @@ def _check_result(call: CallRow, command: ToolResult, session_id: str, now: date
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
 
 
-def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: str) -> None:
+def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: SessionId) -> None:
     offer = call.offer
     if offer is None or (offer.client_id, offer.epoch) != (command.client_id, command.offer_epoch):
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
@@ -383,7 +384,7 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: str
         raise _Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
 
 
-def _check_decidable(call: CallRow, command: Decide, user_id: str, now: datetime) -> None:
+def _check_decidable(call: CallRow, command: Decide, user_id: UserId, now: datetime) -> None:
     _check_open(call)
     if call.state is CallState.ASKED:
         if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
@@ -396,7 +397,7 @@ def _check_decidable(call: CallRow, command: Decide, user_id: str, now: datetime
     _check_deadline(call, now)
 
 
-def _check_approver(call: CallRow, command: Decide, user_id: str) -> None:
+def _check_approver(call: CallRow, command: Decide, user_id: UserId) -> None:
     if command.right is DecisionRight.QUESTIONS:
         raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
     if call.approvals_required > 1 and user_id == call.user_id:

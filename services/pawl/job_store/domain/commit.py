@@ -9,12 +9,13 @@ from typing import Final, assert_never
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallKey, CommandId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
 from pawl.job_store.domain import calls, delegation, inbox, log, run_table, stop
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, RunChanged
-from pawl.job_store.domain.rows import Attention, CommandRow, LastCommit, MessageRow, RunRow
+from pawl.job_store.domain.rows import Attention, CommandKey, CommandRow, LastCommit, MessageRow, RunRow
 from pawl.job_store.domain.states import AttentionReason, CallState, LeaseAction, RunState, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
@@ -46,8 +47,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     that a copy of a step that arrives after a later step is known for one.
     """
 
-    store_id: str
-    run_id: str
+    run: RunKey
     epoch: int
     commit_id: str
     events: tuple[OwnerEvent, ...] = ()
@@ -63,7 +63,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     active_seconds: float | None = None
     tools: bytes | None = None
     loop_state: bytes | None = None
-    consumed: tuple[str, ...] = ()
+    consumed: tuple[CommandId, ...] = ()
     lease: LeaseAction = LeaseAction.KEEP
     wake_time: datetime | None = None
     after_seq: int | None = None
@@ -75,22 +75,22 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        key = (self.store_id, self.run_id)
+        store_id = self.run.store_id
         may_end = self.state is not None and self.state.is_terminal
-        begun = tuple((self.store_id, each.run_id) for each in self.delegations)
+        begun = tuple(RunKey(store_id, each.run_id) for each in self.delegations)
         given_up = tuple(
-            (self.store_id, change.child_run_id)
+            RunKey(store_id, change.child_run_id)
             for change in self.calls
             if change.child_run_id and change.state is CallState.CANCELLED
         )
         return RowKeys(
-            runs=(key, *begun, *given_up),
-            conversations_of=(key,) if self.messages else (),
-            ends=(key, *given_up) if may_end else given_up,
-            calls_of=(key,) if may_end else (),
-            calls=tuple((self.store_id, change.call_id) for change in self.calls),
-            commands_of=(key, *given_up),
-            commands=tuple((self.store_id, self.run_id, command_id) for command_id in self.consumed),
+            runs=(self.run, *begun, *given_up),
+            conversations_of=(self.run,) if self.messages else (),
+            ends=(self.run, *given_up) if may_end else given_up,
+            calls_of=(self.run,) if may_end else (),
+            calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
+            commands_of=(self.run, *given_up),
+            commands=tuple(CommandKey(store_id, self.run.run_id, command_id) for command_id in self.consumed),
         )
 
     def apply(self, unit: UnitOfWork) -> LastCommit:
@@ -105,7 +105,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             IllegalTransition: a table forbids it.
             InvalidField: the step contradicts itself.
         """
-        run = unit.runs.get((self.store_id, self.run_id))
+        run = unit.runs.get(self.run)
         if run is None:
             raise RunNotFound
         last = run.last_commit
@@ -154,7 +154,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
         moved = {change.call_id for change in self.calls}
         for command_id in dict.fromkeys(self.consumed):
-            command = unit.commands.get((run.store_id, run.run_id, command_id))
+            command = unit.commands.get(CommandKey(run.store_id, run.run_id, command_id))
             if command is None or command.consumed:
                 raise InboxChanged(f"command {command_id} is not in the inbox")
             if command.call_id and command.call_id not in moved:
@@ -201,7 +201,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     def _change_calls(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
         bodies = []
         for change in self.calls:
-            before = unit.calls.get((run.store_id, change.call_id))
+            before = unit.calls.get(CallKey(run.store_id, change.call_id))
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
             if before is None:

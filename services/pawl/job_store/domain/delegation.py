@@ -8,6 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain import inbox, stop, turn
 from pawl.job_store.domain.events import RunChanged
@@ -19,8 +20,8 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     """The run `run_id`, to be created, does the call `call_id`. Opaque: `message` and `options`, as of any new run."""
 
-    call_id: str
-    run_id: str
+    call_id: CallId
+    run_id: RunId
     message: bytes
     options: bytes
     token_budget: int = 0
@@ -33,12 +34,12 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     Raises:
         IllegalTransition: there is a run of that id.
     """
-    if unit.runs.get((parent.store_id, delegation.run_id)) is not None:
+    if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} is there already")
     conversation = unit.put_conversation(
         ConversationRow(
             store_id=parent.store_id,
-            conversation_id=unit.ids.new("conv"),
+            conversation_id=ConversationId(unit.ids.new("conv")),
             user_id=parent.user_id,
             create_time=unit.now,
             update_time=unit.now,
@@ -55,7 +56,7 @@ def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
 
     `cancel` is what its owner reads of it: what it does now would else go on to its end.
     """
-    run = unit.runs.get((call.store_id, call.child_run_id))
+    run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
     if is_done or run is None or run.state.is_terminal or run.state is RunState.CANCELLING:
         return

@@ -7,6 +7,7 @@ from typing import ClassVar, TypeAlias
 
 import msgspec
 
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.job_store.domain import call_table, run_table
 from pawl.job_store.domain.rows import CallRow, MessageRow, RunRow
 from pawl.job_store.domain.states import CallState, OperatorAct, RunState
@@ -59,7 +60,7 @@ class ToppedUp(msgspec.Struct, frozen=True, kw_only=True):
     type: ClassVar[str] = "run.topped_up"
     tokens: int
     token_budget: int
-    user_id: str
+    user_id: UserId
 
 
 class OwnerEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +74,9 @@ class OperatorActed(msgspec.Struct, frozen=True, kw_only=True):
     """An operator did something about the run; `call_id` goes with RESOLVED."""
 
     type: ClassVar[str] = "operator.acted"
-    user_id: str
+    user_id: UserId
     act: OperatorAct
-    call_id: str = ""
+    call_id: CallId = CallId("")
     reason: str = ""
 
 
@@ -85,9 +86,9 @@ EventBody: TypeAlias = RunChanged | CallChanged | MessageAdded | ToolProgressed 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the log of a run. `attempt` is the epoch of the worker that wrote it, 0 if none did."""
 
-    store_id: str
-    conversation_id: str
-    run_id: str
+    store_id: StoreId
+    conversation_id: ConversationId
+    run_id: RunId
     seq: int
     time: datetime
     attempt: int

@@ -13,6 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallId, CommandId, UserId
 from pawl.errors import QueueFull
 from pawl.job_store.domain.rows import CommandRow, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
@@ -43,10 +44,10 @@ def arrived(
     *,
     name: str,
     payload: bytes,
-    command_id: str = "",
-    user_id: str = "",
+    command_id: CommandId = CommandId(""),
+    user_id: UserId = UserId(""),
     fingerprint: bytes = b"",
-    call_id: str = "",
+    call_id: CallId = CallId(""),
 ) -> CommandRow:
     """Return a command that has come for `run` and is not in its inbox yet.
 
@@ -55,7 +56,7 @@ def arrived(
     return CommandRow(
         store_id=run.store_id,
         run_id=run.run_id,
-        command_id=command_id or unit.ids.new("cmd"),
+        command_id=command_id or CommandId(unit.ids.new("cmd")),
         number=run.command_count + 1,
         user_id=user_id or run.user_id,
         time=unit.now,

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallKey, ClientId, RunKey, SessionId, UserId
 from pawl.job_store.domain import call_table, log
 from pawl.job_store.domain.events import CallChanged
-from pawl.job_store.domain.rows import CallKey, CallRow, Offer, RunKey, RunRow
+from pawl.job_store.domain.rows import CallRow, Offer, RunRow
 from pawl.job_store.domain.states import CallState, RunState
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
@@ -47,18 +48,17 @@ class Leased(msgspec.Struct, frozen=True, kw_only=True):
 class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
     """Lease one offered call to a session of a client."""
 
-    store_id: str
-    user_id: str
-    run_id: str
-    call_id: str
-    client_id: str
-    session_id: str = ""
+    run: RunKey
+    call: CallKey
+    user_id: UserId
+    client_id: ClientId
+    session_id: SessionId = SessionId("")
     lease_seconds: float
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return RowKeys(runs=((self.store_id, self.run_id),), calls=((self.store_id, self.call_id),))
+        return RowKeys(runs=(self.run,), calls=(self.call,))
 
     def apply(self, unit: UnitOfWork) -> Leased:
         """Grant the lease if the call waits and nobody else holds it. Then the client executes it, and the log says so.
@@ -67,14 +67,13 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
         belongs to this session from then on, unless a newer one holds it: the ids
         of sessions sort by the time at which they were opened.
         """
-        run = unit.runs.get((self.store_id, self.run_id))
-        call = unit.calls.get((self.store_id, self.call_id))
+        run, call = unit.runs.get(self.run), unit.calls.get(self.call)
         if run is None or call is None or call.run_id != run.run_id or run.user_id != self.user_id:
             return Leased(granted=False, call=None)
         is_over = call.deadline_time is not None and call.deadline_time <= unit.now
         if call.state is not CallState.OFFERED or is_over or not is_pending(run, call):
             return Leased(granted=False, call=call)
-        offer = call.offer or Offer(client_id="", epoch=0, expire_time=None, lease_seconds=0.0)
+        offer = call.offer or Offer(client_id=ClientId(""), epoch=0, expire_time=None, lease_seconds=0.0)
         if offer.client_id == self.client_id:
             if offer.is_held(unit.now) and self.session_id < offer.session_id:
                 return Leased(granted=False, call=call, replaced=True)
@@ -93,8 +92,8 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
 class RenewOffers(msgspec.Struct, frozen=True, kw_only=True):
     """Renew the leases of `calls` (with their runs) that the session of the client still holds."""
 
-    client_id: str
-    session_id: str = ""
+    client_id: ClientId
+    session_id: SessionId = SessionId("")
     lease_seconds: float
     calls: tuple[tuple[RunKey, CallKey], ...]
 
@@ -120,8 +119,8 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
     what the client has leased again by another one stays with it.
     """
 
-    client_id: str | None
-    session_id: str = ""
+    client_id: ClientId | None
+    session_id: SessionId = SessionId("")
     calls: tuple[tuple[RunKey, CallKey], ...]
 
     @property
@@ -136,7 +135,7 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
             offer = call.offer
             if offer is None or not self._gives_back(offer, unit.now):
                 continue
-            offer = replace(offer, client_id="", session_id="", expire_time=None)
+            offer = replace(offer, client_id=ClientId(""), session_id=SessionId(""), expire_time=None)
             call = replace(call, offer=offer, start_time=None)  # noqa: PLW2901  # same call
             _change(unit, unit.runs.get(run.key) or run, call)
             released += 1
@@ -148,7 +147,7 @@ class ReleaseOffers(msgspec.Struct, frozen=True, kw_only=True):
         return _holder(offer) == (self.client_id, self.session_id)
 
 
-def _holder(offer: Offer) -> tuple[str, str]:
+def _holder(offer: Offer) -> tuple[ClientId, SessionId]:
     return offer.client_id, offer.session_id
 
 

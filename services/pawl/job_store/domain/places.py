@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
-from pawl.job_store.domain.rows import RunKey
+from pawl.chassis.ids import RunKey, UserId
 
 
 class PlaceLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,16 +24,10 @@ class DueRun(msgspec.Struct, frozen=True, kw_only=True):
     one more does.
     """
 
-    store_id: str
-    run_id: str
-    user_id: str
+    key: RunKey
+    user_id: UserId
     is_active: bool
     at_last_chance: bool
-
-    @property
-    def key(self) -> RunKey:
-        """Store and run."""
-        return self.store_id, self.run_id
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +38,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
     due: Sequence[DueRun]
     taken: int
-    taken_by_user: Mapping[str, int]
+    taken_by_user: Mapping[UserId, int]
 
 
 def share_out(lines: Sequence[Line], limits: PlaceLimits, *, runs_max: int, last_chances_max: int = 1) -> list[DueRun]:

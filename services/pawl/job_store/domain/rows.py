@@ -7,11 +7,25 @@ gives it back unchanged. Times are those of the database, with a time zone.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final, TypeAlias
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import (
+    CallId,
+    CallKey,
+    ClientId,
+    CommandId,
+    ConversationId,
+    RequestId,
+    RunId,
+    RunKey,
+    SessionId,
+    StoreId,
+    UserId,
+    WorkerId,
+)
 from pawl.job_store.domain.states import (
     AttentionReason,
     CallState,
@@ -21,20 +35,29 @@ from pawl.job_store.domain.states import (
     StopCause,
 )
 
-ConversationKey: TypeAlias = tuple[str, str]
-"""Store and conversation."""
 
-RunKey: TypeAlias = tuple[str, str]
-"""Store and run."""
+class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a conversation."""
 
-CallKey: TypeAlias = tuple[str, str]
-"""Store and call."""
+    store_id: StoreId
+    conversation_id: ConversationId
 
-CommandKey: TypeAlias = tuple[str, str, str]
-"""Store, run and command."""
 
-RequestKey: TypeAlias = tuple[str, str, str]
-"""Store, user and request."""
+class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a command: its sender made the id, and it is unique within the run."""
+
+    store_id: StoreId
+    run_id: RunId
+    command_id: CommandId
+
+
+class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a request: its sender made the id, and it is unique among those of the user."""
+
+    store_id: StoreId
+    user_id: UserId
+    request_id: RequestId
+
 
 TOKENS_MAX: Final = 2**53
 """Most tokens that a budget can have."""
@@ -52,17 +75,22 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     they came, and each is superseded by the one behind it.
     """
 
-    store_id: str
-    conversation_id: str
-    user_id: str
-    active_run_id: str | None = None
-    queue: tuple[str, ...] = ()
+    store_id: StoreId
+    conversation_id: ConversationId
+    user_id: UserId
+    active_run_id: RunId | None = None
+    queue: tuple[RunId, ...] = ()
     last_number: int = 0
     create_time: datetime
     update_time: datetime
-    interrupting: tuple[str, ...] = ()
+    interrupting: tuple[RunId, ...] = ()
 
-    def without(self, run_id: str, *, now: datetime) -> ConversationRow:
+    @property
+    def key(self) -> ConversationKey:
+        """Store and conversation."""
+        return ConversationKey(self.store_id, self.conversation_id)
+
+    def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
         """Return it once a run does not wait any more."""
         queue = tuple(other for other in self.queue if other != run_id)
         interrupting = tuple(other for other in self.interrupting if other in queue)
@@ -104,15 +132,15 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     many receipts it has of commands that changed nothing.
     """
 
-    store_id: str
-    run_id: str
-    conversation_id: str
-    user_id: str
+    store_id: StoreId
+    run_id: RunId
+    conversation_id: ConversationId
+    user_id: UserId
     state: RunState
     waits: tuple[int, ...] = ()
     stop_cause: StopCause | None = None
     epoch: int = 0
-    worker_id: str | None = None
+    worker_id: WorkerId | None = None
     claim_at: datetime | None = None
     crashes: int = 0
     attention: Attention | None = None
@@ -133,8 +161,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     start_time: datetime | None = None
     end_time: datetime | None = None
     unstopped: bytes = b""
-    parent_run_id: str = ""
-    parent_call_id: str = ""
+    parent_run_id: RunId = RunId("")
+    parent_call_id: CallId = CallId("")
     steers_waiting: int = 0
     steer_bytes_waiting: int = 0
     idle_receipts: int = 0
@@ -142,7 +170,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> RunKey:
         """Store and run."""
-        return self.store_id, self.run_id
+        return RunKey(self.store_id, self.run_id)
 
     @property
     def is_active(self) -> bool:
@@ -193,9 +221,9 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     as shown, or of the edited one.
     """
 
-    command_id: str
+    command_id: CommandId
     kind: DecisionKind
-    user_id: str
+    user_id: UserId
     reason: str
     time: datetime
     digest: str
@@ -205,8 +233,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """The session and the client that hold a front-end call; `client_id` is empty when nobody does."""
 
-    client_id: str
-    session_id: str = ""
+    client_id: ClientId
+    session_id: SessionId = SessionId("")
     epoch: int
     expire_time: datetime | None
     lease_seconds: float
@@ -230,11 +258,11 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     client is. `spec` is the rest of the call.
     """
 
-    store_id: str
-    call_id: str
-    run_id: str
-    conversation_id: str
-    user_id: str
+    store_id: StoreId
+    call_id: CallId
+    run_id: RunId
+    conversation_id: ConversationId
+    user_id: UserId
     round: int
     index: int
     state: CallState
@@ -257,14 +285,14 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     approvals: tuple[Decision, ...] = ()
     escalated: bool = False
     has_default: bool = False
-    child_run_id: str = ""
+    child_run_id: RunId = RunId("")
     progress_time: datetime | None = None
     earlier_approvals: tuple[Decision, ...] = ()
 
     @property
     def key(self) -> CallKey:
         """Store and call."""
-        return self.store_id, self.call_id
+        return CallKey(self.store_id, self.call_id)
 
     @property
     def is_leased(self) -> bool:
@@ -275,11 +303,11 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message."""
 
-    store_id: str
-    conversation_id: str
+    store_id: StoreId
+    conversation_id: ConversationId
     number: int
     message_id: str
-    run_id: str
+    run_id: RunId
     summarised_to: int
     body: bytes
     create_time: datetime
@@ -291,14 +319,14 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     `call_id` is the call that it settles or decides; empty if none.
     """
 
-    store_id: str
-    run_id: str
-    command_id: str
+    store_id: StoreId
+    run_id: RunId
+    command_id: CommandId
     number: int
-    user_id: str
+    user_id: UserId
     time: datetime
     name: str
-    call_id: str
+    call_id: CallId
     fingerprint: bytes
     outcome: CommandOutcome = CommandOutcome.ACCEPTED
     reason: str = ""
@@ -309,21 +337,21 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def key(self) -> CommandKey:
         """Store, run and command."""
-        return self.store_id, self.run_id, self.command_id
+        return CommandKey(self.store_id, self.run_id, self.command_id)
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     """A request that had its effect, and which run it made or entered."""
 
-    store_id: str
-    user_id: str
-    request_id: str
+    store_id: StoreId
+    user_id: UserId
+    request_id: RequestId
     fingerprint: bytes
-    run_id: str
+    run_id: RunId
     steered: bool
     create_time: datetime
 
     @property
     def key(self) -> RequestKey:
         """Store, user and request."""
-        return self.store_id, self.user_id, self.request_id
+        return RequestKey(self.store_id, self.user_id, self.request_id)

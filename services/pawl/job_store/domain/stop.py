@@ -7,6 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallKey, RunId, RunKey
 from pawl.job_store.domain import inbox, log, run_table, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import RunRow
@@ -17,7 +18,7 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 class Ending(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a run that did a call of another one: the payload of that one's command AGENT_ENDED."""
 
-    run_id: str
+    run_id: RunId
     state: RunState
     usage: bytes
     failure: bytes
@@ -88,8 +89,8 @@ def _report(unit: UnitOfWork, run: RunRow) -> None:
     Of a call that was given up, and of a run that is not there any more, nobody
     wants to know.
     """
-    parent = unit.runs.get((run.store_id, run.parent_run_id))
-    call = unit.calls.get((run.store_id, run.parent_call_id))
+    parent = unit.runs.get(RunKey(run.store_id, run.parent_run_id))
+    call = unit.calls.get(CallKey(run.store_id, run.parent_call_id))
     if parent is None or call is None or call.state is not CallState.DELEGATED:
         return
     ending = Ending(run_id=run.run_id, state=run.state, usage=run.usage, failure=run.failure, output=run.output)

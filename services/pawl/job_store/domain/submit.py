@@ -7,11 +7,12 @@ from typing import assert_never
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
 from pawl.job_store.domain import inbox, stop, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
-from pawl.job_store.domain.rows import CommandRow, ConversationRow, RequestRow, RunRow
+from pawl.job_store.domain.rows import CommandRow, ConversationKey, ConversationRow, RequestKey, RequestRow, RunRow
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
@@ -38,11 +39,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
     """
 
-    store_id: str
-    user_id: str
-    request_id: str
+    store_id: StoreId
+    user_id: UserId
+    request_id: RequestId
     fingerprint: bytes
-    conversation_id: str
+    conversation_id: ConversationId
     conversation_must_exist: bool
     policy: MessagePolicy
     message: bytes
@@ -60,8 +61,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        request = (self.store_id, self.user_id, self.request_id)
-        conversation = (self.store_id, self.conversation_id)
+        request = RequestKey(self.store_id, self.user_id, self.request_id)
+        conversation = ConversationKey(self.store_id, self.conversation_id)
         return RowKeys(
             requests=(request,) if self.request_id else (),
             conversations=(conversation,) if self.conversation_id else (),
@@ -78,7 +79,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             QueueFull: too many runs wait in the conversation, or in the store, or too many
                 messages in the active run.
         """
-        earlier = unit.requests.get((self.store_id, self.user_id, self.request_id)) if self.request_id else None
+        request_key = RequestKey(self.store_id, self.user_id, self.request_id)
+        earlier = unit.requests.get(request_key) if self.request_id else None
         if earlier is not None:
             return _placed(unit, self._repeat(unit, earlier))
         conversation = self._conversation(unit)
@@ -93,19 +95,20 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 steered=submitted.steered,
                 create_time=unit.now,
             )
-            unit.requests.put(request.key, request)
+            unit.requests.put(request_key, request)
         return _placed(unit, submitted)
 
     def _repeat(self, unit: UnitOfWork, earlier: RequestRow) -> Submitted:
         if earlier.fingerprint != self.fingerprint:
             raise RequestIdReused
-        run = unit.runs.get((self.store_id, earlier.run_id))
+        run = unit.runs.get(RunKey(self.store_id, earlier.run_id))
         if run is None:
             raise RunNotFound
         return Submitted(run=run, steered=earlier.steered)
 
     def _conversation(self, unit: UnitOfWork) -> ConversationRow:
-        found = unit.conversations.get((self.store_id, self.conversation_id)) if self.conversation_id else None
+        key = ConversationKey(self.store_id, self.conversation_id)
+        found = unit.conversations.get(key) if self.conversation_id else None
         if found is not None and found.user_id == self.user_id:
             return found
         if found is not None or (self.conversation_id and self.conversation_must_exist):
@@ -113,7 +116,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         return unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,
-                conversation_id=self.conversation_id or unit.ids.new("conv"),
+                conversation_id=self.conversation_id or ConversationId(unit.ids.new("conv")),
                 user_id=self.user_id,
                 create_time=unit.now,
                 update_time=unit.now,
@@ -121,7 +124,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
-        active = unit.runs.get((self.store_id, conversation.active_run_id)) if conversation.active_run_id else None
+        active_id = conversation.active_run_id
+        active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
         if active is None:
             return self._create(unit, conversation)
         match self.policy:
@@ -152,7 +156,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         if of_store is not None and of_store.waiting >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
-        run = turn.queued(conversation, unit.ids.new("run"), self.message, self.options, budget, now=unit.now)
+        run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
@@ -169,7 +173,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
 
 def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:
     run = submitted.run
-    conversation = unit.conversations.get((run.store_id, run.conversation_id))
+    conversation = unit.conversations.get(ConversationKey(run.store_id, run.conversation_id))
     if conversation is None or run.run_id not in conversation.queue:
         return submitted
     return replace(submitted, place=conversation.queue.index(run.run_id) + 1)

@@ -6,6 +6,7 @@ from datetime import datetime
 
 from msgspec.structs import replace
 
+from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import Internal
 from pawl.job_store.domain import log, run_table
 from pawl.job_store.domain.events import EventBody, MessageAdded
@@ -15,7 +16,7 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork, Wakeup
 
 def queued(
     conversation: ConversationRow,
-    run_id: str,
+    run_id: RunId,
     message: bytes,
     options: bytes,
     budget: tuple[int, int],
@@ -80,7 +81,7 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
     if not conversation.queue:
         unit.put_conversation(replace(conversation, active_run_id=None, update_time=unit.now))
         return None
-    following = unit.runs.get((run.store_id, conversation.queue[0]))
+    following = unit.runs.get(RunKey(run.store_id, conversation.queue[0]))
     if following is None:
         raise Internal("the next run of a conversation is not in the unit")
     following = give(unit, conversation, following)
@@ -96,7 +97,7 @@ def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
     if run.is_quarantined:
         return run
     if run.worker_id is not None:
-        unit.wakeups.add([Wakeup(worker_id=run.worker_id, store_id=run.store_id, run_id=run.run_id)])
+        unit.wakeups.add([Wakeup(worker_id=run.worker_id, run=run.key)])
         return run
     if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= unit.now):
         return run

@@ -15,10 +15,10 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.ids import CallKey, RunKey, StoreId, WorkerId
 from pawl.errors import Internal
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
-    CallKey,
     CallRow,
     CommandKey,
     CommandRow,
@@ -28,7 +28,6 @@ from pawl.job_store.domain.rows import (
     Queue,
     RequestKey,
     RequestRow,
-    RunKey,
     RunRow,
 )
 
@@ -104,9 +103,8 @@ class Entries(Generic[R]):
 class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
     """A command came for a run that a worker holds."""
 
-    worker_id: str
-    store_id: str
-    run_id: str
+    worker_id: WorkerId
+    run: RunKey
 
 
 class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
@@ -131,7 +129,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallKey, ...] = ()
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
-    queues: tuple[tuple[str, int, int], ...] = ()
+    queues: tuple[tuple[StoreId, int, int], ...] = ()
 
 
 class UnitOfWork:
@@ -154,14 +152,14 @@ class UnitOfWork:
         self.calls: Table[CallKey, CallRow] = Table(undo)
         self.commands: Table[CommandKey, CommandRow] = Table(undo)
         self.loop_states: Table[RunKey, bytes] = Table(undo)
-        self.queues: Table[str, Queue] = Table(undo)
+        self.queues: Table[StoreId, Queue] = Table(undo)
         self.messages: Entries[MessageRow] = Entries(undo)
         self.events: Entries[Event] = Entries(undo)
         self.wakeups: Entries[Wakeup] = Entries(undo)
         self.work_ready = False
         self._undo = undo
-        self._calls_of: dict[RunKey, dict[str, None]] = {}
-        self._commands_of: dict[RunKey, dict[str, None]] = {}
+        self._calls_of: dict[RunKey, dict[CallKey, None]] = {}
+        self._commands_of: dict[RunKey, dict[CommandKey, None]] = {}
 
     @contextmanager
     def attempt(self) -> Iterator[None]:
@@ -179,22 +177,22 @@ class UnitOfWork:
     def load_call(self, call: CallRow) -> None:
         """Take a call as it is stored."""
         self.calls.load(call.key, call)
-        self._calls_of.setdefault((call.store_id, call.run_id), {})[call.call_id] = None
+        self._calls_of.setdefault(RunKey(call.store_id, call.run_id), {})[call.key] = None
 
     def load_command(self, command: CommandRow) -> None:
         """Take a command as it is stored."""
         self.commands.load(command.key, command)
-        self._commands_of.setdefault((command.store_id, command.run_id), {})[command.command_id] = None
+        self._commands_of.setdefault(RunKey(command.store_id, command.run_id), {})[command.key] = None
 
     def put_call(self, call: CallRow) -> None:
         """Create or change a call."""
         self.calls.put(call.key, call)
-        self._calls_of.setdefault((call.store_id, call.run_id), {})[call.call_id] = None
+        self._calls_of.setdefault(RunKey(call.store_id, call.run_id), {})[call.key] = None
 
     def put_command(self, command: CommandRow) -> None:
         """Create or change a command."""
         self.commands.put(command.key, command)
-        self._commands_of.setdefault((command.store_id, command.run_id), {})[command.command_id] = None
+        self._commands_of.setdefault(RunKey(command.store_id, command.run_id), {})[command.key] = None
 
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run; returns it."""
@@ -209,25 +207,24 @@ class UnitOfWork:
 
     def put_conversation(self, conversation: ConversationRow) -> ConversationRow:
         """Create or change a conversation; returns it."""
-        self.conversations.put((conversation.store_id, conversation.conversation_id), conversation)
+        self.conversations.put(conversation.key, conversation)
         return conversation
 
     def conversation_of(self, run: RunRow) -> ConversationRow:
         """Return the conversation of a run."""
-        conversation = self.conversations.get((run.store_id, run.conversation_id))
+        conversation = self.conversations.get(ConversationKey(run.store_id, run.conversation_id))
         if conversation is None:
             raise Internal("the conversation of a run is not in the unit")
         return conversation
 
     def open_calls(self, run: RunRow) -> list[CallRow]:
         """Return the calls of a run that are not settled, in call order."""
-        calls = (self.calls.get((run.store_id, call_id)) for call_id in self._calls_of.get(run.key, ()))
+        calls = map(self.calls.get, self._calls_of.get(run.key, ()))
         is_open = [call for call in calls if call is not None and not call.state.is_terminal]
         return sorted(is_open, key=lambda call: (call.round, call.index))
 
     def inbox(self, run: RunRow) -> list[CommandRow]:
         """Return the unconsumed commands of a run, in order of arrival."""
-        names = self._commands_of.get(run.key, ())
-        commands = (self.commands.get((run.store_id, run.run_id, name)) for name in names)
+        commands = map(self.commands.get, self._commands_of.get(run.key, ()))
         unread = [command for command in commands if command is not None and not command.consumed]
         return sorted(unread, key=lambda command: command.number)

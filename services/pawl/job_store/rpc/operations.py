@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from enum import IntEnum
 from functools import partial
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, RunId, RunKey, UserId, check_id
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -73,21 +73,18 @@ APPROVALS_MAX: Final = 5
 _DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
-def ids(request: ProtoMessage, *fields: str) -> tuple[str, ...]:
-    """Return fields of a request, each of which must be an id."""
-    return tuple(check_id(getattr(request, field), field) for field in fields)
+def run_key(request: Any) -> RunKey:
+    """Return the run that a request names."""
+    return RunKey(check_id(request.store_id, "store_id"), check_id(request.run_id, "run_id"))
 
 
-def optional_id(value: str, field: str) -> str:
-    """Return an id, or nothing."""
-    return check_id(value, field) if value else ""
+def call_key(request: Any) -> CallKey:
+    """Return the call that a request names."""
+    return CallKey(check_id(request.store_id, "store_id"), check_id(request.call_id, "call_id"))
 
 
 def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     """Return the operation of a SubmitMessage."""
-    store_id, user_id = ids(request, "store_id", "user_id")
-    request_id = optional_id(request.request_id, "request_id")
-    conversation_id = optional_id(request.conversation_id, "conversation_id")
     if not request.text:
         raise InvalidField("text is empty", field="text")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
@@ -95,12 +92,12 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     message = message_pb2.Message(role=message_pb2.ROLE_USER, text=request.text)
     undo = request.undo if request.HasField("undo") else None
     return Submit(
-        store_id=store_id,
-        user_id=user_id,
-        request_id=request_id,
+        store_id=check_id(request.store_id, "store_id"),
+        user_id=check_id(request.user_id, "user_id"),
+        request_id=check_id(request.request_id, "request_id", optional=True),
         # Defaults and roles are no part of the payload: a deploy may change them.
         fingerprint=_fingerprint(request, without=("request_id", "options", "user_roles")),
-        conversation_id=conversation_id,
+        conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         conversation_must_exist=request.conversation_must_exist,
         policy=_enum(MessagePolicy, request.policy, "policy"),
         message=message.SerializeToString(),
@@ -119,19 +116,15 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
 
 def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
     """Return the operation of a CommitRun. Takes the request apart: it is of no use afterwards."""
-    store_id, run_id, commit_id = ids(request, "store_id", "run_id", "commit_id")
-    for command_id in request.consumed_command_ids:
-        check_id(command_id, "consumed_command_ids")
     if len(request.events) > EVENTS_PER_COMMIT_MAX:
         raise InvalidField(f"a step has at most {EVENTS_PER_COMMIT_MAX} events", field="events")
     if len({call.call_id for call in request.calls}) != len(request.calls):
         raise InvalidField("a step moves a call once", field="calls")
     has = request.HasField
     return Commit(
-        store_id=store_id,
-        run_id=run_id,
+        run=run_key(request),
         epoch=request.epoch,
-        commit_id=commit_id,
+        commit_id=check_id(request.commit_id, "commit_id"),
         events=tuple(_owner_event(event) for event in request.events),
         messages=tuple(_new_message(message) for message in request.messages),
         calls=tuple(_call_change(call) for call in request.calls),
@@ -145,7 +138,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         active_seconds=request.active_seconds if has("active_seconds") else None,
         tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
         loop_state=request.loop_state if has("loop_state") else None,
-        consumed=tuple(request.consumed_command_ids),
+        consumed=tuple(CommandId(check_id(each, "consumed_command_ids")) for each in request.consumed_command_ids),
         lease=_enum(LeaseAction, request.lease_action, "lease_action") if request.lease_action else LeaseAction.KEEP,
         wake_time=_time(request.wake_time) if has("wake_time") else None,
         after_seq=request.after_seq if has("after_seq") else None,
@@ -157,9 +150,8 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
-    store_id, run_id, user_id = ids(request, "store_id", "run_id", "user_id")
     entry = request.command
-    command_id = check_id(entry.command_id, "command.command_id")
+    command_id = CommandId(check_id(entry.command_id, "command.command_id"))
     for field in ("command_id", "user_id", "time"):
         entry.ClearField(field)
     if request.decision_right and not entry.HasField("decision"):
@@ -170,25 +162,29 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
         raise InvalidField("an operator resolves, re-drives and cancels, and only one re-drives", field="as_operator")
     return Send(
-        store_id=store_id,
-        run_id=run_id,
-        user_id=user_id,
+        run=run_key(request),
+        user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
         # What a tool says of the same arguments may differ from one time to the next.
         fingerprint=_fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
-        session_id=optional_id(request.session_id, "session_id"),
+        session_id=check_id(request.session_id, "session_id", optional=True),
         inbox_limits=limits.inbox,
     )
 
 
 def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
     """Return the operation of a LeaseOffer."""
-    names = ("store_id", "user_id", "run_id", "call_id", "client_id", "session_id")
-    named = dict(zip(names, ids(request, *names), strict=True))
-    return LeaseOffer(**named, lease_seconds=lease_seconds(request.lease_seconds))
+    return LeaseOffer(
+        run=run_key(request),
+        call=call_key(request),
+        user_id=check_id(request.user_id, "user_id"),
+        client_id=check_id(request.client_id, "client_id"),
+        session_id=check_id(request.session_id, "session_id"),
+        lease_seconds=lease_seconds(request.lease_seconds),
+    )
 
 
 def lease_seconds(asked: float) -> float:
@@ -200,13 +196,14 @@ def lease_seconds(asked: float) -> float:
 
 def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
     """Return which calls a ListPendingCalls asks for."""
-    if optional_id(request.conversation_id, "conversation_id") and request.of_all_users:
+    conversation_id = check_id(request.conversation_id, "conversation_id", optional=True)
+    if conversation_id and request.of_all_users:
         raise InvalidField("a conversation belongs to one user", field="conversation_id")
     return PendingFilter(
-        user_id="" if request.of_all_users else check_id(request.user_id, "user_id"),
+        user_id=UserId("") if request.of_all_users else check_id(request.user_id, "user_id"),
         states=tuple(sorted({_enum(CallState, state, "states") for state in request.states})),
         tool_name=request.tool_name,
-        conversation_id=request.conversation_id,
+        conversation_id=conversation_id,
     )
 
 
@@ -232,7 +229,7 @@ def _new_message(message: message_pb2.Message) -> NewMessage:
             "a summary, and nothing else, says what it stands for", field="messages.summarised_to_number"
         )
     summarised_to = _int32(message.summarised_to_number, "messages.summarised_to_number")
-    message_id = optional_id(message.message_id, "messages.message_id")
+    message_id = check_id(message.message_id, "messages.message_id", optional=True)
     for field in _MESSAGE_HEADER:
         message.ClearField(field)
     return NewMessage(
@@ -254,8 +251,8 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
     )
     limits = entry.options.limits
     return Delegation(
-        call_id=check_id(entry.call_id, "delegations.call_id"),
-        run_id=check_id(entry.run_id, "delegations.run_id"),
+        call_id=CallId(check_id(entry.call_id, "delegations.call_id")),
+        run_id=RunId(check_id(entry.run_id, "delegations.run_id")),
         message=message_pb2.Message(role=message_pb2.ROLE_USER, text=entry.text).SerializeToString(),
         options=run.SerializeToString(),
         token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
@@ -281,7 +278,7 @@ def _call_change(call: call_pb2.Call) -> CallChange:
         "approvals_required": _approvals(call.approval.approvals_required),
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
-        "child_run_id": optional_id(call.child_run_id, "calls.child_run_id"),
+        "child_run_id": check_id(call.child_run_id, "calls.child_run_id", optional=True),
     }
     if call.HasField("approval"):
         for part in _APPROVAL_HEADER:
@@ -307,8 +304,8 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             if not result.HasField("result"):
                 raise InvalidField("a result is missing", field="command.tool_result.result")
             return ToolResult(
-                call_id=check_id(result.call_id, "command.tool_result.call_id"),
-                client_id=optional_id(result.client_id, "command.tool_result.client_id"),
+                call_id=CallId(check_id(result.call_id, "command.tool_result.call_id")),
+                client_id=ClientId(check_id(result.client_id, "command.tool_result.client_id", optional=True)),
                 offer_epoch=result.offer_epoch,
             )
         case "decision":
@@ -343,7 +340,7 @@ def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decid
     if kind is DecisionKind.ANSWER and not decision.answer:
         raise InvalidField("an answer is not empty", field="command.decision.answer")
     return Decide(
-        call_id=check_id(decision.call_id, "command.decision.call_id"),
+        call_id=CallId(check_id(decision.call_id, "command.decision.call_id")),
         kind=kind,
         digest=decision.digest,
         arguments=decision.arguments_json,
@@ -359,7 +356,7 @@ def _resolve(resolve: ledger_pb2.ResolveCommand) -> Resolve:
     happened = resolve.resolution == ledger_pb2.CALL_RESOLUTION_HAPPENED
     if happened != bool(resolve.content_json):
         raise InvalidField("what happened, and only that, has a result", field="command.resolve.content_json")
-    return Resolve(call_id=check_id(resolve.call_id, "command.resolve.call_id"))
+    return Resolve(call_id=CallId(check_id(resolve.call_id, "command.resolve.call_id")))
 
 
 def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
@@ -367,8 +364,8 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
     if fraction is not None and not 0 <= fraction <= 1:
         raise InvalidField("fraction is from 0 to 1", field="command.progress.fraction")
     return Progress(
-        call_id=check_id(progress.call_id, "command.progress.call_id"),
-        client_id=check_id(progress.client_id, "command.progress.client_id"),
+        call_id=CallId(check_id(progress.call_id, "command.progress.call_id")),
+        client_id=ClientId(check_id(progress.client_id, "command.progress.client_id")),
         offer_epoch=progress.offer_epoch,
         fraction=fraction,
         message=progress.message,

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 
 import grpc
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import StoreId, UserId, check_id
 from pawl.errors import InvalidField, InvalidPageToken, SeqBeyondEnd
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -45,19 +45,18 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
-        check_id(request.worker_id, "worker_id")
+        worker_id = check_id(request.worker_id, "worker_id")
         if not 1 <= request.runs_max <= RUNS_PER_CLAIM_MAX:
             raise InvalidField(f"runs_max is from 1 to {RUNS_PER_CLAIM_MAX}", field="runs_max")
         claimed = await self._ledger.leases.claim(
-            request.worker_id,
+            worker_id,
             runs_max=request.runs_max,
             lease_seconds=operations.lease_seconds(request.lease_seconds),
         )
         return pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
 
     async def LoadRun(self, request: pb.LoadRunRequest, context: Context) -> AsyncIterator[pb.LoadRunResponse]:
-        store_id, run_id = operations.ids(request, "store_id", "run_id")
-        loaded = await self._ledger.reads.load(store_id, run_id, request.epoch)
+        loaded = await self._ledger.reads.load(operations.run_key(request), request.epoch)
         for part in parts.of_run(loaded):
             yield part
 
@@ -77,8 +76,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReleaseWorkerResponse(released_count=released)
 
     async def ReportCrash(self, request: pb.ReportCrashRequest, context: Context) -> pb.ReportCrashResponse:
-        store_id, run_id = operations.ids(request, "store_id", "run_id")
-        quarantined = await self._ledger.report_crash(store_id, run_id, request.epoch)
+        quarantined = await self._ledger.report_crash(operations.run_key(request), request.epoch)
         return pb.ReportCrashResponse(quarantined=quarantined)
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
@@ -104,7 +102,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ListCommands(
         self, request: pb.ListCommandsRequest, context: Context
     ) -> AsyncIterator[pb.ListCommandsResponse]:
-        rows = await self._ledger.reads.commands(*operations.ids(request, "store_id", "run_id"))
+        rows = await self._ledger.reads.commands(operations.run_key(request))
         for part in parts.of_inbox(rows):
             yield part
 
@@ -117,27 +115,31 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def RenewOffers(self, request: pb.RenewOffersRequest, context: Context) -> pb.RenewOffersResponse:
         held = await self._ledger.renew_offers(
-            *operations.ids(request, "store_id", "user_id", "client_id", "session_id"),
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
             lease_seconds=operations.lease_seconds(request.lease_seconds),
         )
         return pb.RenewOffersResponse(calls=map(messages.call, held))
 
     async def ReleaseOffers(self, request: pb.ReleaseOffersRequest, context: Context) -> pb.ReleaseOffersResponse:
-        run_id = operations.optional_id(request.run_id, "run_id")
-        store_id, user_id, client_id, session_id = operations.ids(
-            request, "store_id", "user_id", "client_id", "session_id"
+        released = await self._ledger.release_offers(
+            check_id(request.store_id, "store_id"),
+            check_id(request.user_id, "user_id"),
+            check_id(request.client_id, "client_id"),
+            check_id(request.session_id, "session_id"),
+            check_id(request.run_id, "run_id", optional=True),
         )
-        released = await self._ledger.release_offers(store_id, user_id, client_id, session_id, run_id)
         return pb.ReleaseOffersResponse(released_count=released)
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
-        store_id, user_id = _reader(request)
-        view = await self._ledger.reads.run(store_id, user_id, check_id(request.run_id, "run_id"))
+        view = await self._ledger.reads.run(operations.run_key(request), _reader(request))
         return pb.GetRunResponse(run=_run_view(view))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        store_id, user_id = operations.ids(request, "store_id", "user_id")
-        conversation_id = operations.optional_id(request.conversation_id, "conversation_id")
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        conversation_id = check_id(request.conversation_id, "conversation_id", optional=True)
         states = operations.run_states(request.states)
         selection = (store_id, user_id, conversation_id, states)
         page = await self._ledger.reads.runs(
@@ -153,7 +155,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
         store_id = check_id(request.store_id, "store_id")
-        run_id = operations.optional_id(request.run_id, "run_id")
+        run_id = check_id(request.run_id, "run_id", optional=True)
         selection = (store_id, run_id)
         page = await self._ledger.attention_repository.listed(
             store_id,
@@ -168,19 +170,15 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return response
 
     async def GetCall(self, request: pb.GetCallRequest, context: Context) -> pb.GetCallResponse:
-        store_id, user_id = _reader(request)
-        call_id = check_id(request.call_id, "call_id")
-        row = await self._ledger.reads.call(store_id, user_id, call_id, for_approval=request.for_approval)
+        key = operations.call_key(request)
+        row = await self._ledger.reads.call(key, _reader(request), for_approval=request.for_approval)
         return pb.GetCallResponse(call=messages.call(row))
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        store_id, user_id = _reader(request)
-        check_id(request.run_id, "run_id")
         selection = (request.store_id, request.user_id, request.run_id)
         page = await self._ledger.reads.calls(
-            store_id,
-            user_id,
-            request.run_id,
+            operations.run_key(request),
+            _reader(request),
             after=read_token(request.page_token, "ListCalls", selection, tuple[Small, Small, Id]),
             rows_max=page_size(request.page_size),
         )
@@ -190,7 +188,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def ListPendingCalls(
         self, request: pb.ListPendingCallsRequest, context: Context
     ) -> pb.ListPendingCallsResponse:
-        operations.ids(request, "store_id", "user_id")
+        store_id = check_id(request.store_id, "store_id")
+        check_id(request.user_id, "user_id")
         wanted, rows_max = operations.pending_filter(request), page_size(request.page_size)
         selection = (
             request.store_id,
@@ -204,7 +203,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         except InvalidPageToken:
             after_run = read_token(request.page_token, _PENDING_RUNS, selection, tuple[datetime, Id])
             return await self._pending_runs(request, wanted, selection, after=after_run, rows_max=rows_max)
-        page = await self._ledger.reads.pending(request.store_id, wanted, after=after, rows_max=rows_max)
+        page = await self._ledger.reads.pending(store_id, wanted, after=after, rows_max=rows_max)
         shown = [
             messages.call(row) if row.user_id == request.user_id else messages.call_for_approver(row)
             for row in page.rows
@@ -230,19 +229,18 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         after: tuple[datetime, str] | None,
         rows_max: int,
     ) -> pb.ListPendingCallsResponse:
-        page = await self._ledger.reads.short_of_tokens(request.store_id, wanted, after=after, rows_max=rows_max)
+        store_id = StoreId(request.store_id)
+        page = await self._ledger.reads.short_of_tokens(store_id, wanted, after=after, rows_max=rows_max)
         shown = [messages.run_short_of_tokens(row, request.user_id) for row in page.rows]
         token = next_token(_PENDING_RUNS, selection, page, lambda run: (run.create_time, run.run_id))
         return pb.ListPendingCallsResponse(runs=shown, next_page_token=token)
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
-        store_id, user_id = _reader(request)
-        check_id(request.conversation_id, "conversation_id")
         selection = (request.store_id, request.user_id, request.conversation_id)
         page = await self._ledger.reads.messages(
-            store_id,
-            user_id,
-            request.conversation_id,
+            check_id(request.store_id, "store_id"),
+            _reader(request),
+            check_id(request.conversation_id, "conversation_id"),
             after=(read_token(request.page_token, "ListMessages", selection, tuple[Large]) or (0,))[0],
             rows_max=page_size(request.page_size),
         )
@@ -250,14 +248,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ListMessagesResponse(messages=map(messages.message, page.rows), next_page_token=token)
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
-        store_id, user_id = _reader(request)
-        check_id(request.run_id, "run_id")
         if request.events_max > EVENTS_MAX:
             raise InvalidField(f"events_max is at most {EVENTS_MAX}", field="events_max")
         part = await self._ledger.reads.events(
-            store_id,
-            user_id,
-            request.run_id,
+            operations.run_key(request),
+            _reader(request),
             after_seq=request.after_seq,
             events_max=request.events_max or EVENTS_DEFAULT,
         )
@@ -271,9 +266,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
 
 
-def _reader(request: Any) -> tuple[str, str]:
+def _reader(request: Any) -> UserId:
     """Return who reads; an empty user is a service."""
-    return check_id(request.store_id, "store_id"), operations.optional_id(request.user_id, "user_id")
+    return check_id(request.user_id, "user_id", optional=True)
 
 
 def _run_view(view: RunView) -> run_pb2.Run:

@@ -6,7 +6,8 @@ import argparse
 import asyncio
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,8 +16,8 @@ from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.python.modules import ToolModule, load_modules
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.check.calling import Caller, call
-from pawl.tool_registry.check.findings import Finding, find
 from pawl.tool_registry.domain.names import did_you_mean
+from pawl.tool_registry.domain.pointers import resolve
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.settings import module_names
@@ -24,6 +25,14 @@ from pawl.tool_registry.settings import module_names
 _EXIT_UNSUCCESSFUL: Final = 1
 _EXIT_IMPOSSIBLE: Final = 2
 _DEFAULTS: Final = ToolContext()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An error, which makes the check fail, or a warning."""
+
+    is_error: bool
+    text: str
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -81,7 +90,7 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
             errors += 1
             _say(f"  error: {module.error}")
         for tool in module.tools:
-            found = list(find(tool))
+            found = list(_findings(tool))
             if tool.name in owners:
                 text = f"the name is taken by a tool of {owners[tool.name]}; this one would be left out"
                 found.append(Finding(is_error=True, text=text))
@@ -92,6 +101,30 @@ def _show_all(modules: Sequence[ToolModule], tools: dict[str, Tool[..., Any]]) -
             warnings += sum(not finding.is_error for finding in found)
     _say(f"{_count(len(tools), 'tool')}, {_count(errors, 'error')}, {_count(warnings, 'warning')}")
     return errors
+
+
+def _findings(tool: Tool[..., Any]) -> Iterator[Finding]:
+    """Yield what is wrong with a tool, or could be better."""
+    schema = tool.definition.arguments_schema
+    for name, part in schema.get("properties", {}).items():
+        if "description" not in part and "description" not in _target(schema, part):
+            text = f"parameter {name} has no description (Args: of the docstring, or a text in Annotated)"
+            yield Finding(is_error=False, text=text)
+    if tool.process is not None and not _is_found(tool):
+        yield Finding(
+            is_error=True,
+            text=f"it is no name at the top of its module {tool.function.__module__}: its own process cannot find it",
+        )
+
+
+def _target(schema: Any, part: Any) -> Any:
+    resolved = resolve(schema, part)
+    return resolved if isinstance(resolved, dict) else {}
+
+
+def _is_found(tool: Tool[..., Any]) -> bool:
+    names = vars(sys.modules[tool.function.__module__]).values()
+    return any(isinstance(value, Tool) and value.name == tool.name for value in names)
 
 
 def _show(tool: Tool[..., Any], found: Sequence[Finding]) -> None:

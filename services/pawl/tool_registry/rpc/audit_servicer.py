@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -48,16 +49,9 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     async def ListAudit(self, request: audit_pb2.ListAuditRequest, context: Context) -> audit_pb2.ListAuditResponse:
         store_id = _require_operator()
         size = page_size(request.page_size, default=100, most=1000)
-        wanted = AuditFilter(
-            store_id=store_id,
-            run_id=_text(request.run_id, "run_id"),
-            call_id=_text(request.call_id, "call_id"),
-            tool_name=_text(request.tool_name, "tool_name"),
-            user_id=_text(request.user_id, "user_id"),
-            kind=_KINDS.read(request.kind) if request.kind else "",
-            since_us=_time(request, "since_time"),
-            before_us=_time(request, "before_time"),
-        )
+        wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id")
+        if request.kind:
+            wanted = replace(wanted, kind=_KINDS.read(request.kind))
         found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
         page, token = cut(found, size, lambda entry: page_token("audit", entry.seq))
         return audit_pb2.ListAuditResponse(entries=map(_ENTRY.fields, page), next_page_token=token)
@@ -75,12 +69,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     async def GetToolAnalytics(
         self, request: audit_pb2.GetToolAnalyticsRequest, context: Context
     ) -> audit_pb2.GetToolAnalyticsResponse:
-        wanted = AuditFilter(
-            store_id=_require_operator(),
-            tool_name=_text(request.tool_name, "tool_name"),
-            since_us=_time(request, "since_time"),
-            before_us=_time(request, "before_time"),
-        )
+        wanted = _filter(_require_operator(), request, "tool_name")
         return audit_pb2.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, await self._log.figures(wanted)))
 
 
@@ -91,10 +80,14 @@ def _require_operator() -> str:
     return user.store_id
 
 
-def _text(value: str, field: str) -> str:
-    if "\0" in value:
-        raise InvalidField(f"{field}: must not have NUL", field=field)
-    return value
+def _filter(store_id: str, request: Any, *fields: str) -> AuditFilter:
+    """Return the entries that a request asks for by these fields, and by its times."""
+    texts = {field: getattr(request, field) for field in fields}
+    for field, text in texts.items():
+        if "\0" in text:
+            raise InvalidField(f"{field}: must not have NUL", field=field)
+    since_us, before_us = _time(request, "since_time"), _time(request, "before_time")
+    return AuditFilter(store_id=store_id, since_us=since_us, before_us=before_us, **texts)
 
 
 def _time(request: Any, field: str) -> int | None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
 import grpc
 
@@ -20,40 +21,34 @@ from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import chosen
-from pawl.tool_registry.domain.verdict import CallKey
+from pawl.tool_registry.domain.verdict import CallContext, CallKey
 from pawl.tool_registry.rpc import convert
 
 CALLS_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 10.0
 
 Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
 class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     """Translates between the wire and the use cases.
 
     `misfit` returns what is wrong with an answer to a question with a schema, for a store.
     """
 
-    def __init__(
-        self,
-        catalog: Catalog,
-        admission: Admission,
-        executor: Executor,
-        audit: AuditTrail,
-        misfit: Callable[[str, bytes, str], Awaitable[str]],
-    ) -> None:
-        self._misfit = misfit
-        self._audit = audit
-        self._catalog = catalog
-        self._admission = admission
-        self._executor = executor
+    catalog: Catalog
+    admission: Admission
+    executor: Executor
+    audit: AuditTrail
+    misfit: Callable[[str, bytes, str], Awaitable[str]]
 
     async def ResolveTools(
         self, request: execution_pb2.ResolveToolsRequest, context: Context
     ) -> execution_pb2.ResolveToolsResponse:
         caller = convert.caller_from(request.context)
-        tools = await self._catalog.resolve(caller, request.tool_names, request.pinned_versions)
+        tools = await self.catalog.resolve(caller, request.tool_names, request.pinned_versions)
         taken = chosen(tools, request.tool_names, caller.user_id, request.tools_max)
         taken.sort(key=lambda tool: tool.definition.name)
         return execution_pb2.ResolveToolsResponse(
@@ -77,40 +72,26 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             )
             for call in request.calls
         ]
-        verdicts = await self._admission.check_batch(proposed, request.known_tool_names)
+        verdicts = await self.admission.check_batch(proposed, request.known_tool_names)
         return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
 
     async def CheckAnswer(
         self, request: execution_pb2.CheckAnswerRequest, context: Context
     ) -> execution_pb2.CheckAnswerResponse:
-        if problem := await self._misfit(request.store_id, request.answer_schema_json, request.answer):
+        if problem := await self.misfit(request.store_id, request.answer_schema_json, request.answer):
             raise InvalidArguments(f"the answer does not fit: {problem}")
         return execution_pb2.CheckAnswerResponse()
 
     async def RecordDecisions(
         self, request: execution_pb2.RecordDecisionsRequest, context: Context
     ) -> execution_pb2.RecordDecisionsResponse:
-        if not 1 <= len(request.decisions) <= CALLS_MAX:
-            raise InvalidField(f"decisions: must be 1 to {CALLS_MAX}", field="decisions")
-        await self._audit.decided(
-            [
-                (convert.call_context_from(request.context, decision.call_id), convert.decision_from(decision))
-                for decision in request.decisions
-            ]
-        )
+        await self.audit.decided(_recorded(request, "decisions", convert.decision_from))
         return execution_pb2.RecordDecisionsResponse()
 
     async def RecordResults(
         self, request: execution_pb2.RecordResultsRequest, context: Context
     ) -> execution_pb2.RecordResultsResponse:
-        if not 1 <= len(request.results) <= CALLS_MAX:
-            raise InvalidField(f"results: must be 1 to {CALLS_MAX}", field="results")
-        await self._audit.returned(
-            [
-                (convert.call_context_from(request.context, result.call_id), convert.result_from(result))
-                for result in request.results
-            ]
-        )
+        await self.audit.returned(_recorded(request, "results", convert.result_from))
         return execution_pb2.RecordResultsResponse()
 
     async def ExecuteTool(
@@ -130,7 +111,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             rule_id=request.rule_id,
             answers=convert.answers_from(request.answers),
         )
-        async with aclosing(self._executor.execute(asked)) as items:
+        async with aclosing(self.executor.execute(asked)) as items:
             async for item in items:
                 if isinstance(item, ExecutionResult):
                     yield execution_pb2.ExecuteToolResponse(result=convert.RESULT.fields(item))
@@ -143,7 +124,15 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
             raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
-        stopped, result = await self._executor.cancel(key, request.wait_seconds)
+        stopped, result = await self.executor.cancel(key, request.wait_seconds)
         return execution_pb2.CancelExecutionResponse(
             stopped=stopped, result=convert.RESULT.fields(result) if result else None
         )
+
+
+def _recorded(request: Any, field: str, read: Callable[[Any], T]) -> list[tuple[CallContext, T]]:
+    """Return what a request tells of calls of its run, each with its call."""
+    messages = getattr(request, field)
+    if not 1 <= len(messages) <= CALLS_MAX:
+        raise InvalidField(f"{field}: must be 1 to {CALLS_MAX}", field=field)
+    return [(convert.call_context_from(request.context, message.call_id), read(message)) for message in messages]

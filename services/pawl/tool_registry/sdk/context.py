@@ -38,16 +38,8 @@ class ToolCancelled(Exception):
     """The call was cancelled or ran out of time; raised by `ToolContext.check_cancelled`."""
 
 
-def _no_progress(_fraction: float | None, _message: str) -> None:
-    """Drop progress; nobody listens in a test of the function itself."""
-
-
 def _no_secret(name: str) -> str:
     raise SecretNotFound(f"no secret named {name!r} is configured")
-
-
-def _nobody_to_tell() -> None:
-    """Do nothing; nobody counts what a test of the function itself begins."""
 
 
 async def _nobody_to_ask(_question: Question) -> str:
@@ -75,10 +67,11 @@ class ToolContext:
     deadline: datetime = _NEVER
     """The time at which it is cancelled for taking too long."""
     _cancelled: threading.Event = field(default_factory=threading.Event)
-    _report: Callable[[float | None, str], None] = _no_progress
+    # Nobody listens in a test of the function itself.
+    _report: Callable[[float | None, str], None] = lambda _fraction, _message: None
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
-    _begin: Callable[[], None] = _nobody_to_tell
+    _begin: Callable[[], None] = lambda: None
 
     @property
     def idempotency_key(self) -> str:

@@ -6,15 +6,18 @@ import asyncio
 import ssl
 from collections.abc import Mapping
 from contextlib import aclosing
+from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
 
 import httpx2
+import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.http.content_coding import CodingError, Unpacker
 from pawl.tool_registry.adapters.http.guarded_transport import GuardedTransport, Resolve, resolve_by_system
-from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_target, rules_of
+from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
 from pawl.tool_registry.domain.outbound import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
 
 USER_AGENT: Final = "Pawl/0.1"
@@ -151,3 +154,28 @@ async def _read(request: OutboundRequest, target: Target, response: httpx2.Respo
         body=bytes(unpacker.body[: request.bytes_max]),
         is_cut=unpacker.is_full or received > request.bytes_max,
     )
+
+
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    hosts: list[str] | None = None
+    private: list[str] = msgspec.field(default_factory=list)
+
+
+def read_egress_file(path: Path | None) -> dict[str, EgressRules]:
+    """Return the rules of each store, `*` for all that have none of their own; none without a file.
+
+    Raises:
+        StartError: the file cannot be read, or has an entry that cannot be used.
+    """
+    if path is None:
+        return {}
+    try:
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, _Entry])
+        return {store: read_rules(entry.hosts, entry.private) for store, entry in entries.items()}
+    except OSError as error:
+        raise StartError(f"PAWL_EGRESS_FILE: cannot read {path}: {error.strerror}") from None
+    except msgspec.DecodeError as error:
+        form = '{"*": {"hosts": ["*.example.com"], "private": ["10.1.2.3:8080"]}}'
+        raise StartError(f"PAWL_EGRESS_FILE: {path} must be JSON like {form}: {error}") from None
+    except ValueError as error:
+        raise StartError(f"PAWL_EGRESS_FILE: {path}: {error}") from None

@@ -146,11 +146,8 @@ class HttpTools:
             raise SourceUnreachable(f"open_api.document_url: {failed}") from None
         if response.status not in _OK:
             raise SourceUnreachable(f"open_api.document_url: answered with status {response.status}")
-        if response.is_cut:
-            raise InvalidField(
-                f"open_api.document_url: the document is over the limit of {DOCUMENT_BYTES_MAX} bytes",
-                field="open_api.document_url",
-            )
+        over = f"the document is over the limit of {DOCUMENT_BYTES_MAX} bytes"
+        require(not response.is_cut, "open_api.document_url", over)
         return response.body, response.url
 
     def tool(self, entry: ToolVersion) -> Tool[..., Any] | None:

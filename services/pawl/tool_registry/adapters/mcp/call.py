@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Collection, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from typing import Any, Final, TypeAlias
 
+import mcp
 import mcp.types
 
 from pawl.chassis.strict_json import storable
@@ -17,7 +19,11 @@ from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.values import hide
 
+_ASKING_MAX: Final = 20
 _SCHEMA_CHARACTERS_MAX: Final = 2000
+
+OnQuestion: TypeAlias = Callable[[Asked], Awaitable[mcp.types.ElicitResult]]
+"""Returns the answer to a question of the server."""
 
 
 class Call:
@@ -31,6 +37,10 @@ class Call:
         self._declined: list[tuple[Asked, str]] = []
         self.is_in_doubt = False
         """True if a question was declined that may have been this call's, or another's."""
+
+    def mark_begun(self) -> None:
+        """Say that the server can hear of the call from now on."""
+        self._context.mark_begun()
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Pass progress on."""
@@ -81,6 +91,61 @@ class Call:
 
     def _clean(self, text: str) -> str:
         return storable(hide(self._secrets, text))
+
+
+class Flight:
+    """A call's place on a connection, and what its server asks meanwhile."""
+
+    def __init__(self, user_id: str, call_id: str) -> None:
+        self.user_id = user_id
+        self.call_id = call_id
+        self.is_in_doubt = False
+        """True if a question was declined that may have been this call's, or another's."""
+        self._on_question: OnQuestion | None = None
+        self._asking: set[asyncio.Task[mcp.types.ElicitResult]] = set()
+
+    @property
+    def is_sent(self) -> bool:
+        """True if the server may have heard of the call."""
+        return self._on_question is not None
+
+    def send(self, on_question: OnQuestion) -> None:
+        """Say that the server hears of the call now."""
+        self._on_question = on_question
+
+    async def ask(self, question: Asked) -> mcp.types.ElicitResult:
+        """Return the answer, a cancel if the call ends before it comes, a decline if too many questions are open.
+
+        A person who was asked stays asked, also when the server takes its question
+        back, until the call ends.
+        """
+        if self._on_question is None or len(self._asking) >= _ASKING_MAX:
+            return mcp.types.ElicitResult(action="decline")
+        asking = asyncio.ensure_future(self._on_question(question))
+        self._asking.add(asking)
+        asking.add_done_callback(self._asking.discard)
+        await asyncio.wait({asking})
+        return mcp.types.ElicitResult(action="cancel") if asking.cancelled() else asking.result()
+
+    def end(self) -> None:
+        """Stop asking."""
+        for asking in list(self._asking):
+            asking.cancel()
+
+
+async def open_pages(error: mcp.MCPError, ask: OnQuestion) -> None:
+    """Return if an error asks for pages to be opened, and the user has done that; else raise it again."""
+    if error.code != mcp.types.URL_ELICITATION_REQUIRED:
+        raise error
+    try:
+        pages = mcp.UrlElicitationRequiredError.from_error(error.error).elicitations
+    except (ValueError, TypeError, AttributeError):
+        raise error from None
+    for page in pages:
+        if (await ask(page)).action != "accept":
+            raise error
+    if not pages:
+        raise error
 
 
 def _question_text(name: str, declined: Sequence[tuple[Asked, str]]) -> str:

@@ -28,10 +28,9 @@ from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolC
 from pawl.tool_registry.sdk.tool import Tool, forwarded
 
 if TYPE_CHECKING:
-    from pawl.tool_registry.adapters.mcp.call import Call
-    from pawl.tool_registry.adapters.mcp.flight import Flight
-    from pawl.tool_registry.adapters.mcp.pace import Streams, Wire
+    from pawl.tool_registry.adapters.mcp.call import Call, Flight
     from pawl.tool_registry.adapters.mcp.session import Session
+    from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
 
 IDLE_SECONDS: Final = 300.0
 # The connection may break once, and once turn out to be another user's.
@@ -111,11 +110,6 @@ class McpConnector:
         problem: str = await _late("elicitation").Reader(self._helper, store_id).misfit(schema_json, answer)
         return problem
 
-    @property
-    def open_count(self) -> int:
-        """The number of open connections."""
-        return sum(session.is_open for _, session in self._sessions())
-
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
         name = entry.source.partition(":")[2]
         source = await self._find(context.store_id, name)
@@ -158,14 +152,7 @@ class McpConnector:
             async with self._place(source, context.user_id, f"{context.run_id} {context.call_id}") as (session, flight):
                 found = (await session.tools()).get(binding.tool)
                 _check_approved(source, binding, found)
-                result = await session.call(
-                    flight,
-                    binding.tool,
-                    arguments,
-                    on_sent=context.mark_begun,
-                    on_progress=call.on_progress,
-                    on_question=call.on_question,
-                )
+                result = await session.call(flight, call, binding.tool, arguments)
                 call.is_in_doubt = flight.is_in_doubt
                 return result
         except (SourceUnreachable, InvalidField, PermissionDenied) as error:
@@ -263,16 +250,14 @@ class McpConnector:
     def _transport(
         self, source: Source, server: McpServer, values: Mapping[str, str]
     ) -> Callable[[Wire], AbstractAsyncContextManager[Streams]]:
-        from pawl.tool_registry.adapters.mcp.http import http_transport  # noqa: PLC0415
-        from pawl.tool_registry.adapters.mcp.stdio import stdio_transport  # noqa: PLC0415
-
+        transports = _late("transports")
         if isinstance(server, McpHttpConfig):
             client = self._http(source.store_id)
             headers = {**server.headers, **values}
-            return lambda wire: http_transport(client, server.url, headers, wire, self._clock)
+            return lambda wire: transports.http_transport(client, server.url, headers, wire, self._clock)
         order = self._programs.order(server, values)
         program = Program(order, name=f"{source.store_id}/{source.name}", secrets=frozenset(values.values()))
-        return lambda wire: stdio_transport(program, wire, self._clock)
+        return lambda wire: transports.stdio_transport(program, wire, self._clock)
 
 
 def _check_approved(source: Source, binding: Binding, found: ServerTool | None) -> None:

@@ -17,16 +17,15 @@ import mcp.types
 import pydantic
 from mcp.client.session import ClientRequestContext
 from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
-from mcp.shared.dispatcher import ProgressFnT
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.errors import SourceUnreachable
+from pawl.tool_registry.adapters.mcp.call import Call, Flight, open_pages
 from pawl.tool_registry.adapters.mcp.definitions import ServerTool
 from pawl.tool_registry.adapters.mcp.elicitation import Asked
-from pawl.tool_registry.adapters.mcp.flight import Flight, OnQuestion, open_pages
-from pawl.tool_registry.adapters.mcp.pace import Streams, Wire
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
+from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
 from pawl.tool_registry.domain.egress import EgressRefused
 from pawl.tool_registry.domain.source import TOOLS_MAX
 from pawl.tool_registry.sdk.values import hide, without
@@ -202,20 +201,10 @@ class Session:
             raise SourceUnreachable(self.problem or "the connection was closed")
         return self._tools
 
-    async def call(
-        self,
-        flight: Flight,
-        name: str,
-        arguments: Mapping[str, Any],
-        *,
-        on_sent: Callable[[], None],
-        on_progress: ProgressFnT,
-        on_question: OnQuestion,
-    ) -> mcp.types.CallToolResult:
+    async def call(self, flight: Flight, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
         """Call a tool. Cancelling it tells the server so, and ends what it asks.
 
-        `on_sent` is told before the server can hear of it. There is no limit of time
-        here, so that none runs out while a question is open.
+        There is no limit of time here, so that none runs out while a question is open.
 
         Raises:
             Lost: the connection ended, or has become another user's before the call was sent.
@@ -225,11 +214,11 @@ class Session:
             raise Lost(self.problem or "the connection was closed", never_ran=True)
         if self.has_asked and (self.owner != flight.user_id or self._sent() or self._is_retired):
             raise Lost("its server asks each user on a connection of their own", never_ran=True)
-        flight.send(on_question)
+        flight.send(call.on_question)
         self._wire.was_used = True
-        on_sent()
+        call.mark_begun()
         try:
-            return await self._call(self._client, flight, name, dict(arguments), on_progress)
+            return await self._call(self._client, flight, call, name, arguments)
         except asyncio.CancelledError:
             if len(self._left) < _LEFT_MAX:
                 self._left.add(flight.call_id)
@@ -254,12 +243,7 @@ class Session:
         self._wire.end("the connection broke")
 
     async def _call(
-        self,
-        client: mcp.Client,
-        flight: Flight,
-        name: str,
-        arguments: dict[str, Any],
-        on_progress: ProgressFnT,
+        self, client: mcp.Client, flight: Flight, call: Call, name: str, arguments: dict[str, Any]
     ) -> mcp.types.CallToolResult:
         """Send the call, and again with answers as long as the server asks for something first.
 
@@ -275,7 +259,7 @@ class Session:
                 )
             )
             try:
-                result = await client.session.send_request(request, _results, progress_callback=on_progress)
+                result = await client.session.send_request(request, _results, progress_callback=call.on_progress)
             except mcp.MCPError as error:
                 # It has done nothing yet: pages have to be opened first.
                 await open_pages(error, partial(self._ask_of, flight))

@@ -103,13 +103,9 @@ class PostgresDocumentRepository:
                 raise TooLarge(f"the documents of a store have at most {STORE_BYTES_MAX} bytes; remove some first")
             written = await connection.fetchrow(_WRITE, *key, language, len(content), digest)
             await connection.execute(_CLEAR_PARTS, *key)
-            await connection.executemany(
-                _WRITE_PART,
-                [
-                    (*key, number, part.byte_offset, part.content, language)
-                    for number, part in enumerate(parts_of(text))
-                ],
-            )
+            numbered = enumerate(parts_of(text))
+            parts = [(*key, number, part.byte_offset, part.content, language) for number, part in numbered]
+            await connection.executemany(_WRITE_PART, parts)
         if written is None:
             raise AssertionError("an upsert returns its row")
         return Document(**written), earlier is None

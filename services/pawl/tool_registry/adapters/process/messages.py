@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from datetime import datetime
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import msgspec
 
@@ -103,21 +102,11 @@ def frame(message: ToProcess | ToRegistry) -> bytes:
     return len(body).to_bytes(_LENGTH_BYTES, "big") + body
 
 
-def receive(channel: socket.socket) -> ToProcess | None:
+def receive(messages: BinaryIO) -> ToProcess | None:
     """Wait for the next message from the registry; None if there will be none."""
-    head = _exactly(channel, _LENGTH_BYTES)
-    body = _exactly(channel, int.from_bytes(head, "big")) if head else b""
-    return _to_process.decode(body) if body else None
-
-
-def _exactly(channel: socket.socket, count: int) -> bytes:
-    read = bytearray()
-    while len(read) < count:
-        part = channel.recv(count - len(read))
-        if not part:
-            return b""
-        read += part
-    return bytes(read)
+    count = int.from_bytes(messages.read(_LENGTH_BYTES), "big")
+    body = messages.read(count)
+    return _to_process.decode(body) if count and len(body) == count else None
 
 
 async def read_message(reader: asyncio.StreamReader, bytes_max: int) -> ToRegistry | None:

@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
@@ -56,9 +56,10 @@ _STATM: Final = Path("/proc/self/statm")
 
 def run_worker(channel: socket.socket) -> None:
     """Run the one call that comes over `channel`, send its answer and end the process."""
-    call = receive(channel)
+    messages = channel.makefile("rb")
+    call = receive(messages)
     if isinstance(call, Call):
-        line = _Line(channel)
+        line = _Line(channel, messages)
         line.start()
         _limit(call)
         line.answer(_answer(call, line))
@@ -70,8 +71,9 @@ def run_worker(channel: socket.socket) -> None:
 class _Line:
     """The registry, as the tool's threads reach it."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, messages: BinaryIO) -> None:
         self._channel = channel
+        self._messages = messages
         self._sending = threading.Lock()
         self._asking = threading.Lock()
         self._secrets: queue.SimpleQueue[SecretAnswer] = queue.SimpleQueue()
@@ -122,7 +124,7 @@ class _Line:
 
     def _listen(self) -> None:
         while True:
-            match receive(self._channel):
+            match receive(self._messages):
                 case None:
                     os._exit(1)
                 case SecretAnswer() as answer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -149,8 +149,7 @@ class Catalog:
 
     async def visible(self, caller: Caller) -> list[ToolVersion]:
         """Return the current versions of all tools that the caller may call, by name."""
-        entries = {entry.definition.name: entry for entry in await self._repository.current(caller.store_id)}
-        entries |= {name: loaded.entry for name, loaded in self._loaded.items()}
+        entries = await self._entries(caller.store_id)
         return [entries[name] for name in sorted(entries) if entries[name].definition.may_be_called_by(caller)]
 
     async def get(self, caller: Caller, name: str, version: int) -> ToolVersion:
@@ -260,14 +259,9 @@ class Catalog:
             ToolNotFound: one does not exist, or the caller may not call it.
         """
         store_id = caller.store_id
-        found: dict[str, ToolVersion] = {}
         if names:
-            stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, set(names))}
-            for name in names:
-                loaded = self._loaded.get(name)
-                entry = loaded.entry if loaded else stored.get(name)
-                if entry is not None:
-                    found[name] = entry
+            entries = await self._entries(store_id, set(names))
+            found = {name: entries[name] for name in names if name in entries}
         else:
             found = {entry.definition.name: entry for entry in await self.visible(caller)}
         for name, version in pinned.items():
@@ -330,6 +324,11 @@ class Catalog:
         elif current is not None:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
         await self._repository.unregister(caller.store_id, name)
+
+    async def _entries(self, store_id: str, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
+        """Return the tools that a store has now by name, those named among them, and all that are loaded."""
+        stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
+        return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
 
     async def _current(self, store_id: str, name: str) -> ToolVersion | None:
         loaded = self._loaded.get(name)

@@ -14,7 +14,7 @@ from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, HeldEls
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.check import Refused
-from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext, ToolDefinition
+from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.names import did_you_mean
 from pawl.tool_registry.domain.patterns import TooMuchToMatch
@@ -29,6 +29,12 @@ _TOO_MUCH_TO_MATCH: Final = (
 _FIRST_ATTEMPT: Final = 1
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _UNACTED_MAX: Final = 10_000
+_UNGATED: Final = {
+    ExecutionContext.BACKEND: Disposition.RUN,
+    ExecutionContext.FRONTEND: Disposition.OFFER,
+    ExecutionContext.HUMAN: Disposition.ASK,
+    ExecutionContext.AGENT: Disposition.DELEGATE,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +134,7 @@ class Admission:
                     rule = None
         return Verdict(
             call_id=context.call_id,
-            disposition=Disposition.APPROVE if cause else _ungated(definition),
+            disposition=Disposition.APPROVE if cause else _UNGATED[definition.context],
             definition=definition,
             tool_version=call.tool.entry.version,
             accepted=call.accepted,
@@ -264,18 +270,6 @@ class Admission:
         self.cache.sweep()
         await self.limits.forget()
         await self.rules.forget(older_than_seconds)
-
-
-def _ungated(definition: ToolDefinition) -> Disposition:
-    match definition.context:
-        case ExecutionContext.BACKEND:
-            return Disposition.RUN
-        case ExecutionContext.FRONTEND:
-            return Disposition.OFFER
-        case ExecutionContext.HUMAN:
-            return Disposition.ASK
-        case ExecutionContext.AGENT:
-            return Disposition.DELEGATE
 
 
 def _duplicate(call: FittingCall, earlier: int, call_id: str) -> Verdict:

@@ -44,14 +44,6 @@ class ResultCache:
         self._bytes = 0
         self._sweep_at = monotonic() + _SWEEP_SECONDS
 
-    def __len__(self) -> int:
-        return len(self._kept)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the results that are kept."""
-        return self._bytes
-
     def find(self, job: Job) -> ExecutionResult | None:
         """Return an earlier result of the same call, with a note of its age, if it is not too old."""
         if not _is_kept(job):

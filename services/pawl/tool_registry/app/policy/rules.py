@@ -76,9 +76,6 @@ class Rules:
         if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
             version = (await self.catalog.get(person, rule.tool_name, 0)).version
         await self._check_origin(person, rule)
-        is_repetition = request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)
-        if not is_repetition:
-            check_room(rule, RuleCounts.of(await self.repository.in_force(person.store_id), person.user_id))
         rule = replace(
             rule,
             store_id=person.store_id,
@@ -86,7 +83,8 @@ class Rules:
             user_id=person.user_id,
             tool_version=version,
         )
-        if not is_repetition:
+        if not (request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)):
+            check_room(rule, RuleCounts.of(await self.repository.in_force(person.store_id), person.user_id))
             await self.audit.ruled(rule, "MADE", person.user_id)
         made = await self.repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)

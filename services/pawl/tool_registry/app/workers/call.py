@@ -96,10 +96,6 @@ class PendingCall:
         finally:
             await self._settle()
 
-    def wake(self) -> None:
-        """Say that something came for the call."""
-        self.news.set()
-
     async def _wait_for_news(self) -> None:
         left = self._give_up_at - self._clock.monotonic()
         if left > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
@@ -83,7 +83,7 @@ RegistryFrame: TypeAlias = Welcome | Invocation | InvocationCancel | ResultRecei
 
 
 class WorkerLink:
-    """An attached worker. `held` are the calls that it kept over a reconnect."""
+    """An attached worker."""
 
     def __init__(
         self, worker: Attached, *, calls_max: int, heard_at: float, register: Callable[[], Awaitable[object]]
@@ -93,6 +93,7 @@ class WorkerLink:
         """Registers its tools again, as when it attached."""
         self.heard_at = heard_at
         self.in_hand: dict[str, int] = {}
+        """The epochs of its calls, those among them that it kept over a reconnect."""
         self.is_draining = False
         self.doubted_until = -math.inf
         self.due = asyncio.Event()
@@ -120,10 +121,6 @@ class WorkerLink:
     def is_at_rest(self) -> bool:
         """True if it is attached, and no call is on its way to it."""
         return not self._reserved and not self.ended.done()
-
-    def keep(self, held: Mapping[str, int]) -> None:
-        """Note the calls that it kept over a reconnect."""
-        self.in_hand.update(held)
 
     @contextmanager
     def reserved(self, slots: int) -> Iterator[None]:

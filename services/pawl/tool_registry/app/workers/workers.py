@@ -182,7 +182,7 @@ class WorkerHub:
             return await pending.answer(lambda: self._write_down(call, context))
         finally:
             if earlier is not None:
-                earlier.wake()
+                earlier.news.set()
             if self._pending.get(pending.key) is pending:
                 del self._pending[pending.key]
 
@@ -202,14 +202,13 @@ class WorkerHub:
 
     async def _add_held(self, call: WorkerCall, link: WorkerLink) -> int | None:
         try:
-            epoch = await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
+            return await self._retry.until_answered(lambda: self._repository.add(call, link.worker), call=call.call_id)
         except asyncio.CancelledError:
             if call.call_id not in link.in_hand:
                 key = CallKey(call.store_id, call.call_id)
                 abandon = partial(self._repository.abandon, key, call.token, link.worker.key)
                 await self._retry.until_answered(abandon, call=call.call_id)
             raise
-        return epoch
 
     def _free_link(self, call: WorkerCall) -> WorkerLink | None:
         links = [
@@ -265,7 +264,7 @@ class WorkerHub:
         if earlier is not None:
             earlier.end(Cancelled("the worker attached again"))
         lease_seconds = self._options.lease_seconds
-        link.keep(await self._repository.attach(worker, held=hello.held, lease_seconds=lease_seconds))
+        link.in_hand.update(await self._repository.attach(worker, held=hello.held, lease_seconds=lease_seconds))
         link.send(Welcome(lease_seconds=lease_seconds, heartbeat_seconds=lease_seconds / _HEARTBEATS_PER_LEASE))
         for call_id, epoch in hello.held.items():
             if link.in_hand.get(call_id) != epoch:
@@ -378,9 +377,7 @@ class WorkerHub:
             _log.info("worker.result_refused", call=result.call_id, status=finished.status)
         if finished.late is not None:
             self._late.tell(call, result.lease_epoch, finished.late, bounded(result.answer))
-        pending = self._pending.get(call)
-        if pending is not None:
-            pending.wake()
+        self._wake_call(call)
         link.drop(result.call_id, result.lease_epoch)
 
     def _hear(self, kind: NewsKind, store_id: str, name: str) -> None:
@@ -403,7 +400,7 @@ class WorkerHub:
     def _wake_call(self, key: CallKey) -> None:
         pending = self._pending.get(key)
         if pending is not None:
-            pending.wake()
+            pending.news.set()
 
     async def _look_after(self) -> None:
         """Renew the leases of workers that were heard of, and find what nobody told."""
