@@ -83,7 +83,7 @@ proto-check: $(PROTO_VENV)/.installed ## Lint the protos, compare gen/ with them
 proto-baseline: $(PROTO_VENV)/.installed ## Record the contract that later changes must not break (a release step)
 	@$(PROTO_BIN)/buf build proto --exclude-source-info -o proto/baseline.binpb
 
-diagrams: $(VENV)/.installed ## Draw the state diagrams of docs/architecture.md from the tables
+diagrams: $(VENV)/.installed ## Write the parts of docs/ that are made from tables: state diagrams, who may call what
 	@$(BIN)/python -m docs.diagrams
 
 lock: ## Resolve the newest allowed versions into requirements/*.txt (a maintainer's step, uses uv)

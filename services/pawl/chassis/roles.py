@@ -13,7 +13,7 @@ class Role(StrEnum):
     VIEWER = "viewer"
     """Reads, and nothing else."""
     MEMBER = "member"
-    """Starts runs and steers its own. A credential without any of these roles is a member who decides its own calls."""
+    """Starts runs and steers its own. A credential without any of these roles calls what a member does."""
     APPROVER = "approver"
     """A member who also decides gated calls of the whole store."""
     ADMIN = "admin"

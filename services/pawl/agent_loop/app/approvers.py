@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent_loop.app.public_values import Caller, DecisionRight
+from pawl.chassis.roles import Role
 from pawl.errors import PermissionDenied
 
-_ROLES: Final = frozenset({"approver", "admin"})
+_ROLES: Final = frozenset({Role.APPROVER, Role.ADMIN})
 
 
 def decision_right(caller: Caller) -> DecisionRight:

@@ -211,10 +211,8 @@ class Inbox:
         """Say what became of a call in doubt, of a run of any user of the store.
 
         Raises:
-            PermissionDenied: the caller is neither operator nor admin.
             InvalidField, InvalidJson, TooLarge
         """
-        operators.require_operator(caller)
         if resolution is CallResolution.HAPPENED:
             checks.result_json(content_json)
         elif content_json:

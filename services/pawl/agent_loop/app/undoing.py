@@ -9,6 +9,7 @@ from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import ENDED, Undo
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis import logs
+from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
 
 _log = logs.get_logger(__name__)
@@ -84,7 +85,7 @@ class Undoing:
         try:
             return caller, await self._ledger.get_run(caller, run_id)
         except RunNotFound:
-            if "admin" not in caller.roles:
+            if Role.ADMIN not in caller.roles:
                 raise
         # The ledger reads for no user in particular: for a service.
         run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), run_id)

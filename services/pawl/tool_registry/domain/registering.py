@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied
 from pawl.tool_registry.domain.definition import Caller, ToolDefinition, ToolVersion, encode_definition, is_laxer
-from pawl.tool_registry.domain.roles import ADMIN, MEMBER
 
 FRONT_END: Final = "store"
 """The source of front-end tools."""
@@ -25,7 +25,7 @@ class Registrant:
     @classmethod
     def of(cls, caller: Caller) -> Registrant:
         """Return the caller as a registrant."""
-        return cls(user_id=caller.user_id, is_admin=ADMIN in caller.roles)
+        return cls(user_id=caller.user_id, is_admin=Role.ADMIN in caller.roles)
 
 
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -79,11 +79,6 @@ def _closeness(entry: ToolVersion, user_id: str) -> int:
     if entry.source != FRONT_END:
         return 2
     return 1 if entry.user_id == user_id else 3
-
-
-def may_register(caller: Caller) -> bool:
-    """Return whether a caller registers front-end tools: members and admins do, and whoever has no roles at all."""
-    return not caller.roles or not caller.roles.isdisjoint({ADMIN, MEMBER})
 
 
 def check_owner(current: ToolVersion, registrant: Registrant) -> None:

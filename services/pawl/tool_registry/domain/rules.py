@@ -12,12 +12,12 @@ from enum import StrEnum
 from typing import Final
 
 from pawl.chassis.ids import is_id
+from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.definition import CONTROL, Category, can_exist
 from pawl.tool_registry.domain.gate import BULK_ITEMS_MIN
 from pawl.tool_registry.domain.patterns import Act, ArgumentKind, ArgumentPattern, Matching, piles_marks
-from pawl.tool_registry.domain.roles import ADMIN, APPROVER
 
 ANY_TOOL: Final = "*"
 PATTERNS_MAX: Final = 20
@@ -52,7 +52,7 @@ class RuleScope(StrEnum):
 
 def may_approve(roles: Collection[str]) -> bool:
     """Return whether somebody decides about their own runs: approvers and admins, and whoever has no roles at all."""
-    return not roles or not {ADMIN, APPROVER}.isdisjoint(roles)
+    return not roles or not {Role.ADMIN, Role.APPROVER}.isdisjoint(roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

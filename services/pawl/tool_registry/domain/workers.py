@@ -11,14 +11,10 @@ import msgspec
 
 from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
 from pawl.tool_registry.domain.inverse import InverseCall
-from pawl.tool_registry.domain.roles import ADMIN
-from pawl.tool_registry.domain.roles import WORKER as WORKER_ROLE
 
 TOOLS_MAX: Final = 200
 CALLS_MAX: Final = 256
 SOURCE_KIND: Final = "worker"
-ROLES: Final = frozenset({ADMIN, WORKER_ROLE})
-"""The roles that let a user attach workers, and take their tools out: one of them is needed."""
 
 
 class WorkerKey(NamedTuple):

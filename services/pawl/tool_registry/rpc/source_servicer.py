@@ -52,14 +52,14 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
         self, request: source_pb2.ListSourcesRequest, context: Context
     ) -> source_pb2.ListSourcesResponse:
         user = require_user()
-        listed = await self._sources.list(user.store_id, roles=user.roles)
+        listed = await self._sources.list(user.store_id)
         return source_pb2.ListSourcesResponse(sources=[_source_message(each, user.roles) for each in listed])
 
     async def CheckSource(
         self, request: source_pb2.CheckSourceRequest, context: Context
     ) -> source_pb2.CheckSourceResponse:
         user = require_user()
-        checked = await self._sources.check(user.store_id, request.name, roles=user.roles)
+        checked = await self._sources.check(user.store_id, request.name)
         return source_pb2.CheckSourceResponse(
             source=_source_message(checked.listed, user.roles),
             changes=map(_change_message, checked.changes),

@@ -9,12 +9,11 @@ from typing import Any, Final
 
 import grpc
 
-from pawl.errors import DeadlineExceeded, PermissionDenied
+from pawl.errors import DeadlineExceeded
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
 from pawl.tool_registry.app.workers.link import RegistryFrame
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub
-from pawl.tool_registry.domain.workers import ROLES
 from pawl.tool_registry.rpc import convert_worker
 from pawl.tool_registry.rpc.convert import calling_user
 
@@ -34,8 +33,6 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
         self, requests: AsyncIterator[worker_pb2.AttachWorkerRequest], context: Context
     ) -> None:
         caller = calling_user()
-        if not caller.roles & ROLES:
-            raise PermissionDenied("a worker needs the role worker or admin")
         try:
             async with asyncio.timeout(_HELLO_SECONDS_MAX):
                 hello = await convert_worker.hello_of(aiter(requests))

@@ -11,6 +11,7 @@ from typing import Any, Final
 import jsonschema_rs
 
 from pawl.chassis import logs
+from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly, ToolRepository, ToolSource
@@ -36,10 +37,8 @@ from pawl.tool_registry.domain.definition import (
     is_restricted,
 )
 from pawl.tool_registry.domain.names import did_you_mean
-from pawl.tool_registry.domain.registering import FRONT_END, Registrant, check_owner, may_register
-from pawl.tool_registry.domain.roles import ADMIN
+from pawl.tool_registry.domain.registering import FRONT_END, Registrant, check_owner
 from pawl.tool_registry.domain.schema import compile_schema, weigh
-from pawl.tool_registry.domain.workers import ROLES as WORKER_ROLES
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.sdk.tool import Tool
 
@@ -283,11 +282,8 @@ class Catalog:
         Raises:
             InvalidField, InvalidSchema: the definition cannot be used.
             ToolExists: the name has another definition, or is that of a loaded tool.
-            PermissionDenied: the caller is neither member nor admin, or is no admin and
-                would replace the tool of another user, or make one laxer.
+            PermissionDenied: the caller is no admin and would replace the tool of another user, or make one laxer.
         """
-        if not may_register(caller):
-            raise PermissionDenied("to register tools needs the role member or admin")
         if definition.context is not ExecutionContext.FRONTEND:
             raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
         check_own_name(definition.name)
@@ -314,12 +310,12 @@ class Catalog:
             raise ToolNotFound("tools of the deployment cannot be unregistered", tool_name=name)
         current = await self._current(caller.store_id, name)
         if current is not None and current.source_kind == WORKER:
-            if caller.roles.isdisjoint(WORKER_ROLES):
+            if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):
                 raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
             check_owner(current, Registrant.of(caller))
         elif current is not None and current.source == FRONT_END:
             check_owner(current, Registrant.of(caller))
-            if is_restricted(current.definition) and ADMIN not in caller.roles:
+            if is_restricted(current.definition) and Role.ADMIN not in caller.roles:
                 raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
         elif current is not None:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from pawl.chassis.roles import Role
 from pawl.errors import DocumentNotFound, PermissionDenied
 from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.document import STORE_OWNER, Document, Hit, check_document, check_name
-from pawl.tool_registry.domain.roles import ADMIN
 
 
 class DocumentRepository(Protocol):
@@ -95,6 +95,6 @@ class Documents:
 def _changed_owner(caller: Caller, *, shared: bool) -> str:
     if not shared:
         return caller.user_id
-    if ADMIN not in caller.roles:
-        raise PermissionDenied(f"changing documents of the store needs the role {ADMIN}")
+    if Role.ADMIN not in caller.roles:
+        raise PermissionDenied(f"changing documents of the store needs the role {Role.ADMIN}")
     return STORE_OWNER

@@ -9,12 +9,12 @@ from typing import Final
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource
+from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.ports import RuleRepository, RunReads
 from pawl.tool_registry.domain.definition import Caller
-from pawl.tool_registry.domain.roles import ADMIN
 from pawl.tool_registry.domain.rules import (
     Rule,
     RuleCounts,
@@ -66,7 +66,7 @@ class Rules:
             RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
             RequestIdReused: the request id came before with another rule.
         """
-        if rule.scope is RuleScope.STORE and ADMIN not in person.roles:
+        if rule.scope is RuleScope.STORE and Role.ADMIN not in person.roles:
             raise PermissionDenied("a rule for the whole store needs the role admin")
         if not may_approve(person.roles):
             raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
@@ -111,7 +111,7 @@ class Rules:
             PermissionDenied: it is a rule of the store, and the person is no admin.
         """
         rule = await self.repository.get(person.store_id, rule_id)
-        is_admin = ADMIN in person.roles
+        is_admin = Role.ADMIN in person.roles
         if rule is None or not (is_admin or rule.scope is RuleScope.STORE or rule.user_id == person.user_id):
             raise RuleNotFound
         if rule.scope is RuleScope.STORE and not is_admin:
@@ -131,7 +131,7 @@ class Rules:
         Raises:
             PermissionDenied: all users' are asked for, and the person is no admin.
         """
-        if all_users and ADMIN not in person.roles:
+        if all_users and Role.ADMIN not in person.roles:
             raise PermissionDenied("the rules of all users are for the role admin")
         rules = await self.repository.list(
             person.store_id, "" if all_users else person.user_id, include_ended=include_ended, before=before, most=most

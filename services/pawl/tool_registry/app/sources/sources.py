@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.roles import Role
 from pawl.errors import (
     InvalidField,
     InvalidSchema,
@@ -22,7 +23,6 @@ from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.catalog.ports import ToolRepository
 from pawl.tool_registry.app.sources.ports import Connector, SourceRepository
 from pawl.tool_registry.domain.definition import ToolVersion, check_definition
-from pawl.tool_registry.domain.roles import ADMIN, OPERATOR
 from pawl.tool_registry.domain.source import (
     TOOLS_MAX,
     DiscoveredTool,
@@ -135,24 +135,17 @@ class Sources:
         await self._forget(listed.record.source)
         _log.info("source.removed", store=store_id, source=name)
 
-    async def list(self, store_id: str, *, roles: Collection[str]) -> Sequence[ListedSource]:
-        """Return the sources of a store, by name, as they were when they were last asked.
-
-        Raises:
-            PermissionDenied: this needs the role admin or operator.
-        """
-        _require_reader(roles)
+    async def list(self, store_id: str) -> Sequence[ListedSource]:
+        """Return the sources of a store, by name, as they were when they were last asked."""
         registered = await self.tools.current(store_id)
         return [_with_tools(record, registered) for record in await self.repository.list(store_id)]
 
-    async def check(self, store_id: str, name: str, *, roles: Collection[str]) -> CheckedSource:
+    async def check(self, store_id: str, name: str) -> CheckedSource:
         """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
 
         Raises:
             SourceNotFound: there is none.
-            PermissionDenied: as for `list`.
         """
-        _require_reader(roles)
         listed = await self._get(store_id, name)
         try:
             found, problem = await self._discover(listed.record.source)
@@ -272,16 +265,15 @@ def _with_tools(record: SourceRecord, registered: Sequence[ToolVersion]) -> List
 
 def may_change(roles: Collection[str], record: SourceRecord) -> bool:
     """Return whether somebody with these roles may change a source, and so see all of its configuration."""
-    return (OPERATOR if record.runs_program else ADMIN) in roles
+    return _changer(runs_program=record.runs_program) in roles
 
 
-def _require_reader(roles: Collection[str]) -> None:
-    if {ADMIN, OPERATOR}.isdisjoint(roles):
-        raise PermissionDenied("sources are for the roles admin and operator; tools are listed for everybody")
+def _changer(*, runs_program: bool) -> Role:
+    return Role.OPERATOR if runs_program else Role.ADMIN
 
 
 def _require(roles: Collection[str], *, runs_program: bool) -> None:
-    role = OPERATOR if runs_program else ADMIN
+    role = _changer(runs_program=runs_program)
     if role not in roles:
         reason = ": the source is a program on the registry's machine" if runs_program else ""
         raise PermissionDenied(f"this needs the role {role}{reason}")
