@@ -68,9 +68,10 @@ def _callers_of_services() -> Iterator[str]:
 
 def _rows() -> Iterator[tuple[frozenset[str], str]]:
     """Yield the methods of Pawl in groups that stand together in the table, with those who may call them."""
-    named = [(callers, *name[1:].split("/")) for name, callers in CALLERS.items() if name.startswith("/pawl.")]
-    for (callers, service), group in groupby(named, key=lambda row: (row[0], row[1])):
-        yield callers, f"{service.rpartition('.')[2]}: " + ", ".join(row[2] for row in group)
+    pawls = (item for item in CALLERS.items() if item[0].startswith("/pawl."))
+    for (callers, service), group in groupby(pawls, key=lambda item: (item[1], item[0].rpartition("/")[0])):
+        methods = ", ".join(name.rpartition("/")[2] for name, _ in group)
+        yield callers, f"{service.rpartition('.')[2]}: {methods}"
 
 
 if __name__ == "__main__":
