@@ -11,7 +11,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
 from pawl.chassis import logs, rpc_reflection
-from pawl.chassis.auth import Authenticator
+from pawl.chassis.auth import KEY_LENGTH_MAX, Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.roles import CALLERS
@@ -164,6 +164,9 @@ def _options(read_bytes_max: int) -> list[tuple[str, Any]]:
     return [
         ("grpc.max_receive_message_length", read_bytes_max),
         ("grpc.max_send_message_length", -1),
+        # Beyond the first, gRPC refuses calls by chance. The longest credential has half of it.
+        ("grpc.max_metadata_size", 2 * KEY_LENGTH_MAX),
+        ("grpc.absolute_max_metadata_size", 4 * KEY_LENGTH_MAX),
         # Else gRPC would take in whole requests that nobody has asked for yet, from clients that send fast.
         ("grpc.http2.bdp_probe", 0),
         # Two processes on one port would each get half of the calls.

@@ -12,6 +12,7 @@ import pytest
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
+from pawl.chassis.roles import ROLES, Role
 from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
@@ -23,6 +24,7 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from tests.fakes.mcp_program import stdio_config
 from tests.keys import METADATA, keyed_channel
+from tests.system.access.walk import served, walk, wrong
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -63,6 +65,22 @@ async def test_what_is_for_services_wants_their_key(suite: Suite, service: str) 
         for shown, expected in (((), "UNAUTHENTICATED"), (METADATA, "PERMISSION_DENIED")):
             # Nothing is written: a client that writes to a stream refused meanwhile may take that for INTERNAL.
             assert (await code_of(stub.Batch(metadata=shown).read())).name == expected
+
+
+@pytest.mark.parametrize("listener", ["agent-loop", "tool-registry", "job-store", "notifier"])
+@pytest.mark.parametrize(
+    ("more", "callers"),
+    [((), ROLES - {Role.DELEGATE, Role.DEPLOYMENT}), ((("pawl-roles", "viewer"),), {Role.VIEWER})],
+    ids=["with every role", "with one"],
+)
+async def test_the_local_key_calls_what_the_table_says(
+    suite: Suite, listener: str, more: tuple[tuple[str, str], ...], callers: set[str]
+) -> None:
+    """OPS-1."""
+    address = suite.endpoints.services[listener][0].grpc
+    async with grpc.aio.insecure_channel(address) as channel:
+        answers = await walk(channel, await served(address, METADATA), (*METADATA, *more))
+    assert wrong({(listener, name): answer for name, answer in answers.items()}, callers, "PERMISSION_DENIED") == {}
 
 
 async def test_a_program_that_the_registry_starts_cannot_read_the_key(

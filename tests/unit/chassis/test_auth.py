@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from pawl.chassis import auth
 from pawl.chassis.auth import Principal, principal_of, service_principal
 from pawl.chassis.credentials import UNKNOWN, ApiKey, FileCredential, WatchedFile, parse_keys, parse_service_keys
-from pawl.chassis.roles import CALLERS, ROLES, ROLES_OF_A_STORE, Role, rights
+from pawl.chassis.roles import ANYBODY, CALLERS, ROLES, ROLES_OF_A_STORE, Role, rights
 from pawl.chassis.start import StartError
 from pawl.errors import InvalidId, PermissionDenied, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
@@ -135,6 +135,14 @@ def test_nobody_gets_more_from_a_delegate_than_it_has(own: frozenset[str], wante
 def test_rights_are_of_known_roles_and_without_any_those_of_a_member() -> None:
     assert rights(()) == rights(["finance"]) == {Role.MEMBER}
     assert rights(["viewer", "finance"]) == {Role.VIEWER}
+
+
+def test_who_only_views_changes_nothing() -> None:
+    for name, callers in CALLERS.items():
+        verb = name.rpartition("/")[2]
+        if Role.VIEWER in callers and not verb.startswith("ServerReflection"):
+            assert verb.startswith(("Get", "List", "Watch", "Preview", "Subscribe")), name
+    assert all(callers <= ANYBODY for callers in CALLERS.values())
 
 
 def test_keys_are_read_from_a_file() -> None:

@@ -1,0 +1,158 @@
+"""OPS-1: every method of every listener answers each caller as the table of methods and roles says."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import pytest_asyncio
+
+from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
+from pawl.chassis.roles import CALLERS, ROLES
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.plan import service_key_file
+from pawl.launcher.suite import Suite
+from tests.system.access.walk import OPEN, Answer, Metadata, methods, served, walk, wrong
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+LISTENERS = ("agent-loop", "tool-registry", "job-store", "notifier")
+CARRIED = ("agent-loop", "tool-registry", "notifier")
+KNOW_SERVICES = ("tool-registry", "job-store")
+ROLES_OF_CALLERS = {
+    **{role.value: [role.value] for role in ROLES},
+    "nobody": [],
+    "finance": ["finance"],
+    "viewer-and-worker": ["viewer", "worker"],
+    "delegate-and-member": ["delegate", "member"],
+    "delegate-and-finance": ["delegate", "finance"],
+}
+BAD = {
+    "absent": (),
+    "empty": (("authorization", ""),),
+    "no key": (("authorization", "Bearer "),),
+    "no scheme": (("authorization", "key-of-admin-0123456789"),),
+    "another scheme": (("authorization", "Basic a2V5LW9mLWFkbWlu"),),
+    "huge": (("authorization", f"Bearer {'x' * 9000}"),),
+    "two": (("authorization", "Bearer key-of-admin-0123456789"), ("authorization", "Bearer key-of-admin-0123456789")),
+    "two, one empty": (("authorization", "Bearer key-of-admin-0123456789"), ("authorization", "")),
+}
+UNKNOWN = {
+    "short": "x",
+    "beside a known one": "key-of-admin-012345678",
+    "of another case": "KEY-OF-ADMIN-0123456789",
+    "of the form of a token": "eyJhbGciOiJub25lIn0.eyJzdWIiOiJtZSJ9.",
+    "long": "y" * 4000,
+}
+
+
+def key(caller: str) -> Metadata:
+    return (("authorization", f"Bearer key-of-{caller}-0123456789"),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Walked:
+    """A running suite: a channel to each listener, and the methods that it has."""
+
+    channels: Mapping[str, grpc.aio.Channel]
+    methods: Mapping[str, Mapping[str, bool]]
+    secrets: Path
+
+    async def answers(self, metadata: Metadata) -> dict[tuple[str, str], Answer]:
+        """Call everything everywhere."""
+        return {
+            (listener, name): answer
+            for listener, channel in self.channels.items()
+            for name, answer in (await walk(channel, self.methods[listener], metadata)).items()
+        }
+
+    def of_service(self, service: str) -> Metadata:
+        """Return the credential of one of the services."""
+        return (("authorization", f"Bearer {(self.secrets / service_key_file(service)).read_text().strip()}"),)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def walked() -> AsyncIterator[Walked]:
+    """A suite whose callers have keys of a file."""
+    entries = [
+        {"key": f"key-of-{caller}-0123456789", "user_id": caller, "roles": roles}
+        | ({} if "deployment" in roles else {"store_id": "acme"})
+        for caller, roles in ROLES_OF_CALLERS.items()
+    ]
+    async with AsyncExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pawl-suite-")))
+        keys = folder / "keys.json"
+        keys.write_text(json.dumps(entries))
+        options = SuiteOptions(data=folder / "data", environment={"PAWL_API_KEYS_FILE": str(keys)})
+        endpoints = (await stack.enter_async_context(Suite(options))).endpoints
+        addresses = {listener: endpoints.services[listener][0].grpc for listener in LISTENERS}
+        has = {listener: await served(address, key("member")) for listener, address in addresses.items()}
+        channels = {
+            listener: await stack.enter_async_context(grpc.aio.insecure_channel(address))
+            for listener, address in addresses.items()
+        }
+        yield Walked(channels=channels, methods=has, secrets=Path(endpoints.secrets))
+
+
+async def test_every_method_of_the_contract_is_walked(walked: Walked) -> None:
+    everything = {name for names in walked.methods.values() for name in names}
+    assert everything == set(methods())
+    assert everything - OPEN.keys() == set(CALLERS)
+
+
+@pytest.mark.parametrize("caller", ROLES_OF_CALLERS)
+async def test_a_role_calls_what_the_table_says(walked: Walked, caller: str) -> None:
+    callers = {role for role in ROLES_OF_CALLERS[caller] if role in ROLES} or {"member"}
+    if caller == "delegate-and-finance":
+        callers = set()  # It hands on what opens nothing, and has nothing beside.
+    assert wrong(await walked.answers(key(caller)), callers, "PERMISSION_DENIED") == {}
+
+
+@pytest.mark.parametrize("service", LISTENERS)
+async def test_a_service_calls_what_the_table_says(walked: Walked, service: str) -> None:
+    answers = await walked.answers(walked.of_service(service))
+    known = {at: answer for at, answer in answers.items() if at[0] in KNOW_SERVICES}
+    assert wrong(known, {f"service:{service}"}, "PERMISSION_DENIED") == {}
+    others = {at: answer for at, answer in answers.items() if at[0] not in KNOW_SERVICES}
+    assert wrong(others, set(), "UNAUTHENTICATED") == {}
+
+
+@pytest.mark.parametrize("listener", KNOW_SERVICES)
+@pytest.mark.parametrize("service", CARRIED)
+async def test_a_batch_carries_what_the_table_says(walked: Walked, listener: str, service: str) -> None:
+    stub: Any = batch_pb2_grpc.BatchServiceStub(walked.channels[listener])
+    names = [
+        name for name, many in walked.methods[listener].items() if not many and not CALLERS.get(name, ROLES) & ROLES
+    ]
+    calls = [batch_pb2.Call(id=n, method=name) for n, name in enumerate(names, 1)]
+    stream = stub.Batch(metadata=walked.of_service(service), timeout=30.0)
+    await stream.write(batch_pb2.BatchRequest(calls=calls))
+    reasons: dict[str, str] = {}
+    while len(reasons) < len(names):
+        message = await stream.read()
+        reasons |= {names[reply.id - 1]: reply.failure.reason for reply in message.replies if reply.last}
+    stream.cancel()
+    refused = {name for name, reason in reasons.items() if reason == "PERMISSION_DENIED"}
+    assert refused == {name for name in names if f"service:{service}" not in CALLERS[name]}
+
+
+@pytest.mark.parametrize("how", BAD)
+async def test_a_credential_that_is_none_opens_nothing(walked: Walked, how: str) -> None:
+    assert wrong(await walked.answers(BAD[how]), set(), "UNAUTHENTICATED") == {}
+
+
+async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked) -> None:
+    """It does not tell which keys, users or methods there are."""
+    told = set()
+    for unknown in UNKNOWN.values():
+        answers = await walked.answers((("authorization", f"Bearer {unknown}"),))
+        assert wrong(answers, set(), "UNAUTHENTICATED") == {}
+        told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
+    assert len(told) == 1
