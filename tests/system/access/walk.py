@@ -97,7 +97,7 @@ async def _call(channel: grpc.aio.Channel, name: str, metadata: Metadata, *, man
 async def _try(channel: grpc.aio.Channel, name: str, metadata: Metadata, *, many: bool) -> Answer:
     request = _REQUESTS.get(name, b"")
     begin: Any = channel.stream_stream(name) if many else channel.unary_stream(name)
-    call = begin(_nothing() if many else request, metadata=metadata, timeout=_SECONDS_MAX)
+    call = begin(_stream() if many else request, metadata=metadata, timeout=_SECONDS_MAX)
     try:
         await call.read()
     except grpc.aio.AioRpcError as error:
@@ -108,6 +108,6 @@ async def _try(channel: grpc.aio.Channel, name: str, metadata: Metadata, *, many
     return Answer("OK")
 
 
-async def _nothing() -> AsyncIterator[bytes]:
-    return
-    yield b""
+async def _stream(*requests: bytes) -> AsyncIterator[bytes]:
+    for request in requests:
+        yield request
