@@ -37,6 +37,8 @@ class Principal:
     """False for a delegate that decides nothing for those it acts for."""
     rights: frozenset[str] = frozenset()
     """The callers of `roles.CALLERS` that it is."""
+    expires_at: float | None = None
+    """The time of day, in seconds since 1970, from which on its credential counts no more; None for never."""
 
 
 def user_principal(
@@ -157,6 +159,10 @@ class Credential(Protocol):
     def decides_for_users(self) -> bool:
         """True if a delegate may decide for those it acts for."""
 
+    @property
+    def expires_at(self) -> float | None:
+        """The time of day from which on it counts no more."""
+
 
 def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Principal:
     """Return who calls with a credential: its user, or for a delegate whom `pawl-user` names, with `pawl-roles`.
@@ -183,7 +189,8 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
         raise PermissionDenied(f"this key has not the role delegate: it does not act for {named!r:.80}")
     principal = user_principal(store_id, user_id, roles, credential_id=credential.credential_id, decides=decides)
     # A role of no meaning here makes nobody a member who is none.
-    return replace(principal, rights=principal.rights & rights(credential.roles))
+    own_rights = principal.rights & rights(credential.roles)
+    return replace(principal, rights=own_rights, expires_at=credential.expires_at)
 
 
 def local_principal(metadata: Mapping[str, str]) -> Principal:

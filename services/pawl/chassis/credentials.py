@@ -1,4 +1,4 @@
-"""The credentials that a process knows: the local key, the keys of the services, and those of a file."""
+"""The credentials that a process knows: the local key, the keys of the services, those of a file, and tokens."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from pawl.chassis.auth import (
     service_principal,
 )
 from pawl.chassis.clock import Clock, SystemClock
+from pawl.chassis.issuers import Issuers
 from pawl.chassis.roles import Role
 from pawl.chassis.settings import ServiceSettings
 from pawl.chassis.start import StartError
+from pawl.chassis.tokens import TokenCredential, TokenRefused, is_token, parse_providers
 from pawl.errors import Unauthenticated
 
 UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
@@ -60,6 +62,7 @@ class FileCredential(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     roles: frozenset[str]
     decides_for_users: bool
+    expires_at: float | None = None
 
 
 def digest_of(key: str) -> bytes:
@@ -144,7 +147,7 @@ class WatchedFile(Generic[T]):
 
 
 class KeyAuthenticator:
-    """Knows users by API keys, services by their keys, and whoever owns this machine by the local key.
+    """Knows users by API keys and tokens, services by their keys, and whoever owns this machine by the local key.
 
     Keys are looked up by their SHA-256, known ones and others alike, so the time an
     answer takes tells nothing about them.
@@ -156,23 +159,46 @@ class KeyAuthenticator:
         keys: Callable[[], Mapping[bytes, Credential]] = dict,
         services: Callable[[], Mapping[bytes, Principal]] = dict,
         local_key: str | None = None,
+        issuers: Issuers | None = None,
     ) -> None:
+        self._issuers = issuers
         self._keys = keys
         self._services = services
         self._local_digest = None if local_key is None else digest_of(local_key)
 
     async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
-        digest = digest_of(bearer_key(metadata))
+        key = bearer_key(metadata)
+        digest = digest_of(key)
         if digest == self._local_digest:
             return local_principal(metadata)
         if service := self._services().get(digest):
             return service
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
+        if self._issuers and is_token(key):
+            return principal_of(await self._token(self._issuers, key), metadata)
         raise Unauthenticated(UNKNOWN)
 
+    async def _token(self, issuers: Issuers, text: str) -> TokenCredential:
+        try:
+            return await issuers.credential(text)
+        except TokenRefused as refused:
+            _log.info("token.refused", reason=str(refused))
+            raise Unauthenticated(UNKNOWN) from None
 
-def authenticator(settings: ServiceSettings) -> Authenticator:
+
+def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
+    """Return the issuers of tokens that the settings name; somebody must `run` them.
+
+    Raises:
+        StartError: the file of them cannot be used.
+    """
+    if settings.oidc_file is None:
+        return None
+    return Issuers(WatchedFile(settings.oidc_file, "PAWL_OIDC_FILE", parse_providers, clock), clock=clock)
+
+
+def authenticator(settings: ServiceSettings, issuers: Issuers | None = None) -> Authenticator:
     """Return what the settings ask for.
 
     Raises:
@@ -186,4 +212,4 @@ def authenticator(settings: ServiceSettings) -> Authenticator:
         keys = WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock)
     if settings.service_keys_file:
         services = WatchedFile(settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock)
-    return KeyAuthenticator(keys=keys, services=services, local_key=local_key)
+    return KeyAuthenticator(keys=keys, services=services, local_key=local_key, issuers=issuers)

@@ -28,7 +28,7 @@ import msgspec
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.credentials import authenticator
+from pawl.chassis.credentials import authenticator, read_issuers
 from pawl.chassis.database import Database
 from pawl.chassis.durability import require_durable
 from pawl.chassis.health import HealthMonitor
@@ -132,9 +132,12 @@ class Service:
 
     def rpc_server(self) -> RpcServer:
         """Return the server that the settings describe; add the servicers, then `serve` it."""
+        issuers = read_issuers(self._settings, self.clock)
+        if issuers:
+            self.background.start("issuers", issuers.run)
         return RpcServer(
             self._settings.listen,
-            authenticator=authenticator(self._settings),
+            authenticator=authenticator(self._settings, issuers),
             ids=self.ids,
             metrics=self.metrics,
             limits=Limits(

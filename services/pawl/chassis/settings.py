@@ -102,6 +102,7 @@ class ServiceSettings(BaseSettings):
     service_key: SecretStr | None = None
     service_keys_file: Path | None = None
     api_keys_file: Path | None = None
+    oidc_file: Path | None = None
     local_key: SecretStr | None = Field(default=None, min_length=16)
     listen: ListenAddress = "127.0.0.1:0"
     metrics_listen: TcpAddress = "127.0.0.1:0"
@@ -124,11 +125,13 @@ class ServiceSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> Self:
-        if self.api_keys_file is None and not is_loopback(self.listen):
+        strangers = self.api_keys_file or self.oidc_file
+        if (self.local_key or not strangers) and not is_loopback(self.listen):
             raise ValueError(
-                "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE, so that callers say who they are"
+                "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE or PAWL_OIDC_FILE"
+                " and no PAWL_LOCAL_KEY, so that callers say who they are"
             )
-        if (self.api_keys_file is None) == (self.local_key is None):
+        if (self.api_keys_file and self.local_key) or not (strangers or self.local_key):
             raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")
         return self
 

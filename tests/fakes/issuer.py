@@ -1,0 +1,77 @@
+"""An issuer of tokens: makes keys, publishes them and signs whatever it is told."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import json
+from typing import Any, Final
+
+from joserfc import jwk
+from joserfc.jws import JWSRegistry
+
+from pawl.chassis.tokens import Provider, PublicKey, parse_keys, parse_providers
+
+ISSUER: Final = "https://id.example.com"
+AUDIENCE: Final = "pawl"
+NOW: Final = 1_800_000_000
+CLAIMS: Final[dict[str, Any]] = {
+    "iss": ISSUER,
+    "aud": AUDIENCE,
+    "sub": "ann",
+    "exp": NOW + 600,
+    "iat": NOW,
+    "tenant": "acme",
+}
+
+
+def provider(**more: Any) -> Provider:
+    """Return a provider as an entry of PAWL_OIDC_FILE describes it."""
+    base = {"issuer": ISSUER, "audience": AUDIENCE, "store": {"claim": "tenant"}, "user": {"claim": "sub"}}
+    [made] = parse_providers(json.dumps([base | more]).encode())
+    return made
+
+
+@functools.cache
+def key(kind: str = "EC", form: int | str = "P-256", name: str = "k1") -> jwk.Key:
+    """Return a private key; the same one for the same name, kind and form."""
+    return jwk.generate_key(kind, form, {"kid": name})  # type: ignore[call-overload,no-any-return]  # of literals
+
+
+def published(private: jwk.Key, **more: Any) -> dict[str, Any]:
+    """Return what the issuer says of a key."""
+    return {**private.as_dict(private=False), **more}
+
+
+def keys(*entries: dict[str, Any] | jwk.Key) -> tuple[PublicKey, ...]:
+    """Return the keys of a set that is published with these."""
+    return parse_keys(key_set(*entries))
+
+
+def key_set(*entries: dict[str, Any] | jwk.Key) -> bytes:
+    """Return the set as it is published."""
+    return json.dumps({"keys": [each if isinstance(each, dict) else published(each) for each in entries]}).encode()
+
+
+def part(content: bytes | dict[str, Any]) -> str:
+    """Return one part of a token."""
+    data = content if isinstance(content, bytes) else json.dumps(content).encode()
+    return base64.urlsafe_b64encode(data).rstrip(b"=").decode()
+
+
+def token(
+    claims: bytes | dict[str, Any] | None = None,
+    *,
+    private: jwk.Key | None = None,
+    alg: str = "ES256",
+    header: dict[str, Any] | None = None,
+    **more: Any,
+) -> str:
+    """Return a signed token of CLAIMS and `more`; a claim or header that is None is left out."""
+    private = private or key()
+    head = {"alg": alg, "kid": private.kid, "typ": "at+jwt", **(header or {})}
+    head = {name: value for name, value in head.items() if value is not None}
+    if claims is None:
+        claims = {name: value for name, value in (CLAIMS | more).items() if value is not None}
+    signed = f"{part(head)}.{part(claims)}"
+    return f"{signed}.{part(JWSRegistry.algorithms[alg].sign(signed.encode(), private))}"

@@ -1,0 +1,231 @@
+"""The keys of issuers through rotation and outage, by a clock that the test moves. OPS-1."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, parse_keys
+from pawl.chassis.issuers import FetchFailed, Issuers
+from pawl.chassis.tokens import PublicKey, TokenRefused
+from pawl.errors import DependencyUnavailable, Unauthenticated
+from tests.fakes.issuer import ISSUER, NOW, key, keys, provider, published, token
+from tests.fakes.manual_clock import ManualClock
+
+DAY = 24 * 3600
+OLD, NEW = key(name="old"), key(name="new")
+
+
+class World:
+    """An issuer that publishes `published`, or nothing while it is down, and who knows its tokens."""
+
+    def __init__(self, *entries: Any) -> None:
+        self.published: tuple[PublicKey, ...] | None = keys(*entries)
+        self.clock = ManualClock(NOW)
+        self.providers = (provider(),)
+        self.fetches = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
+        self.issuers = Issuers(lambda: self.providers, clock=self.clock, fetch=self.fetch)
+
+    async def fetch(self, issuer: str, jwks_url: str | None) -> tuple[PublicKey, ...]:
+        assert (issuer, jwks_url) == (ISSUER, None)
+        self.fetches += 1
+        await self.answers.wait()
+        if self.published is None:
+            raise FetchFailed("it is down")
+        return self.published
+
+    async def user(self, private: Any, **more: Any) -> str:
+        """Return the user of a token that was made now."""
+        now = int(self.clock.now())
+        made = token(private=private, iat=now, exp=now + 60, **more)
+        return (await self.issuers.credential(made)).user_id
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        task = asyncio.create_task(self.issuers.run())
+        try:
+            await self.clock.advance(0)
+            yield
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+
+
+async def test_keys_are_fetched_for_the_first_token_and_kept() -> None:
+    world = World(OLD)
+    for _ in range(3):
+        assert await world.user(OLD) == "ann"
+    assert world.fetches == 1
+
+
+async def test_a_new_key_works_with_its_first_token() -> None:
+    world = World(OLD)
+    assert await world.user(OLD) == "ann"
+    await world.clock.advance(10)
+    world.published = keys(OLD, NEW)
+    assert await world.user(NEW) == "ann"
+    assert await world.user(OLD) == "ann"
+    assert world.fetches == 2
+
+
+async def test_all_who_wait_for_a_key_share_one_fetch() -> None:
+    world = World(OLD)
+    world.answers.clear()
+    waiting = [asyncio.create_task(world.user(OLD)) for _ in range(20)]
+    await world.clock.advance(0)
+    waiting[0].cancel()  # who leaves takes it from nobody
+    await world.clock.advance(0)
+    world.answers.set()
+    assert await asyncio.gather(*waiting[1:]) == ["ann"] * 19
+    assert world.fetches == 1
+
+
+async def test_unknown_keys_cost_a_fetch_every_ten_seconds_at_most() -> None:
+    world = World(OLD)
+    for _ in range(20):
+        for name in ("a", "b"):
+            with pytest.raises(TokenRefused, match="no such key"):
+                await world.user(key(name=name))
+        assert await world.user(OLD) == "ann"
+        await world.clock.advance(1)
+    assert world.fetches == 2
+
+
+async def test_bad_signatures_expired_tokens_and_other_issuers_cost_no_fetch() -> None:
+    world = World(OLD)
+    assert await world.user(OLD) == "ann"
+    await world.clock.advance(60)
+    for made in (
+        world.user(OLD, header={"kid": "old"}, aud="other"),
+        world.user(NEW, iss="https://other.example.com"),
+        world.user(NEW, header={"kid": "old"}),
+        world.user(NEW, nbf=NOW + 10_000),
+    ):
+        with pytest.raises(TokenRefused):
+            await made
+    assert world.fetches == 1
+
+
+async def test_a_key_without_an_id_is_found_by_its_algorithm_also_after_a_rotation() -> None:
+    def unnamed(private: Any) -> dict[str, Any]:
+        return {name: value for name, value in published(private).items() if name != "kid"}
+
+    world = World(unnamed(OLD))
+    assert await world.user(OLD, header={"kid": None}) == "ann"
+    world.published = keys(unnamed(OLD), unnamed(NEW))
+    with pytest.raises(TokenRefused, match="signature"):
+        await world.user(NEW, header={"kid": None})
+    await world.clock.advance(10)
+    assert await world.user(NEW, header={"kid": None}) == await world.user(OLD, header={"kid": None}) == "ann"
+    assert world.fetches == 2
+
+
+async def test_a_key_that_is_no_longer_published_counts_until_the_next_fetch() -> None:
+    world = World(OLD, NEW)
+    async with world.running():
+        assert await world.user(OLD) == "ann"
+        world.published = keys(NEW)
+        await world.clock.advance(300)
+        with pytest.raises(TokenRefused, match="no such key"):
+            await world.user(OLD)
+        assert await world.user(NEW) == "ann"
+        world.published = ()
+        await world.clock.advance(300)
+        with pytest.raises(TokenRefused, match="no such key"):
+            await world.user(NEW)
+
+
+async def test_keys_are_fetched_every_five_minutes_and_sooner_after_a_failure() -> None:
+    world = World(OLD)
+    async with world.running():
+        assert world.fetches == 1
+        await world.clock.advance(3000)
+        assert world.fetches == 11
+        world.published = None
+        await world.clock.advance(300)
+        fetches = world.fetches
+        await world.clock.advance(300)
+        assert world.fetches == fetches + 10
+
+
+async def test_known_keys_go_on_for_a_day_of_outage_and_then_nobody_can_tell() -> None:
+    world = World(OLD)
+    async with world.running():
+        world.published = None
+        await world.clock.advance(DAY)
+        assert await world.user(OLD) == "ann"
+        with pytest.raises(DependencyUnavailable, match="try again"):
+            await world.user(NEW)
+        await world.clock.advance(1)
+        with pytest.raises(DependencyUnavailable, match="try again"):
+            await world.user(OLD)
+        world.published = keys(OLD, NEW)
+        await world.clock.advance(30)
+        assert await world.user(OLD) == await world.user(NEW) == "ann"
+
+
+async def test_an_issuer_that_was_never_reached_makes_its_tokens_unavailable() -> None:
+    world = World()
+    world.published = None
+    for _ in range(3):
+        with pytest.raises(DependencyUnavailable):
+            await world.user(OLD)
+    assert world.fetches == 1
+    world.published = keys(OLD)
+    await world.clock.advance(10)
+    assert await world.user(OLD) == "ann"
+
+
+async def test_a_provider_that_leaves_the_file_takes_its_tokens_along() -> None:
+    world = World(OLD)
+    async with world.running():
+        assert await world.user(OLD) == "ann"
+        world.providers = ()
+        with pytest.raises(TokenRefused, match="no provider"):
+            await world.user(OLD)
+        fetches = world.fetches
+        await world.clock.advance(3000)
+        assert world.fetches == fetches
+
+
+async def test_a_fetch_ends_with_the_process() -> None:
+    world = World(OLD)
+    world.answers.clear()
+    async with world.running():
+        assert world.fetches == 1
+    assert [task for task in asyncio.all_tasks() if task.get_name() == "issuers.fetch"] == []
+
+
+async def test_every_refused_token_gets_the_same_answer() -> None:
+    world = World(OLD)
+    file_key = "key.with.dots-of-a-file"
+    entry = f'[{{"key": "{file_key}", "store_id": "acme", "user_id": "bob"}}]'.encode()
+    known = KeyAuthenticator(keys=lambda: parse_keys(entry), issuers=world.issuers)
+
+    async def caller(credential: str) -> str:
+        return (await known.authenticate({"authorization": f"Bearer {credential}"}, source="")).user_id
+
+    assert await caller(token(private=OLD)) == "ann"
+    assert await caller(file_key) == "bob"
+    for text in (
+        "a.b.c",
+        "a.b.c.d.e",
+        f"{file_key}x",
+        token(private=NEW),
+        token(private=NEW, header={"kid": "old"}),
+        token(private=OLD, exp=NOW - 600),
+        token(private=OLD, iss="https://other.example.com"),
+        token(private=OLD, aud="other"),
+        token(private=OLD, tenant=None),
+    ):
+        with pytest.raises(Unauthenticated) as refused:
+            await caller(text)
+        assert refused.value.message == UNKNOWN
+    with pytest.raises(Unauthenticated, match=UNKNOWN):
+        await KeyAuthenticator().authenticate({"authorization": f"Bearer {token(private=OLD)}"}, source="")

@@ -1,0 +1,136 @@
+"""The fetch of an issuer's keys from a real HTTP server on this machine. OPS-1."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from pawl.chassis import issuers
+from pawl.chassis.issuers import FetchFailed, KeyFetcher
+from tests.fakes.issuer import key, key_set
+
+DISCOVERY = "/realms/a/.well-known/openid-configuration"
+OK = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
+
+
+class Server:
+    """Answers each path with the bytes that it is told, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes | None] = {}
+        self.asked: list[str] = []
+        self.url = ""
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        path = head.split(" ")[1]
+        self.asked.append(path)
+        answer = self.answers.get(path, b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n")
+        if answer is None:
+            await reader.read()  # until the client gives up
+        else:
+            writer.write(answer)
+        writer.close()
+
+    def say(self, path: str, body: bytes | dict[str, Any], head: bytes = OK) -> None:
+        self.answers[path] = head + b"\r\n" + (body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    @property
+    def issuer(self) -> str:
+        return f"{self.url}/realms/a"
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[Server]:
+    made = Server()
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listening:
+        made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        made.say(DISCOVERY, {"issuer": made.issuer, "jwks_uri": f"{made.url}/keys", "claims_supported": ["sub"]})
+        made.say("/keys", key_set(key()))
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fetch() -> KeyFetcher:
+    return KeyFetcher()
+
+
+async def test_keys_are_found_by_discovery(server: Server, fetch: KeyFetcher) -> None:
+    assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
+    assert server.asked == [DISCOVERY, "/keys"]
+
+
+async def test_a_given_url_needs_no_discovery(server: Server, fetch: KeyFetcher) -> None:
+    assert len(await fetch("https://id.example.com", f"{server.url}/keys")) == 1
+    assert server.asked == ["/keys"]
+
+
+@pytest.mark.parametrize(
+    "description",
+    [
+        {"issuer": "{issuer}/", "jwks_uri": "{url}/keys"},
+        {"issuer": "https://id.example.com", "jwks_uri": "{url}/keys"},
+        {"jwks_uri": "{url}/keys"},
+        {"issuer": "{issuer}"},
+        {"issuer": "{issuer}", "jwks_uri": "http://192.0.2.1/keys"},
+        {"issuer": "{issuer}", "jwks_uri": "file:///etc/passwd"},
+        {"issuer": "{issuer}", "jwks_uri": ""},
+    ],
+)
+async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_count(
+    server: Server, fetch: KeyFetcher, description: dict[str, str]
+) -> None:
+    filled = {name: value.format(url=server.url, issuer=server.issuer) for name, value in description.items()}
+    server.say(DISCOVERY, filled)
+    with pytest.raises(FetchFailed):
+        await fetch(server.issuer, None)
+    assert server.asked == [DISCOVERY]
+
+
+async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody but the operator says what is asked for inside."""
+    asked = []
+
+    async def get(_: Any, url: str) -> bytes:
+        asked.append(url)
+        return b'{"issuer": "https://id.example.com", "jwks_uri": "http://127.0.0.1:1/keys"}'
+
+    monkeypatch.setattr(issuers, "_get", get)
+    with pytest.raises(FetchFailed, match="https"):
+        await KeyFetcher()("https://id.example.com", None)
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("head", "body"),
+    [
+        (b"HTTP/1.1 302 Found\r\nlocation: /other\r\nconnection: close\r\n", b""),
+        (b"HTTP/1.1 500 Oops\r\nconnection: close\r\n", key_set(key())),
+        (b"HTTP/1.1 204 No Content\r\nconnection: close\r\n", b""),
+        (OK, b""),
+        (OK, b"<html>"),
+        (OK, b'{"keys": [' + b" " * 600_000 + b"]}"),
+        (OK + b"content-encoding: gzip\r\n", gzip.compress(key_set(key()))),
+        (b"nonsense\r\n", b""),
+    ],
+)
+async def test_odd_answers_are_an_outage(server: Server, fetch: KeyFetcher, head: bytes, body: bytes) -> None:
+    server.say("/other", key_set(key()))
+    server.say("/keys", body, head)
+    with pytest.raises(FetchFailed):
+        await fetch(server.issuer, None)
+    assert "/other" not in server.asked
+
+
+async def test_a_silent_issuer_is_given_up(server: Server, fetch: KeyFetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.answers["/keys"] = None
+    monkeypatch.setattr(issuers, "_FETCH_SECONDS_MAX", 0.3)
+    with pytest.raises(FetchFailed, match="in time"):
+        await fetch(server.issuer, None)
+    with pytest.raises(FetchFailed):
+        await fetch("http://127.0.0.1:1", None)
