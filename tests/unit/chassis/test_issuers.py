@@ -8,10 +8,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+import structlog
 
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator, parse_keys
 from pawl.chassis.issuers import FetchFailed, Issuers
-from pawl.chassis.tokens import PublicKey, TokenRefused
+from pawl.chassis.tokens import Provider, PublicKey, TokenRefused
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.issuer import ISSUER, NOW, key, keys, provider, published, token
 from tests.fakes.manual_clock import ManualClock
@@ -26,7 +27,7 @@ class World:
     def __init__(self, *entries: Any) -> None:
         self.published: tuple[PublicKey, ...] | None = keys(*entries)
         self.clock = ManualClock(NOW)
-        self.providers = (provider(),)
+        self.providers: tuple[Provider, ...] = (provider(),)
         self.fetches = 0
         self.answers = asyncio.Event()
         self.answers.set()
@@ -229,3 +230,13 @@ async def test_every_refused_token_gets_the_same_answer() -> None:
         assert refused.value.message == UNKNOWN
     with pytest.raises(Unauthenticated, match=UNKNOWN):
         await KeyAuthenticator().authenticate({"authorization": f"Bearer {token(private=OLD)}"}, source="")
+
+
+async def test_the_log_says_why_a_token_was_refused_and_never_the_token() -> None:
+    made = token(private=OLD, aud="other")
+    known = KeyAuthenticator(issuers=World(OLD).issuers)
+    with structlog.testing.capture_logs() as logged, pytest.raises(Unauthenticated):
+        await known.authenticate({"authorization": f"Bearer {made}"}, source="")
+    assert [line["event"] for line in logged] == ["token.refused"]
+    assert "audience" in logged[0]["reason"]
+    assert not any(part in str(logged) for part in made.split("."))

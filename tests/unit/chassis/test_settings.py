@@ -98,6 +98,16 @@ def test_listening_beyond_loopback_needs_keys(environment: pytest.MonkeyPatch) -
     assert read(Settings).listen == "0.0.0.0:7603"
 
 
+def test_tokens_alone_are_enough_to_know_callers(environment: pytest.MonkeyPatch) -> None:
+    """OPS-1."""
+    environment.setenv("PAWL_OIDC_FILE", "oidc.json")
+    assert read(Settings).local_key is not None, "both on one machine, to try tokens out"
+    environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
+    assert ["PAWL_LOCAL_KEY" in problem for problem in problems()] == [True]
+    environment.delenv("PAWL_LOCAL_KEY")
+    assert read(Settings).listen == "0.0.0.0:7603"
+
+
 def test_also_on_loopback_nothing_starts_without_keys(environment: pytest.MonkeyPatch) -> None:
     """OPS-1."""
     environment.delenv("PAWL_LOCAL_KEY")
