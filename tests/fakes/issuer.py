@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import functools
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, Final
 
 from joserfc import jwk
@@ -75,3 +78,45 @@ def token(
         claims = {name: value for name, value in (CLAIMS | more).items() if value is not None}
     signed = f"{part(head)}.{part(claims)}"
     return f"{signed}.{part(JWSRegistry.algorithms[alg].sign(signed.encode(), private))}"
+
+
+DISCOVERY: Final = "/realms/a/.well-known/openid-configuration"
+OK: Final = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
+
+
+class IssuerServer:
+    """Answers each path with the bytes that it is told, and notes what it was asked for."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, bytes | None] = {}
+        self.asked: list[str] = []
+        self.url = ""
+
+    @property
+    def issuer(self) -> str:
+        return f"{self.url}/realms/a"
+
+    def say(self, path: str, body: bytes | dict[str, Any], head: bytes = OK) -> None:
+        """Answer a path so from now on."""
+        self.answers[path] = head + b"\r\n" + (body if isinstance(body, bytes) else json.dumps(body).encode())
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Answer one request."""
+        path = (await reader.readuntil(b"\r\n\r\n")).decode().split(" ")[1]
+        self.asked.append(path)
+        answer = self.answers.get(path, b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n")
+        if answer is None:
+            await reader.read()  # until the client gives up
+        else:
+            writer.write(answer)
+        writer.close()
+
+
+@asynccontextmanager
+async def issuer_server() -> AsyncIterator[IssuerServer]:
+    """An issuer on this machine that describes itself; its keys are at /keys as soon as the test says them."""
+    made = IssuerServer()
+    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listening:
+        made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+        made.say(DISCOVERY, {"issuer": made.issuer, "jwks_uri": f"{made.url}/keys", "claims_supported": ["sub"]})
+        yield made

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Final
 
@@ -31,8 +32,10 @@ from pawl.errors import DependencyUnavailable
 
 _REFRESH_SECONDS: Final = 300.0
 _RETRY_SECONDS: Final = 30.0
-_AT_ONCE_SECONDS: Final = 10.0
-"""Between two fetches from an issuer for keys that nobody has seen."""
+_AT_ONCE_MAX: Final = 3
+_AT_ONCE_SECONDS: Final = 30.0
+"""The time in which so many fetches from an issuer begin at most, however many ask for keys that nobody has seen."""
+_LOOK_SECONDS: Final = 10.0
 _OUTAGE_SECONDS_MAX: Final = 24 * 3600.0
 _FETCH_SECONDS_MAX: Final = 5.0
 _WELL_KNOWN: Final = "/.well-known/openid-configuration"
@@ -106,7 +109,7 @@ class IssuerKeys:
         self._clock = clock
         self._keys: tuple[PublicKey, ...] = ()
         self._fetched_at: float | None = None
-        self._tried_at: float | None = None
+        self._began_at: deque[float] = deque(maxlen=_AT_ONCE_MAX)
         self._is_down = False
         self._fetching: asyncio.Task[None] | None = None
 
@@ -118,28 +121,23 @@ class IssuerKeys:
         """
         found = fitting(self._keys, token)
         if not found or self._is_outdated():
-            await self.refresh(after_seconds=_AT_ONCE_SECONDS)
+            await self.refresh()
             found = fitting(self._keys, token)
         if self._is_outdated() or (self._is_down and not found):
             raise DependencyUnavailable("the token cannot be checked now, its issuer does not answer: try again later")
         return found
 
-    async def refresh(self, *, after_seconds: float) -> bool:
-        """Return once the keys are of a fetch that is under way, or of a new one if the last began so long ago.
-
-        False if there was none. All who wait share one fetch, which goes on when they leave.
-        """
-        if self._fetching is None:
-            if self._tried_at is not None and self._clock.monotonic() - self._tried_at < after_seconds:
-                return False
-            self._tried_at = self._clock.monotonic()
-            self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys(), name="issuers.fetch")
-        await asyncio.shield(self._fetching)
+    async def refresh(self) -> bool:
+        """Return once the keys are those of now. False, at once, if the issuer has been asked too often lately."""
+        if self._fetching is None and len(self._began_at) == _AT_ONCE_MAX and self._since(0) < _AT_ONCE_SECONDS:
+            return False
+        await self._join_fetch()
         return True
 
     async def keep_fresh(self) -> None:
         """Fetch the keys if that is due: every five minutes, sooner after a failure."""
-        await self.refresh(after_seconds=_RETRY_SECONDS if self._is_down else _REFRESH_SECONDS)
+        if not self._began_at or self._since(-1) >= (_RETRY_SECONDS if self._is_down else _REFRESH_SECONDS):
+            await self._join_fetch()
 
     async def close(self) -> None:
         """End a fetch that is under way."""
@@ -149,8 +147,19 @@ class IssuerKeys:
     def _is_outdated(self) -> bool:
         return self._fetched_at is None or self._clock.monotonic() - self._fetched_at > _OUTAGE_SECONDS_MAX
 
+    def _since(self, which: int) -> float:
+        """Return how long ago one of the last fetches began."""
+        return self._clock.monotonic() - self._began_at[which]
+
+    async def _join_fetch(self) -> None:
+        """Return after one fetch, which all who wait share, and which goes on when they leave."""
+        if self._fetching is None:
+            self._began_at.append(self._clock.monotonic())
+            self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys(), name="issuers.fetch")
+        await asyncio.shield(self._fetching)
+
     async def _fetch_keys(self) -> None:
-        began_at = self._clock.monotonic()
+        began_at = self._began_at[-1]
         try:
             keys = await self._fetch(self._issuer, self._jwks_url)
         except FetchFailed as error:
@@ -188,7 +197,7 @@ class Issuers:
         keys = self._keys_of(provider)
         found = await keys.fitting(token)
         is_good = is_signed(token, found)
-        if not is_good and token.key_id is None and await keys.refresh(after_seconds=_AT_ONCE_SECONDS):
+        if found and not is_good and token.key_id is None and await keys.refresh():
             is_good = is_signed(token, await keys.fitting(token))
         if not is_good:
             raise TokenRefused("the signature is wrong" if found else "its issuer has no such key")
@@ -199,7 +208,7 @@ class Issuers:
         try:
             while True:
                 await asyncio.gather(*(self._keys_of(provider).keep_fresh() for provider in self._providers()))
-                await self._clock.sleep(_AT_ONCE_SECONDS)
+                await self._clock.sleep(_LOOK_SECONDS)
         finally:
             for keys in self._keys.values():
                 await keys.close()

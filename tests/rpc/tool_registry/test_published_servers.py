@@ -23,6 +23,7 @@ from pawl.tool.v1 import execution_pb2, source_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
 from tests.rpc.tool_registry.registry import content, outcome
+from tests.servers import free_port
 
 PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
 INSTALL_SECONDS_MAX = 150
@@ -68,13 +69,6 @@ def stdio(name: str, *command: str | Path, **more: Any) -> source_pb2.SourceConf
 
 def python(name: str, module: str, *arguments: str | Path) -> source_pb2.SourceConfig:
     return stdio(name, sys.executable, "-m", module, *arguments)
-
-
-def free_port() -> int:
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 async def test_the_time_server_tells_the_time(mcp: McpRegistry) -> None:

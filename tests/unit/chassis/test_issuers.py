@@ -68,7 +68,6 @@ async def test_keys_are_fetched_for_the_first_token_and_kept() -> None:
 async def test_a_new_key_works_with_its_first_token() -> None:
     world = World(OLD)
     assert await world.user(OLD) == "ann"
-    await world.clock.advance(10)
     world.published = keys(OLD, NEW)
     assert await world.user(NEW) == "ann"
     assert await world.user(OLD) == "ann"
@@ -87,15 +86,15 @@ async def test_all_who_wait_for_a_key_share_one_fetch() -> None:
     assert world.fetches == 1
 
 
-async def test_unknown_keys_cost_a_fetch_every_ten_seconds_at_most() -> None:
+async def test_unknown_keys_cost_three_fetches_in_thirty_seconds_at_most() -> None:
     world = World(OLD)
-    for _ in range(20):
+    for _ in range(60):
         for name in ("a", "b"):
             with pytest.raises(TokenRefused, match="no such key"):
                 await world.user(key(name=name))
         assert await world.user(OLD) == "ann"
         await world.clock.advance(1)
-    assert world.fetches == 2
+    assert world.fetches == 6
 
 
 async def test_bad_signatures_expired_tokens_and_other_issuers_cost_no_fetch() -> None:
@@ -120,9 +119,6 @@ async def test_a_key_without_an_id_is_found_by_its_algorithm_also_after_a_rotati
     world = World(unnamed(OLD))
     assert await world.user(OLD, header={"kid": None}) == "ann"
     world.published = keys(unnamed(OLD), unnamed(NEW))
-    with pytest.raises(TokenRefused, match="signature"):
-        await world.user(NEW, header={"kid": None})
-    await world.clock.advance(10)
     assert await world.user(NEW, header={"kid": None}) == await world.user(OLD, header={"kid": None}) == "ann"
     assert world.fetches == 2
 
@@ -174,12 +170,12 @@ async def test_known_keys_go_on_for_a_day_of_outage_and_then_nobody_can_tell() -
 async def test_an_issuer_that_was_never_reached_makes_its_tokens_unavailable() -> None:
     world = World()
     world.published = None
-    for _ in range(3):
+    for _ in range(9):
         with pytest.raises(DependencyUnavailable):
             await world.user(OLD)
-    assert world.fetches == 1
+    assert world.fetches == 3
     world.published = keys(OLD)
-    await world.clock.advance(10)
+    await world.clock.advance(30)
     assert await world.user(OLD) == "ann"
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import gzip
-import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -12,45 +10,12 @@ import pytest
 
 from pawl.chassis import issuers
 from pawl.chassis.issuers import FetchFailed, KeyFetcher
-from tests.fakes.issuer import key, key_set
-
-DISCOVERY = "/realms/a/.well-known/openid-configuration"
-OK = b"HTTP/1.1 200 OK\r\nconnection: close\r\n"
-
-
-class Server:
-    """Answers each path with the bytes that it is told, and notes what it was asked for."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, bytes | None] = {}
-        self.asked: list[str] = []
-        self.url = ""
-
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        head = (await reader.readuntil(b"\r\n\r\n")).decode()
-        path = head.split(" ")[1]
-        self.asked.append(path)
-        answer = self.answers.get(path, b"HTTP/1.1 404 Not Found\r\nconnection: close\r\n\r\n")
-        if answer is None:
-            await reader.read()  # until the client gives up
-        else:
-            writer.write(answer)
-        writer.close()
-
-    def say(self, path: str, body: bytes | dict[str, Any], head: bytes = OK) -> None:
-        self.answers[path] = head + b"\r\n" + (body if isinstance(body, bytes) else json.dumps(body).encode())
-
-    @property
-    def issuer(self) -> str:
-        return f"{self.url}/realms/a"
+from tests.fakes.issuer import DISCOVERY, OK, IssuerServer, issuer_server, key, key_set
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[Server]:
-    made = Server()
-    async with await asyncio.start_server(made.serve, "127.0.0.1", 0) as listening:
-        made.url = f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
-        made.say(DISCOVERY, {"issuer": made.issuer, "jwks_uri": f"{made.url}/keys", "claims_supported": ["sub"]})
+async def server() -> AsyncIterator[IssuerServer]:
+    async with issuer_server() as made:
         made.say("/keys", key_set(key()))
         yield made
 
@@ -60,12 +25,12 @@ def fetch() -> KeyFetcher:
     return KeyFetcher()
 
 
-async def test_keys_are_found_by_discovery(server: Server, fetch: KeyFetcher) -> None:
+async def test_keys_are_found_by_discovery(server: IssuerServer, fetch: KeyFetcher) -> None:
     assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
     assert server.asked == [DISCOVERY, "/keys"]
 
 
-async def test_a_given_url_needs_no_discovery(server: Server, fetch: KeyFetcher) -> None:
+async def test_a_given_url_needs_no_discovery(server: IssuerServer, fetch: KeyFetcher) -> None:
     assert len(await fetch("https://id.example.com", f"{server.url}/keys")) == 1
     assert server.asked == ["/keys"]
 
@@ -83,7 +48,7 @@ async def test_a_given_url_needs_no_discovery(server: Server, fetch: KeyFetcher)
     ],
 )
 async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_count(
-    server: Server, fetch: KeyFetcher, description: dict[str, str]
+    server: IssuerServer, fetch: KeyFetcher, description: dict[str, str]
 ) -> None:
     filled = {name: value.format(url=server.url, issuer=server.issuer) for name, value in description.items()}
     server.say(DISCOVERY, filled)
@@ -119,7 +84,7 @@ async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(m
         (b"nonsense\r\n", b""),
     ],
 )
-async def test_odd_answers_are_an_outage(server: Server, fetch: KeyFetcher, head: bytes, body: bytes) -> None:
+async def test_odd_answers_are_an_outage(server: IssuerServer, fetch: KeyFetcher, head: bytes, body: bytes) -> None:
     server.say("/other", key_set(key()))
     server.say("/keys", body, head)
     with pytest.raises(FetchFailed):
@@ -127,7 +92,9 @@ async def test_odd_answers_are_an_outage(server: Server, fetch: KeyFetcher, head
     assert "/other" not in server.asked
 
 
-async def test_a_silent_issuer_is_given_up(server: Server, fetch: KeyFetcher, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_issuer_is_given_up(
+    server: IssuerServer, fetch: KeyFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server.answers["/keys"] = None
     monkeypatch.setattr(issuers, "_FETCH_SECONDS_MAX", 0.3)
     with pytest.raises(FetchFailed, match="in time"):
