@@ -19,6 +19,11 @@ from pawl.errors import PermissionDenied, Unauthenticated
 
 LOCAL_CREDENTIAL: Final = "local"
 """The id of the local key."""
+DECIDES_NOTHING: Final = (
+    "a delegate does not decide: have the person do it with a key or token of their own,"
+    " or use a key of a delegate that says `decides_for_users`"
+)
+"""The answer to a delegate that would say yes in place of a person."""
 KEY_LENGTH_MAX: Final = 8192
 _ROLES_NAMED_MAX: Final = 32
 
@@ -33,8 +38,10 @@ class Principal:
     roles: frozenset[str] = frozenset()
     credential_id: str = ""
     """The credential itself, which may stand for many users; never the secret."""
+    delegate_user_id: str = ""
+    """The user of the delegate that acts for `user_id`; empty if nobody does."""
     decides: bool = True
-    """False for a delegate that decides nothing for those it acts for."""
+    """False for a delegate that decides nothing, for those it acts for and for itself."""
     rights: frozenset[str] = frozenset()
     """The callers of `roles.CALLERS` that it is."""
     expires_at: float | None = None
@@ -42,7 +49,13 @@ class Principal:
 
 
 def user_principal(
-    store_id: str, user_id: str, roles: frozenset[str], *, credential_id: str = "", decides: bool = True
+    store_id: str,
+    user_id: str,
+    roles: frozenset[str],
+    *,
+    credential_id: str = "",
+    delegate_user_id: str = "",
+    decides: bool = True,
 ) -> Principal:
     """Return the principal of a user of a store, or of the deployment, by its roles."""
     return Principal(
@@ -50,6 +63,7 @@ def user_principal(
         user_id=user_id,
         roles=roles,
         credential_id=credential_id,
+        delegate_user_id=delegate_user_id,
         decides=decides,
         rights=rights(roles),
     )
@@ -90,6 +104,18 @@ def require_user() -> Principal:
     principal = current_principal()
     if not principal.store_id:
         raise PermissionDenied("this method acts for a user: call it with a user's key")
+    return principal
+
+
+def require_decider() -> Principal:
+    """Return the calling user, who may say yes to what people are asked about.
+
+    Raises:
+        PermissionDenied: it is a delegate that decides nothing, or nobody of a store.
+    """
+    principal = require_user()
+    if not principal.decides:
+        raise PermissionDenied(DECIDES_NOTHING)
     return principal
 
 
@@ -187,7 +213,14 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
         roles = own or frozenset({Role.DELEGATE})
     elif named not in (None, user_id):
         raise PermissionDenied(f"this key has not the role delegate: it does not act for {named!r:.80}")
-    principal = user_principal(store_id, user_id, roles, credential_id=credential.credential_id, decides=decides)
+    principal = user_principal(
+        store_id,
+        user_id,
+        roles,
+        credential_id=credential.credential_id,
+        delegate_user_id="" if user_id == credential.user_id else credential.user_id,
+        decides=decides,
+    )
     # A role of no meaning here makes nobody a member who is none.
     own_rights = principal.rights & rights(credential.roles)
     return replace(principal, rights=own_rights, expires_at=credential.expires_at)

@@ -25,6 +25,7 @@ RequestId = NewType("RequestId", str)
 WorkerId = NewType("WorkerId", str)
 ClientId = NewType("ClientId", str)
 SessionId = NewType("SessionId", str)
+CredentialId = NewType("CredentialId", str)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 
@@ -73,6 +74,8 @@ def check_id(value: str, field: Literal["worker_id"], *, optional: bool = ...) -
 def check_id(value: str, field: Literal["client_id"], *, optional: bool = ...) -> ClientId: ...
 @overload
 def check_id(value: str, field: Literal["session_id"], *, optional: bool = ...) -> SessionId: ...
+@overload
+def check_id(value: str, field: Literal["credential_id"], *, optional: bool = ...) -> CredentialId: ...
 @overload
 def check_id(value: str, field: str, *, optional: bool = ...) -> str: ...
 def check_id(value: str, field: str, *, optional: bool = False) -> str:

@@ -103,10 +103,24 @@ def test_a_delegate_acts_for_a_user_of_its_store_with_the_roles_that_it_hands_on
         principal_of(backend, {"pawl-user": "a.b"})
 
 
-def test_a_delegate_decides_nothing_in_its_own_name_either() -> None:
+def test_it_is_known_for_whom_a_delegate_acts_and_who_it_is() -> None:
+    backend = credential("delegate", "member")
+    assert principal_of(backend, {"pawl-user": "ann"}).delegate_user_id == "backend"
+    for metadata in ({}, {"pawl-user": "backend"}):
+        assert principal_of(backend, metadata).delegate_user_id == ""
+    assert principal_of(credential("member"), {}).delegate_user_id == ""
+
+
+async def test_a_delegate_decides_nothing_in_its_own_name_either() -> None:
     """Else it would decide as an approver what it started for a user."""
-    assert not principal_of(credential("delegate", "approver"), {}).decides
-    assert principal_of(credential("approver"), {}).decides
+    own = principal_of(credential("delegate", "approver"), {})
+    assert not own.decides
+    auth.set_principal(own)
+    with pytest.raises(PermissionDenied, match="a delegate does not decide"):
+        auth.require_decider()
+    for decider in (credential("approver"), credential("delegate", "approver", decides_for_users=True)):
+        auth.set_principal(principal_of(decider, {}))
+        assert auth.require_decider().decides
 
 
 def test_a_key_without_the_role_acts_for_its_own_user_only() -> None:
