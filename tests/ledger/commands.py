@@ -15,6 +15,8 @@ from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
 
 STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
+# One of nobody known, the local one, which is everybody's, and two that are somebody's.
+CREDENTIALS = ("", "local", "key_1", "key_1", "key_2")
 WORKERS = ("w1", "w2")
 CLIENTS = ("tab_1", "tab_2")
 SESSIONS = ("ses_1", "ses_2")
@@ -60,6 +62,7 @@ class Chooser:
             request=self.pick(["", "", "r1", "r2"]),
             fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
             bytes=self.pick([1, 1, 3]),
+            credential=self.pick(CREDENTIALS),
             budget=budget,
             ceiling=self.pick([0, 150]) if budget else 0,
             limits=self.model.limits,
@@ -148,6 +151,7 @@ class Chooser:
             store=self.pick([run["store"]] * 9 + ["beta"]),
             run=run["id"],
             user="olga" if of_operator else user,
+            credential=self.pick(CREDENTIALS),
             right=self.pick(["STORE", "STORE", "STORE", "OWN_RUNS", "QUESTIONS"]),
             operator=of_operator,
             command=self.pick([fresh, fresh, fresh, "cmd_again", "cmd_more"]),
@@ -178,6 +182,7 @@ class Chooser:
             store=call["store"],
             run=call["run"],
             user=self.pick(["cyd", "dan", "eve", call["user"]]),
+            credential=self.pick(CREDENTIALS),
             right="STORE",
             operator=False,
             command=f"cmd{self._count}",

@@ -132,6 +132,7 @@ class Model:
             self.wake(active)
         else:
             run, steered = self._create(ask, found or self._new_conversation(ask), policy), False
+            run["credential"] = ask["credential"]
         if ask["request"]:
             row = {"fingerprint": ask["fingerprint"], "run": run["id"], "steered": steered}
             self.requests[request] = row
@@ -201,15 +202,16 @@ class Model:
             "commands": {},
             "idle_receipts": 0,
             "last_step": None,
+            "credential": "",
         }
         self.runs[run["store"], run["id"]] = run
         return run
 
     def delegate(self, parent: Row, call: str, name: str) -> None:
-        """Create the run that does a call, of the same user, in a conversation of its own."""
+        """Create the run that does a call, of the same user and credential, in a conversation of its own."""
         conversation = self._conversation_of(parent["store"], parent["user"], self.new_id("conv"))
         run = self._new_run(conversation, name, 0, 0)
-        run["parent"] = (parent["id"], call)
+        run["parent"], run["credential"] = (parent["id"], call), parent["credential"]
         self._give_turn(run)
 
     def _create(self, ask: Row, conversation: Row, policy: str) -> Row:

@@ -163,7 +163,7 @@ def _judge(model: Model, run: Row, call: Row | None, ask: Row) -> Verdict:
     if call["state"] in SETTLED or call["reserved"]:
         return "LATE", "ALREADY_DECIDED" if call["decision"] else "CALL_NOT_PENDING"
     if kind == "decide":
-        refused = _judge_decision(call, ask) or _judge_approver(call, ask)
+        refused = _judge_decision(call, ask) or _judge_approver(run, call, ask)
         return refused or (("LATE", "DEADLINE_PASSED") if _is_over(model, call) else _TAKEN)
     if kind == "resolve":
         return _TAKEN if is_in_doubt(run) and call["state"] == "RUNNING" else ("REFUSED", "CALL_NOT_PENDING")
@@ -207,18 +207,25 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
     return None
 
 
-def _judge_approver(call: Row, ask: Row) -> Verdict | None:
-    """D6: of calls that several people approve, who started the run decides none, and nobody approves twice."""
+def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
+    """D6: of calls that several people approve, who started the run decides none, and nobody approves twice.
+
+    Nor does a credential: whoever it says that it is.
+    """
     if call["state"] == "ASKED":
         return None
-    if ask["right"] == "QUESTIONS" or (call["required"] > 1 and ask["user"] == call["user"]):
+    credential = ask["credential"] if ask["credential"] != "local" else ""
+    started = ask["user"] == call["user"] or (credential and credential == run["credential"])
+    if ask["right"] == "QUESTIONS" or (call["required"] > 1 and started):
         return "REFUSED", "PERMISSION_DENIED"
     if not ask["digest"]:
         return "REFUSED", "DIGEST_REQUIRED"
     if ask["digest"] != call["digest"]:
         return "REFUSED", "DIGEST_MISMATCH"
-    again = ask["decision"] == "APPROVE" and ask["user"] in call["approvers"]
-    return ("LATE", "ALREADY_DECIDED") if again else None
+    if ask["decision"] == "APPROVE" and ask["user"] in [user for user, _ in call["approvers"]]:
+        return "LATE", "ALREADY_DECIDED"
+    again = credential and credential in [used for _, used in call["approvers"]]
+    return ("REFUSED", "PERMISSION_DENIED") if ask["decision"] == "APPROVE" and again else None
 
 
 def _counts_only(call: Row | None, ask: Row) -> bool:
@@ -266,7 +273,7 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
         run["log"].append("tool.progress")
         return
     if _counts_only(call, ask):
-        call["approvers"].append(ask["user"])
+        call["approvers"].append((ask["user"], ask["credential"]))
         run["log"].append("tool.awaiting_approval")
         return
     call["reserved"] = ask["command"]
@@ -274,7 +281,8 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
         edits = ask["decision"] == "EDIT"
         if call["state"] == "AWAITING_APPROVAL" and ask["decision"] in {"APPROVE", "EDIT"}:
             call["approved_before"] += call["approvers"] if edits else []
-            call["approvers"] = [ask["user"]] if edits else [*call["approvers"], ask["user"]]
+            approver = (ask["user"], ask["credential"])
+            call["approvers"] = [approver] if edits else [*call["approvers"], approver]
         call["decision"] = ask["decision"]
         call["approved"] = (ask["edited_digest"], ask["arguments"]) if edits else (call["digest"], call["arguments"])
 

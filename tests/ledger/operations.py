@@ -61,6 +61,7 @@ def operation(ask: Row, now: datetime) -> Any:
                 payload=b"payload",
                 as_operator=ask["operator"],
                 session_id=ask.get("session", ""),
+                credential_id=ask.get("credential", ""),
                 inbox_limits=_inbox_limits(ask["limits"]),
             )
         case "report_crash":
@@ -100,6 +101,7 @@ def _submit(ask: Row) -> Submit:
         token_budget=ask["budget"],
         token_ceiling=ask["ceiling"],
         text_bytes=ask["bytes"],
+        credential_id=ask["credential"],
         inbox_limits=_inbox_limits(ask["limits"]),
     )
 

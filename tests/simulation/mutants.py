@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         name="one_approves_for_two",
         module="pawl.job_store.domain.calls",
-        text="return len(people - {call.user_id}) >= call.approvals_required",
+        text="return counted >= call.approvals_required",
         instead="return True",
         checker=REFERENCE_MODEL,
         also=((_COMMAND, "len(approvals) >= call.approvals_required", "True"),),
@@ -320,14 +320,14 @@ MUTANTS = (
     Mutant(
         name="a_person_approves_twice",
         module=_COMMAND,
-        text="if command.kind is DecisionKind.APPROVE and has_approved:",
+        text="if any(approval.user_id == self.user_id for approval in call.approvals):",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="who_started_it_approves_it",
         module=_COMMAND,
-        text="if call.approvals_required > 1 and user_id == call.user_id:",
+        text="if several > 1 and self.user_id == call.user_id:",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),

@@ -1,4 +1,4 @@
-"""A fault to be planted, and those of the bounds of the ledger: of inboxes, and of what is kept."""
+"""A fault to be planted, and those of the ledger: of inboxes, of what is kept, and of credentials that approve."""
 
 from __future__ import annotations
 
@@ -86,5 +86,19 @@ OF_THE_LEDGER = (
         text="        await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)\n",
         instead="",
         checker="what_is_old_goes",
+    ),
+    Mutant(
+        name="a_credential_approves_twice",
+        module="pawl.job_store.domain.command",
+        text="if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):",
+        instead="if False:",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="the_credential_that_started_it_approves_it",
+        module="pawl.job_store.domain.command",
+        text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",
+        instead="if False:",
+        checker=REFERENCE_MODEL,
     ),
 )

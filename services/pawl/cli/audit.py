@@ -73,7 +73,7 @@ async def list_(
         for entry in entries:
             console.print(dumps_canonical(_document(entry)).decode(), markup=False, soft_wrap=True)
     elif entries:
-        names = ("seq", "time", "what", "tool", "call", "user", "verdict", "reason")
+        names = ("seq", "time", "what", "tool", "call", "user", "credential", "verdict", "reason")
         show_table(console, names, [_row(entry) for entry in entries])
     else:
         console.print("There are no such entries.")
@@ -132,17 +132,22 @@ async def stats(
 
 
 def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:
-    by = f" by {entry.by_user_id}" if entry.by_user_id else ""
+    by = f" by {_named(entry.by_user_id, entry.by_delegate_user_id)}" if entry.by_user_id else ""
     return (
         str(entry.seq),
         wording.time_text(entry.time),
         wording.value_name(audit_pb2.AuditKind, entry.kind),
         wording.clean(entry.tool_name),
         entry.call_id,
-        entry.user_id,
+        _named(entry.user_id, entry.delegate_user_id),
+        entry.by_credential_id or entry.credential_id,
         f"{entry.verdict.lower()}{by}",
         wording.clean(entry.reason),
     )
+
+
+def _named(user_id: str, delegate_user_id: str) -> str:
+    return f"{delegate_user_id} for {user_id}" if delegate_user_id else user_id
 
 
 def _document(entry: audit_pb2.AuditEntry) -> dict[str, Any]:

@@ -39,6 +39,12 @@ KEYS = [
     ApiKey(key="key-of-helping-boss1", store_id="local", user_id="boss", roles=["operator"]),
     ApiKey(key="key-of-the-admin-012", store_id="local", user_id="root", roles=["admin"]),
     ApiKey(key="key-of-foreign-boss1", store_id="elsewhere", user_id="boss", roles=["operator", "admin"]),
+    ApiKey(
+        key="key-of-a-product-012",
+        store_id="local",
+        user_id="shop",
+        roles=["delegate", "member", "approver", "operator"],
+    ),
 ]
 ME = (("authorization", "Bearer key-of-me-0123456789"),)
 APPROVER = (("authorization", "Bearer key-of-me-approving1"),)
@@ -46,6 +52,8 @@ OPERATOR = (("authorization", "Bearer key-of-operator-0123"),)
 BOSS = (("authorization", "Bearer key-of-helping-boss1"),)
 ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
 FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
+DELEGATE = (("authorization", "Bearer key-of-a-product-012"),)
+"""Decides nothing."""
 STRANGERS = [
     (("authorization", "Bearer key-of-other-user-01"),),
     (("authorization", "Bearer key-of-other-store-1"),),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,25 @@ async def test_a_run_has_the_roles_that_its_user_had(clients: tuple[LedgerClient
     public, worker = clients
     await public.submit_message(ADMIN, message())
     assert await roles_in_the_loop(worker) == ("admin", "member")
+
+
+async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_own(
+    clients: tuple[LedgerClient, WorkerLedgerClient],
+) -> None:
+    """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
+    public, worker = clients
+    mine = replace(MEMBER, credential_id="key_1", delegate_user_id="shop")
+    created, _ = await public.submit_message(mine, message("r1"))
+    again, _ = await public.submit_message(replace(MEMBER, credential_id="key_2"), message("r1"))
+    assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
+    other = replace(MEMBER, credential_id="key_2")
+    _, steered = await public.submit_message(other, message(policy=MessagePolicy.STEER))
+    assert steered
+    (claim,) = await worker.claim("worker", runs_max=1, lease_seconds=10)
+    loaded = await worker.load(claim)
+    assert (loaded.run.credential_id, loaded.run.delegate_user_id) == ("key_1", "shop")
+    (steer,) = loaded.commands
+    assert (steer.user_id, steer.credential_id, steer.delegate_user_id) == ("ann", "key_2", "")
 
 
 async def test_a_message_that_enters_a_run_does_not_widen_its_roles(

@@ -73,6 +73,13 @@ KEYS = [
     for store in ("acme", "other")
     for user, roles in _ROLES.items()
 ]
+DELEGATE = ApiKey(
+    key="key-of-shop-of-acme", store_id="acme", user_id="shop", roles=["delegate", "member", "approver", "admin"]
+)
+"""A delegate that decides nothing."""
+KEYS.append(DELEGATE)
+FOR_ANN = (("pawl-user", "ann"), ("pawl-roles", "approver,admin"))
+"""The metadata with which it acts for ann with all that it has."""
 
 
 class KnownRuns:

@@ -15,7 +15,7 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from pawl.tool_registry.domain import registering
 from pawl.tools import Category, EffectClass, tool
-from tests.rpc.tool_registry.registry import SERVICE_KEY, Registry, context, front_end_tool, reason, running
+from tests.rpc.tool_registry.registry import FOR_ANN, SERVICE_KEY, Registry, context, front_end_tool, reason, running
 
 
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
@@ -307,6 +307,8 @@ async def test_only_an_admin_makes_a_front_end_tool_laxer_or_takes_a_restricted_
         request = tool_pb2.RegisterToolRequest(definition=front_end_tool(**fields), replace=True)
         assert await refusal(ann.RegisterTool(request)) == denied
     assert await refusal(ann.UnregisterTool(tool_pb2.UnregisterToolRequest(name="show_chart"))) == denied
+    free = tool_pb2.RegisterToolRequest(definition=front_end_tool(), replace=True)
+    assert await refusal(registry.users["acme", "shop"].RegisterTool(free, metadata=FOR_ANN)) == denied
     stricter = front_end_tool(category=3, effect_class=4, approvals_required=3, allowed_user_ids=["ann"])
     await ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=stricter, replace=True))
     await root.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool(), replace=True))

@@ -15,7 +15,16 @@ from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2, tool_pb2
 from pawl.tool_registry.domain import rules
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tools import Tool, tool
-from tests.rpc.tool_registry.registry import Registry, as_json, context, front_end_tool, outcome, reason, running
+from tests.rpc.tool_registry.registry import (
+    FOR_ANN,
+    Registry,
+    as_json,
+    context,
+    front_end_tool,
+    outcome,
+    reason,
+    running,
+)
 
 RUN, APPROVE, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -297,6 +306,31 @@ async def test_only_those_who_may_decide_make_rules(registry: Registry) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await registry.rules[who].RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule))
         assert reason(caught.value)[1] == "RULE_NOT_FOUND"
+
+
+async def test_a_delegate_that_decides_nothing_makes_no_call_freer(registry: Registry) -> None:
+    """An ALLOW says yes beforehand, and without an ASK or a DENY nobody is asked any more."""
+    shop = registry.rules["acme", "shop"]
+    asks, allows = await make(registry, ASK), await make(registry, ALLOW)
+    allow = rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=ALLOW, scope=USER, tool_name="pay"))
+    own = await make(registry, DENY, "shop")
+    for metadata in (FOR_ANN, ()):
+        refusals: list[Any] = [shop.CreateRule(allow, metadata=metadata)]
+        refusals.append(
+            shop.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=asks if metadata else own), metadata=metadata)
+        )
+        for refusal in refusals:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await refusal
+            assert reason(caught.value)[1] == "PERMISSION_DENIED"
+            assert "key or token of their own" in (caught.value.details() or "")
+    await shop.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=allows), metadata=FOR_ANN)
+    ask = rule_pb2.CreateRuleRequest(rule=rule_pb2.Rule(effect=ASK, scope=USER, tool_name="look"))
+    assert (await shop.CreateRule(ask, metadata=FOR_ANN)).rule.user_id == "ann"
+    entries = (await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest())).entries
+    named = [(entry.verdict, entry.by_user_id, entry.by_delegate_user_id) for entry in entries]
+    assert named[:2] == [("MADE", "ann", "shop"), ("REVOKED", "ann", "shop")]
+    assert len({entry.by_credential_id for entry in entries}) == 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ from tests.rpc.tool_registry.mcp_world import (
     policy,
     refusal,
 )
-from tests.rpc.tool_registry.registry import content, front_end_tool, outcome
+from tests.rpc.tool_registry.registry import FOR_ANN, content, front_end_tool, outcome
 
 READY = source_pb2.SOURCE_STATE_READY
 CHANGED = source_pb2.SOURCE_STATE_CHANGED
@@ -125,6 +125,17 @@ async def test_a_changed_definition_does_not_run_until_it_is_approved_and_others
     approved = await mcp.approve("fake", checked.found_hash)
     assert (names(approved), approved.state) == (["fake.echo", "fake.new", "fake.note"], READY)
     assert content(await mcp.run("fake.echo", call="three", version=2)) == "{}"
+
+
+async def test_a_delegate_that_decides_nothing_connects_and_approves_nothing(
+    mcp: McpRegistry,
+) -> None:
+    """A policy says yes to every call of a tool."""
+    shop = mcp.registry.sources["acme", "shop"]
+    add = source_pb2.AddSourceRequest(config=source_pb2.SourceConfig(name="files"))
+    approve = source_pb2.ApproveSourceRequest(name="files", definitions_hash="x")
+    for call in (shop.AddSource(add, metadata=FOR_ANN), shop.ApproveSource(approve, metadata=FOR_ANN)):
+        assert await refusal(call) == "PERMISSION_DENIED"
 
 
 async def test_only_what_was_shown_can_be_approved(mcp: McpRegistry, server: FakeServer) -> None:

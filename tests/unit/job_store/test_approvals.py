@@ -5,19 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pawl.chassis.ids import CallId
 from pawl.errors import IllegalTransition, RequestIdReused
 from pawl.job_store.domain.command import Decide, Receipt
 from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
-from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
+from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation
 
 EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}
 
 
-def gated(world: World, required: int = 1, **fields: Any) -> str:
+def gated(world: World, required: int = 1, *, credential_id: str = "", **fields: Any) -> str:
     """A run of ann with a call `call` that needs the approval of so many people."""
-    run_id = world.begin()
+    run_id = world.begin(credential_id=credential_id)
     waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required, **fields)
     world.commit(run_id, calls=(waits,))
     return run_id
@@ -29,12 +31,14 @@ def decide(
     user_id: str,
     kind: DecisionKind = DecisionKind.APPROVE,
     right: DecisionRight = DecisionRight.STORE,
+    *,
+    credential_id: str = "",
     **fields: Any,
 ) -> Receipt:
     values: dict[str, Any] = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
     command_id = fields.pop("command_id", f"cmd_{user_id}_{world.number()}")
     command = Decide(call_id=CallId("call"), kind=kind, right=right, **(values | fields))
-    return world.send(run_id, command, command_id, user_id=user_id)
+    return world.send(run_id, command, command_id, user_id=user_id, credential_id=credential_id)
 
 
 def said(receipt: Receipt) -> tuple[str, str]:
@@ -110,6 +114,89 @@ def test_a_person_counts_once() -> None:
     assert said(decide(world, run_id, "dan")) == TAKEN
     assert said(decide(world, run_id, "dan")) == ("LATE", "ALREADY_DECIDED")
     assert world.call("call").decision is None
+
+
+def test_the_credential_that_started_the_run_decides_nothing_whoever_it_says_that_it_is() -> None:
+    world = World()
+    run_id = gated(world, 2, credential_id="key_1")
+    for kind in DecisionKind:
+        refused = decide(world, run_id, "cyd", kind, credential_id="key_1")
+        assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+        assert "your credential started the run" in refused.message
+    assert said(decide(world, run_id, "cyd", credential_id="key_2")) == TAKEN
+
+
+def test_a_credential_approves_once_whoever_it_says_that_it_is() -> None:
+    world = World()
+    run_id = gated(world, 3, credential_id="key_1")
+    assert said(decide(world, run_id, "cyd", credential_id="key_2")) == TAKEN
+    refused = decide(world, run_id, "dan", credential_id="key_2")
+    assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    assert "your credential has approved this call" in refused.message
+    assert said(decide(world, run_id, "cyd", credential_id="key_3")) == ("LATE", "ALREADY_DECIDED")
+    assert said(decide(world, run_id, "dan", credential_id="key_3")) == TAKEN
+    given = [(approval.user_id, approval.credential_id) for approval in world.call("call").approvals]
+    assert given == [("cyd", "key_2"), ("dan", "key_3")]
+
+
+@pytest.mark.parametrize("credential_id", ["", "local"])
+def test_what_tells_nobody_apart_is_no_reason_to_refuse(credential_id: str) -> None:
+    """Nothing is known of what was before; and the key of a machine belongs to everybody on it."""
+    world = World()
+    run_id = gated(world, 2, credential_id=credential_id)
+    assert said(decide(world, run_id, "cyd", credential_id=credential_id)) == TAKEN
+    assert said(decide(world, run_id, "dan", credential_id=credential_id, command_id="second")) == TAKEN
+    world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=("second",))
+
+
+def test_where_one_approval_is_enough_it_may_be_by_the_credential_that_started_the_run() -> None:
+    world = World()
+    run_id = gated(world, credential_id="key_1")
+    assert said(decide(world, run_id, "cyd", credential_id="key_1")) == TAKEN
+
+
+def test_a_run_that_does_a_call_keeps_the_credential_of_the_run_that_calls() -> None:
+    world = World()
+    run_id = world.begin(credential_id="key_1", delegate_user_id="shop")
+    world.commit(
+        run_id,
+        calls=(change("call", CallState.DELEGATED, child_run_id="run_below"),),
+        delegations=(delegation("call", "run_below"),),
+    )
+    below = world.run("run_below")
+    assert (below.user_id, below.credential_id, below.delegate_user_id) == ("ann", "key_1", "shop")
+
+
+_WHO = st.tuples(st.sampled_from(["ann", "bob", "cyd", "dan", "eve"]), st.sampled_from(["key_1", "key_2", "key_3"]))
+_DECISIONS = st.lists(st.tuples(_WHO, st.sampled_from([DecisionKind.APPROVE, DecisionKind.EDIT])), max_size=12)
+
+
+@given(required=st.integers(2, 4), started_with=st.sampled_from(["", "key_0", "key_1"]), decisions=_DECISIONS)
+def test_a_call_starts_only_with_as_many_users_and_as_many_credentials_as_it_needs(
+    required: int, started_with: str, decisions: list[tuple[tuple[str, str], DecisionKind]]
+) -> None:
+    """HITL-4: so no sequence of decisions by one credential is enough, under whatever names."""
+    world = World()
+    run_id = gated(world, required, credential_id=started_with)
+    shown: dict[str, Any] = {"digest": DIGEST, "arguments": b"{}"}
+    for (user_id, credential_id), kind in decisions:
+        more = EDIT if kind is DecisionKind.EDIT else {}
+        who = {"credential_id": credential_id, "command_id": f"cmd_{world.number()}"}
+        receipt = decide(world, run_id, user_id, kind, **{"digest": shown["digest"]} | more | who)
+        if kind is DecisionKind.EDIT and receipt.outcome is CommandOutcome.ACCEPTED:
+            shown = {"digest": EDITED_DIGEST, "arguments": EDIT["arguments"]}
+            again = change("call", CallState.AWAITING_APPROVAL, **shown)
+            world.commit(run_id, calls=(again,), consumed=(who["command_id"],))
+    approvals = world.call("call").approvals
+    users = {approval.user_id for approval in approvals} - {"ann"}
+    credentials = {approval.credential_id for approval in approvals} - {started_with}
+    starts = change("call", CallState.RUNNABLE, **shown)
+    consumed = [command.command_id for command in world.unit.inbox(world.run(run_id))]
+    if min(len(users), len(credentials)) < required:
+        with pytest.raises(IllegalTransition):
+            world.commit(run_id, calls=(starts,), consumed=tuple(consumed))
+    else:
+        world.commit(run_id, calls=(starts,), consumed=tuple(consumed))
 
 
 def test_a_lost_answer_to_an_approval_can_be_asked_for_again() -> None:

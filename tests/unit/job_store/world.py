@@ -102,9 +102,9 @@ class World:
         committed: LastCommit = self.apply(Commit(**(values | fields)))
         return committed
 
-    def begin(self) -> str:
+    def begin(self, **fields: Any) -> str:
         """A run that a worker holds and has begun."""
-        run_id = self.submit().run.run_id
+        run_id = self.submit(**fields).run.run_id
         self.claim(run_id)
         self.commit(run_id, state=RunState.RUNNING)
         return run_id

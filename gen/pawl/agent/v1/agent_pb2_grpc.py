@@ -216,8 +216,11 @@ class AgentServiceServicer(object):
 
         Gated calls are decided by users with the role approver or admin, of all
         users of their store, and by users without any roles in their own runs. Of
-        calls that need several approvals none is by whoever started the run.
-        Questions are answered by whoever started the run alone.
+        calls that need several approvals none is by whoever started the run, or by
+        the credential that started it, and no two are by one person or one
+        credential; the key of one machine (`pawl up`) is everybody's there.
+        Questions are answered by whoever started the run alone. A delegate whose
+        key does not say that it decides for users decides and answers nothing.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
         CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
@@ -233,7 +236,8 @@ class AgentServiceServicer(object):
         and with a receipt of its own; a bad one does not stop the others.
         Idempotent by request id and call.
 
-        Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
+        Errors: PERMISSION_DENIED (a delegate that does not decide). All others,
+        REQUEST_ID_REUSED too, are receipts.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -269,7 +273,8 @@ class AgentServiceServicer(object):
         """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
         of any user of the caller's store. Accepted once, and the log of the run
         says who did it. Needs the role operator or admin, which the local key
-        of `pawl up` has. OperatorService lists the runs.
+        of `pawl up` has, and is a decision: as Decide not for a delegate that does
+        not decide. OperatorService lists the runs.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
         PERMISSION_DENIED, REQUEST_ID_REUSED.

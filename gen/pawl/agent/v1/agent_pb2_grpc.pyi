@@ -109,8 +109,11 @@ class AgentServiceStub:
 
     Gated calls are decided by users with the role approver or admin, of all
     users of their store, and by users without any roles in their own runs. Of
-    calls that need several approvals none is by whoever started the run.
-    Questions are answered by whoever started the run alone.
+    calls that need several approvals none is by whoever started the run, or by
+    the credential that started it, and no two are by one person or one
+    credential; the key of one machine (`pawl up`) is everybody's there.
+    Questions are answered by whoever started the run alone. A delegate whose
+    key does not say that it decides for users decides and answers nothing.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
     CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
@@ -122,7 +125,8 @@ class AgentServiceStub:
     and with a receipt of its own; a bad one does not stop the others.
     Idempotent by request id and call.
 
-    Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
+    Errors: PERMISSION_DENIED (a delegate that does not decide). All others,
+    REQUEST_ID_REUSED too, are receipts.
     """
     SendMessage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]
     """Sends a message to a conversation. What it does while a run is active is
@@ -146,7 +150,8 @@ class AgentServiceStub:
     """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
     of any user of the caller's store. Accepted once, and the log of the run
     says who did it. Needs the role operator or admin, which the local key
-    of `pawl up` has. OperatorService lists the runs.
+    of `pawl up` has, and is a decision: as Decide not for a delegate that does
+    not decide. OperatorService lists the runs.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
     PERMISSION_DENIED, REQUEST_ID_REUSED.
@@ -287,8 +292,11 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     Gated calls are decided by users with the role approver or admin, of all
     users of their store, and by users without any roles in their own runs. Of
-    calls that need several approvals none is by whoever started the run.
-    Questions are answered by whoever started the run alone.
+    calls that need several approvals none is by whoever started the run, or by
+    the credential that started it, and no two are by one person or one
+    credential; the key of one machine (`pawl up`) is everybody's there.
+    Questions are answered by whoever started the run alone. A delegate whose
+    key does not say that it decides for users decides and answers nothing.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
     CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
@@ -300,7 +308,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     and with a receipt of its own; a bad one does not stop the others.
     Idempotent by request id and call.
 
-    Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
+    Errors: PERMISSION_DENIED (a delegate that does not decide). All others,
+    REQUEST_ID_REUSED too, are receipts.
     """
     SendMessage: _aio.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]  # type: ignore[assignment]
     """Sends a message to a conversation. What it does while a run is active is
@@ -324,7 +333,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
     of any user of the caller's store. Accepted once, and the log of the run
     says who did it. Needs the role operator or admin, which the local key
-    of `pawl up` has. OperatorService lists the runs.
+    of `pawl up` has, and is a decision: as Decide not for a delegate that does
+    not decide. OperatorService lists the runs.
 
     Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
     PERMISSION_DENIED, REQUEST_ID_REUSED.
@@ -492,8 +502,11 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Gated calls are decided by users with the role approver or admin, of all
         users of their store, and by users without any roles in their own runs. Of
-        calls that need several approvals none is by whoever started the run.
-        Questions are answered by whoever started the run alone.
+        calls that need several approvals none is by whoever started the run, or by
+        the credential that started it, and no two are by one person or one
+        credential; the key of one machine (`pawl up`) is everybody's there.
+        Questions are answered by whoever started the run alone. A delegate whose
+        key does not say that it decides for users decides and answers nothing.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, DIGEST_REQUIRED, DIGEST_MISMATCH,
         CALL_NOT_PENDING, ALREADY_DECIDED (also by the same person a second time),
@@ -511,7 +524,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         and with a receipt of its own; a bad one does not stop the others.
         Idempotent by request id and call.
 
-        Errors: none of its own; REQUEST_ID_REUSED too is a receipt.
+        Errors: PERMISSION_DENIED (a delegate that does not decide). All others,
+        REQUEST_ID_REUSED too, are receipts.
         """
 
     @_abc_1.abstractmethod
@@ -553,7 +567,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         """Says what became of a call whose outcome is unknown (run NEEDS_ATTENTION),
         of any user of the caller's store. Accepted once, and the log of the run
         says who did it. Needs the role operator or admin, which the local key
-        of `pawl up` has. OperatorService lists the runs.
+        of `pawl up` has, and is a decision: as Decide not for a delegate that does
+        not decide. OperatorService lists the runs.
 
         Errors: RUN_NOT_FOUND, CALL_NOT_FOUND, CALL_NOT_PENDING, INVALID_JSON,
         PERMISSION_DENIED, REQUEST_ID_REUSED.

@@ -335,7 +335,8 @@ class ApprovalRequest(_message.Message):
     approvals_required: _builtins.int
     """How many different people must approve it, from 1; 0 was written before
     this was known and means 1. From 2 on, whoever started the run is none of
-    them.
+    them, and each approves with another credential than the others and than
+    the one that started the run.
     """
     escalated: _builtins.bool
     """True once nobody decided in time and the request got a second period
@@ -386,6 +387,8 @@ class Decision(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
     ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     kind: Global___DecisionKind.ValueType
     """What was decided."""
     user_id: _builtins.str
@@ -396,6 +399,12 @@ class Decision(_message.Message):
     """SHA-256, in hex, of the arguments that it is about: the edited ones of an
     EDIT. Empty if it was accepted before this was known.
     """
+    credential_id: _builtins.str
+    """Id of the credential that decided, never the secret; empty if it was
+    accepted before this was known.
+    """
+    delegate_user_id: _builtins.str
+    """User of the delegate that decided for `user_id`; empty if nobody did."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -408,10 +417,12 @@ class Decision(_message.Message):
         reason: _builtins.str = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
         arguments_sha256: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "kind", b"kind", "reason", b"reason", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "reason", b"reason", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

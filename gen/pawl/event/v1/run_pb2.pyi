@@ -998,6 +998,8 @@ class Run(_message.Message):
     PARENT_CALL_ID_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
     ABOVE_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     ATTENTION_FIELD_NUMBER: _builtins.int
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
@@ -1034,6 +1036,12 @@ class Run(_message.Message):
     """That call."""
     depth: _builtins.int
     """How many runs stand above it; 0 for a run that a user started."""
+    credential_id: _builtins.str
+    """Id of the credential that started it, or the run above it, never the secret;
+    empty if it was created before this was known.
+    """
+    delegate_user_id: _builtins.str
+    """User of the delegate that started it for `user_id`; empty if nobody did."""
     crash_count: _builtins.int
     """How many workers died, or could not go on, while they drove the run since
     it last made progress (a message, a settled call, or a wait).
@@ -1156,6 +1164,8 @@ class Run(_message.Message):
         parent_call_id: _builtins.str = ...,
         depth: _builtins.int = ...,
         above: _abc.Iterable[Global___RunAbove] | None = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
         attention: Global___Attention | None = ...,
         crash_count: _builtins.int = ...,
         token_budget: _builtins.int = ...,
@@ -1163,7 +1173,7 @@ class Run(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "undo", b"undo", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

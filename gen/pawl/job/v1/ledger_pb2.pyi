@@ -214,6 +214,8 @@ class SubmitMessageRequest(_message.Message):
     ASKED_OPTIONS_FIELD_NUMBER: _builtins.int
     USER_ROLES_FIELD_NUMBER: _builtins.int
     UNDO_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -230,6 +232,12 @@ class SubmitMessageRequest(_message.Message):
     """The text."""
     policy: Global___MessagePolicy.ValueType
     """What to do if a run is active."""
+    credential_id: _builtins.str
+    """Id of the credential that the user came with. Kept and told apart as the
+    roles are.
+    """
+    delegate_user_id: _builtins.str
+    """User of the delegate that acts for the user; empty for none. As the roles."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in. They are no part of what tells one
@@ -264,10 +272,12 @@ class SubmitMessageRequest(_message.Message):
         asked_options: _run_pb2.RunOptions | None = ...,
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         undo: _run_pb2.Undo | None = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -805,8 +815,8 @@ Global___CommitRunRequest: _TypeAlias = CommitRunRequest  # noqa: Y015
 
 @_typing.final
 class Delegation(_message.Message):
-    """Delegation is a run that does a call. It is of the store and the user of the
-    run that calls, in a conversation of its own, and takes no place in the queue
+    """Delegation is a run that does a call. It is of the store, the user and the
+    credential of the run that calls, in a conversation of its own, and takes no place in the queue
     of the store: whoever calls waits for it. A DELEGATED call is settled with the
     AgentEndedCommand that its end brings; one that is CANCELLED before that stops
     the run.
@@ -914,10 +924,18 @@ class Command(_message.Message):
     REDRIVE_FIELD_NUMBER: _builtins.int
     TOP_UP_FIELD_NUMBER: _builtins.int
     AGENT_ENDED_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
     """Id of the command, unique in the run."""
     user_id: _builtins.str
     """Who sent it."""
+    credential_id: _builtins.str
+    """Id of the credential that sent it; empty if it is not known. The ledger says
+    it, by the request that brought the command.
+    """
+    delegate_user_id: _builtins.str
+    """User of the delegate that sent it for `user_id`; as `credential_id`."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
@@ -975,10 +993,12 @@ class Command(_message.Message):
         redrive: Global___RedriveCommand | None = ...,
         top_up: Global___TopUpCommand | None = ...,
         agent_ended: Global___AgentEndedCommand | None = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -1279,6 +1299,8 @@ class SendCommandRequest(_message.Message):
     AS_OPERATOR_FIELD_NUMBER: _builtins.int
     DECISION_RIGHT_FIELD_NUMBER: _builtins.int
     SESSION_ID_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -1300,6 +1322,15 @@ class SendCommandRequest(_message.Message):
     send the same command. Empty for any session of the client, which is what a
     command is that was sent again after a reconnect. No part of the fingerprint.
     """
+    credential_id: _builtins.str
+    """Id of the credential that the user came with. Where several people approve,
+    each does with another one, and none with the run's. No part of the
+    fingerprint.
+    """
+    delegate_user_id: _builtins.str
+    """User of the delegate that acts for the user; empty for none. No part of the
+    fingerprint.
+    """
     @_builtins.property
     def command(self) -> Global___Command:
         """The command; `time` is given by the ledger."""
@@ -1314,10 +1345,12 @@ class SendCommandRequest(_message.Message):
         as_operator: _builtins.bool = ...,
         decision_right: Global___DecisionRight.ValueType = ...,
         session_id: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "decision_right", b"decision_right", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -115,6 +115,10 @@ class AuditEntry(_message.Message):
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     PREV_HASH_FIELD_NUMBER: _builtins.int
     HASH_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    BY_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Number in the chain of the store, from 1."""
     kind: Global___AuditKind.ValueType
@@ -151,6 +155,16 @@ class AuditEntry(_message.Message):
     """Hash of the entry before; empty for the first."""
     hash: _builtins.str
     """SHA-256, in hex, of this entry."""
+    credential_id: _builtins.str
+    """Id of the credential that started the run, never the secret; empty if it is
+    not known, and for RULE.
+    """
+    delegate_user_id: _builtins.str
+    """User of the delegate that started the run for `user_id`; empty for none."""
+    by_credential_id: _builtins.str
+    """Id of the credential of `by_user_id`; empty if it is not known."""
+    by_delegate_user_id: _builtins.str
+    """User of the delegate that acted for `by_user_id`; empty for none."""
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was made, by the clock of the process that made it."""
@@ -175,10 +189,14 @@ class AuditEntry(_message.Message):
         duration_seconds: _builtins.float = ...,
         prev_hash: _builtins.str = ...,
         hash: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
+        by_credential_id: _builtins.str = ...,
+        by_delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "by_user_id", b"by_user_id", "call_id", b"call_id", "duration_seconds", b"duration_seconds", "hash", b"hash", "kind", b"kind", "prev_hash", b"prev_hash", "reason", b"reason", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "run_id", b"run_id", "seq", b"seq", "time", b"time", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "by_credential_id", b"by_credential_id", "by_delegate_user_id", b"by_delegate_user_id", "by_user_id", b"by_user_id", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "duration_seconds", b"duration_seconds", "hash", b"hash", "kind", b"kind", "prev_hash", b"prev_hash", "reason", b"reason", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "run_id", b"run_id", "seq", b"seq", "time", b"time", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

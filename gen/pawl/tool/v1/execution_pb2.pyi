@@ -127,6 +127,8 @@ class CallContext(_message.Message):
     USER_ROLES_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     ABOVE_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     user_id: _builtins.str
@@ -139,6 +141,10 @@ class CallContext(_message.Message):
     """How many different people must approve each gated call of the run; 0 means
     one. From two on no rule allows a call in their place.
     """
+    credential_id: _builtins.str
+    """Id of the credential that started the run; empty if it is not known."""
+    delegate_user_id: _builtins.str
+    """User of the delegate that started the run for its user; empty for none."""
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles of the user when the run was started."""
@@ -159,10 +165,12 @@ class CallContext(_message.Message):
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         approvals_required: _builtins.int = ...,
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -454,6 +462,8 @@ class RecordedDecision(_message.Message):
     USER_ID_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     tool_name: _builtins.str
@@ -470,6 +480,10 @@ class RecordedDecision(_message.Message):
     """Their SHA-256, in hex, where `arguments_json` is empty because the call has
     others by now.
     """
+    credential_id: _builtins.str
+    """Id of the credential that decided; empty if it is not known."""
+    delegate_user_id: _builtins.str
+    """User of the delegate that decided for `user_id`; empty for none."""
     def __init__(
         self,
         *,
@@ -480,10 +494,12 @@ class RecordedDecision(_message.Message):
         user_id: _builtins.str = ...,
         arguments_json: _builtins.bytes = ...,
         arguments_sha256: _builtins.str = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -551,6 +567,8 @@ class RecordedResult(_message.Message):
     RESULT_SHA256_FIELD_NUMBER: _builtins.int
     RESULT_BYTES_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
+    CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
+    DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     tool_name: _builtins.str
@@ -573,6 +591,10 @@ class RecordedResult(_message.Message):
     """Seconds from the lease of the client to the end, up to 1e10; 0 without a
     lease.
     """
+    credential_id: _builtins.str
+    """Id of the credential that brought the result; empty if it is not known."""
+    delegate_user_id: _builtins.str
+    """User of the delegate that brought it for `user_id`; empty for none."""
     def __init__(
         self,
         *,
@@ -585,10 +607,12 @@ class RecordedResult(_message.Message):
         result_sha256: _builtins.str = ...,
         result_bytes: _builtins.int = ...,
         duration_seconds: _builtins.float = ...,
+        credential_id: _builtins.str = ...,
+        delegate_user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "duration_seconds", b"duration_seconds", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "state", b"state", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "duration_seconds", b"duration_seconds", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "state", b"state", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

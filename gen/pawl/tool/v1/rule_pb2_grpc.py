@@ -39,7 +39,8 @@ class RuleServiceStub(object):
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
     STORE count for everybody in the store; making and revoking them needs the
-    role admin.
+    role admin. A delegate whose key does not say that it decides for users makes
+    no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
     user, with an expiry.
@@ -82,7 +83,8 @@ class RuleServiceServicer(object):
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
     STORE count for everybody in the store; making and revoking them needs the
-    role admin.
+    role admin. A delegate whose key does not say that it decides for users makes
+    no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
     user, with an expiry.
@@ -163,7 +165,8 @@ class RuleService(object):
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
     STORE count for everybody in the store; making and revoking them needs the
-    role admin.
+    role admin. A delegate whose key does not say that it decides for users makes
+    no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
     user, with an expiry.

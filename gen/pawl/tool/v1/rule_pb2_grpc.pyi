@@ -40,7 +40,8 @@ class RuleServiceStub:
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
     STORE count for everybody in the store; making and revoking them needs the
-    role admin.
+    role admin. A delegate whose key does not say that it decides for users makes
+    no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
     user, with an expiry.
@@ -89,7 +90,8 @@ class RuleServiceAsyncStub(RuleServiceStub):
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
     STORE count for everybody in the store; making and revoking them needs the
-    role admin.
+    role admin. A delegate whose key does not say that it decides for users makes
+    no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
     user, with an expiry.
@@ -134,7 +136,8 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
     STORE count for everybody in the store; making and revoking them needs the
-    role admin.
+    role admin. A delegate whose key does not say that it decides for users makes
+    no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
     user, with an expiry.

@@ -95,7 +95,8 @@ class SourceServiceServicer(object):
     """
 
     def AddSource(self, request, context):
-        """Connects a source, reads its tools and registers them. The same request
+        """Connects a source, reads its tools and registers them; not for a delegate
+        that does not decide, because policies say what is approved. The same request
         again changes nothing; another one under the name of a source that is there
         needs `replace`. Idempotent.
 
@@ -139,7 +140,8 @@ class SourceServiceServicer(object):
     def ApproveSource(self, request, context):
         """Takes the definitions that a source has now into the register: changed
         tools get a new version, new ones are added, those that are gone are taken
-        out. `definitions_hash` must be what CheckSource showed.
+        out. `definitions_hash` must be what CheckSource showed. Not for a delegate
+        that does not decide.
 
         Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
         definitions are others again), PERMISSION_DENIED.

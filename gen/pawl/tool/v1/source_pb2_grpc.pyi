@@ -49,7 +49,8 @@ class SourceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> SourceServiceAsyncStub: ...
     AddSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]
-    """Connects a source, reads its tools and registers them. The same request
+    """Connects a source, reads its tools and registers them; not for a delegate
+    that does not decide, because policies say what is approved. The same request
     again changes nothing; another one under the name of a source that is there
     needs `replace`. Idempotent.
 
@@ -77,7 +78,8 @@ class SourceServiceStub:
     ApproveSource: _grpc.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]
     """Takes the definitions that a source has now into the register: changed
     tools get a new version, new ones are added, those that are gone are taken
-    out. `definitions_hash` must be what CheckSource showed.
+    out. `definitions_hash` must be what CheckSource showed. Not for a delegate
+    that does not decide.
 
     Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
     definitions are others again), PERMISSION_DENIED.
@@ -104,7 +106,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     AddSource: _aio.UnaryUnaryMultiCallable[_source_pb2.AddSourceRequest, _source_pb2.AddSourceResponse]  # type: ignore[assignment]
-    """Connects a source, reads its tools and registers them. The same request
+    """Connects a source, reads its tools and registers them; not for a delegate
+    that does not decide, because policies say what is approved. The same request
     again changes nothing; another one under the name of a source that is there
     needs `replace`. Idempotent.
 
@@ -132,7 +135,8 @@ class SourceServiceAsyncStub(SourceServiceStub):
     ApproveSource: _aio.UnaryUnaryMultiCallable[_source_pb2.ApproveSourceRequest, _source_pb2.ApproveSourceResponse]  # type: ignore[assignment]
     """Takes the definitions that a source has now into the register: changed
     tools get a new version, new ones are added, those that are gone are taken
-    out. `definitions_hash` must be what CheckSource showed.
+    out. `definitions_hash` must be what CheckSource showed. Not for a delegate
+    that does not decide.
 
     Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
     definitions are others again), PERMISSION_DENIED.
@@ -162,7 +166,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _source_pb2.AddSourceRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_source_pb2.AddSourceResponse, _abc.Awaitable[_source_pb2.AddSourceResponse]]:
-        """Connects a source, reads its tools and registers them. The same request
+        """Connects a source, reads its tools and registers them; not for a delegate
+        that does not decide, because policies say what is approved. The same request
         again changes nothing; another one under the name of a source that is there
         needs `replace`. Idempotent.
 
@@ -214,7 +219,8 @@ class SourceServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_source_pb2.ApproveSourceResponse, _abc.Awaitable[_source_pb2.ApproveSourceResponse]]:
         """Takes the definitions that a source has now into the register: changed
         tools get a new version, new ones are added, those that are gone are taken
-        out. `definitions_hash` must be what CheckSource showed.
+        out. `definitions_hash` must be what CheckSource showed. Not for a delegate
+        that does not decide.
 
         Errors: SOURCE_NOT_FOUND, SOURCE_UNREACHABLE, SOURCE_CHANGED (the
         definitions are others again), PERMISSION_DENIED.

@@ -49,6 +49,11 @@ def _of(caller: Caller) -> dict[str, Any]:
     return {"store_id": caller.store_id, "user_id": caller.user_id}
 
 
+def _with(caller: Caller) -> dict[str, Any]:
+    """Return the fields of what a user does that say with which credential."""
+    return {"credential_id": caller.credential_id, "delegate_user_id": caller.delegate_user_id}
+
+
 class LedgerClient:
     """A `PublicLedger` over a channel to job-store. It makes no retries."""
 
@@ -66,6 +71,7 @@ class LedgerClient:
             asked_options=wire.ASKED.fields(message.asked),
             policy=_POLICIES.write(message.policy),
             user_roles=sorted(caller.roles),
+            **_with(caller),
             undo=wire.UNDO.fields(message.undo) if message.undo else None,
         )
         response = await translated(self._stub.SubmitMessage(request))
@@ -81,6 +87,7 @@ class LedgerClient:
                 command_id=command_id, user_id=caller.user_id, **wire_events.PUBLIC_COMMAND.fields(command)
             ),
             as_operator=as_operator,
+            **_with(caller),
         )
         if isinstance(command, ResultCommand | ProgressCommand):
             request.session_id = command.session_id

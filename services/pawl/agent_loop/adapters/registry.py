@@ -158,6 +158,8 @@ class RegistryClient:
                 run_id=run.run_id,
                 user_roles=sorted(run.user_roles),
                 approvals_required=run.approvals_required,
+                credential_id=run.credential_id,
+                delegate_user_id=run.delegate_user_id,
             ),
             calls=[
                 execution_pb2.ProposedCall(

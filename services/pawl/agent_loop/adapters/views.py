@@ -51,6 +51,8 @@ def run_view(run: run_pb2.Run) -> RunView:
         tokens_used=run.usage.input_tokens + run.usage.output_tokens,
         document=run,
         user_roles=frozenset(run.user_roles),
+        credential_id=run.credential_id,
+        delegate_user_id=run.delegate_user_id,
         approvals_required=run.options.approvals_required,
     )
 

@@ -138,10 +138,12 @@ class Inbox:
         """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
 
         Raises:
+            PermissionDenied: the caller is a delegate that does not decide.
             InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
             CallNotFound: an edit names no call of the run.
             InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
         """
+        approvers.require_decider(caller)
         _check_decision(decision)
         right = approvers.decision_right(caller)
         verdict = EditVerdict(arguments_json=b"", digest="")
@@ -183,7 +185,11 @@ class Inbox:
         """Bring several decisions; return one reply each, in order.
 
         A decision that is wrong is refused alone. Idempotent by request id and call.
+
+        Raises:
+            PermissionDenied: as for `decide`, of all of them.
         """
+        approvers.require_decider(caller)
         return await asyncio.gather(
             *(_alone(self.decide(caller, _derived(request_id, decision), decision)) for decision in decisions)
         )
@@ -211,8 +217,10 @@ class Inbox:
         """Say what became of a call in doubt, of a run of any user of the store.
 
         Raises:
+            PermissionDenied: the caller is a delegate that does not decide.
             InvalidField, InvalidJson, TooLarge
         """
+        approvers.require_decider(caller)
         if resolution is CallResolution.HAPPENED:
             checks.result_json(content_json)
         elif content_json:

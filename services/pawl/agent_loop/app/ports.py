@@ -123,6 +123,10 @@ class CallContext:
     """People who must approve each gated call of the run; 0 means one."""
     above: tuple[RunAbove, ...] = ()
     """The runs above it."""
+    credential_id: str = ""
+    """The credential that started it."""
+    delegate_user_id: str = ""
+    """The user of the delegate that started it for the user; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

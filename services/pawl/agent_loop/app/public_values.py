@@ -22,11 +22,16 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The authenticated user on whose behalf something is done."""
+    """The authenticated user on whose behalf something is done, and the credential that says so."""
 
     store_id: str
     user_id: str
     roles: frozenset[str] = frozenset()
+    credential_id: str = ""
+    delegate_user_id: str = ""
+    """The user of the delegate that acts for the user; empty if nobody does."""
+    decides: bool = True
+    """False for a delegate that decides nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +80,10 @@ class RunView:
     document: object = field(repr=False)
     user_roles: frozenset[str] = frozenset()
     """Roles that its user had when it was started; only in runs that were read for their user or for a service."""
+    credential_id: str = ""
+    """The credential that started it; as the roles."""
+    delegate_user_id: str = ""
+    """The user of the delegate that started it; as the roles."""
     approvals_required: int = 0
     """People who must approve each of its gated calls; 0 means one."""
 

@@ -50,6 +50,8 @@ class ToolCalls:
             user_roles=run.user_roles,
             approvals_required=run.options.approvals_required,
             above=run.above,
+            credential_id=run.credential_id,
+            delegate_user_id=run.delegate_user_id,
         )
         self._registry = registry
         self._retry = retry

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import undo
@@ -89,4 +91,5 @@ class Undoing:
                 raise
         # The ledger reads for no user in particular: for a service.
         run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), run_id)
-        return Caller(store_id=caller.store_id, user_id=run.user_id, roles=run.user_roles), run
+        # Whoever asks for it has started it, and is none of those who approve what it does.
+        return replace(caller, user_id=run.user_id, roles=run.user_roles), run

@@ -110,6 +110,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
     arguments_sha256: str = ""
     """Of the arguments that it is about, in hex; empty where it is not known."""
+    credential_id: str = ""
+    delegate_user_id: str = ""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):

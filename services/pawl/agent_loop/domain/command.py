@@ -94,3 +94,5 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     user_id: str
     time: float
     kind: CommandKind
+    credential_id: str = ""
+    delegate_user_id: str = ""

@@ -77,6 +77,8 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
             kind=command.kind.kind,
             user_id=command.user_id,
             arguments_json=command.kind.arguments_json or call.arguments_json,
+            credential_id=command.credential_id,
+            delegate_user_id=command.delegate_user_id,
         )
         for command in state.commands
         if isinstance(command.kind, Decide)
@@ -89,7 +91,11 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
 def results(state: State) -> tuple[RecordedResult, ...]:
     """Return what the unconsumed commands of a state bring for front-end calls."""
     return tuple(
-        _result_note(_with_result(call, command.kind, command.time), command.user_id)
+        replace(
+            _result_note(_with_result(call, command.kind, command.time), command.user_id),
+            credential_id=command.credential_id,
+            delegate_user_id=command.delegate_user_id,
+        )
         for command in state.commands
         if isinstance(command.kind, ToolResult)
         and (call := state.calls.get(command.kind.call_id)) is not None
@@ -142,6 +148,8 @@ def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
             user_id=given.user_id,
             arguments_json=b"" if given.arguments_sha256 else call.arguments_json,
             arguments_sha256=given.arguments_sha256,
+            credential_id=given.credential_id,
+            delegate_user_id=given.delegate_user_id,
         )
         for call in shared_decisions(state)
         if call.approval is not None
@@ -196,7 +204,14 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
 
 
 def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
-    decided = Decided(kind=decision.kind, user_id=command.user_id, reason=decision.reason, time=command.time)
+    decided = Decided(
+        kind=decision.kind,
+        user_id=command.user_id,
+        reason=decision.reason,
+        time=command.time,
+        credential_id=command.credential_id,
+        delegate_user_id=command.delegate_user_id,
+    )
     if decision.kind is not DecisionKind.EDIT:
         approves = decision.kind is DecisionKind.APPROVE
         approvals = (*approval.approvals, decided) if approves else approval.approvals

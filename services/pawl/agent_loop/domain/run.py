@@ -240,6 +240,10 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The number of runs that stand above it."""
     above: tuple[RunAbove, ...] = ()
     """Those, the parent last: what rules deny them is denied to it."""
+    credential_id: str = ""
+    """The credential that started it, or the run above it; empty if it is not known."""
+    delegate_user_id: str = ""
+    """The user of the delegate that started it for its user; empty for none."""
 
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""

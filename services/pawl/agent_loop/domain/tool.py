@@ -61,6 +61,8 @@ class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
     arguments_json: bytes = b""
     arguments_sha256: str = ""
     """In place of the arguments."""
+    credential_id: str = ""
+    delegate_user_id: str = ""
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,8 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     state: CallState
     duration_seconds: float
     """Since the lease; 0 without one."""
+    credential_id: str = ""
+    delegate_user_id: str = ""
 
 
 class Disposition(StrEnum):

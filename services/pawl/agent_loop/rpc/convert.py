@@ -26,7 +26,14 @@ PENDING_BYTES_MAX: Final = 2 * 1024 * 1024
 
 def caller(principal: Principal) -> Caller:
     """Return on whose behalf a user's request is served."""
-    return Caller(store_id=principal.store_id, user_id=principal.user_id, roles=principal.roles)
+    return Caller(
+        store_id=principal.store_id,
+        user_id=principal.user_id,
+        roles=principal.roles,
+        credential_id=principal.credential_id,
+        delegate_user_id=principal.delegate_user_id,
+        decides=principal.decides,
+    )
 
 
 def optional_id(value: str, field: str) -> str:

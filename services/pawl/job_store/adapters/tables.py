@@ -76,6 +76,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
     "job_store.runs",
     [
         *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
+        *_fixed("text", "credential_id", "delegate_user_id"),
         *_same("text", "worker_id"),
         *_same("smallint", "state", "stop_cause"),
         *_same("integer", "crashes", "command_count", "round", "steers_waiting", "idle_receipts"),
@@ -186,6 +187,7 @@ COMMANDS: Final[Columns[CommandRow]] = Columns(
     "job_store.commands",
     [
         *_fixed("text", "store_id", "run_id", "command_id", "user_id", "name", "call_id", "reason", "message"),
+        *_fixed("text", "credential_id", "delegate_user_id"),
         *_fixed("smallint", "outcome"),
         *_fixed("integer", "number"),
         *_fixed("timestamptz", "time"),

@@ -2,7 +2,7 @@
 
 A gated call has a digest: of the store, the run, the call, the tool and the
 arguments. It starts only as exactly that, and only after somebody approved it,
-or as many people as it needs (I9, I10).
+or as many people as it needs, each with a credential of their own (I9, I10).
 """
 
 from __future__ import annotations
@@ -15,12 +15,16 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, ClientId, CommandId, RunId
+from pawl.chassis.auth import LOCAL_CREDENTIAL
+from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import call_table
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallRow, Offer, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind
+
+SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
+"""Those that tell no two people apart: one of which nothing is known, and the key of whoever owns the machine."""
 
 _APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
 _BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
@@ -89,8 +93,8 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     )
 
 
-def move(call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
-    """Return the row of a call after a step of its owner that takes the commands `consumed` into account.
+def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:
+    """Return the row of a call of `run` after a step of its owner that takes the commands `consumed` into account.
 
     Raises:
         InboxChanged: a command settles or decides the call, and the step does not know it.
@@ -110,7 +114,7 @@ def move(call: CallRow, change: CallChange, consumed: Collection[CommandId], *, 
         raise IllegalTransition("the run that does the call has not ended")
     _check_result(change)
     _check_child(call, change)
-    _check_gate(call, change)
+    _check_gate(run, call, change)
     begins = change.state in _BEGUN
     if change.state is CallState.AWAITING_APPROVAL:
         call = _shown(call, change)
@@ -124,18 +128,30 @@ def move(call: CallRow, change: CallChange, consumed: Collection[CommandId], *, 
     )
 
 
-def is_approved(call: CallRow) -> bool:
-    """Return whether enough people have approved the call as it was decided.
+def is_approved(run: RunRow, call: CallRow) -> bool:
+    """Return whether enough people have approved the call of `run` as it was decided.
 
-    Of two and more that are needed none is whoever started the run.
+    Of two and more that are needed none is whoever started the run, or has its credential,
+    and no two are one person, or have one credential.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
         return False
     if call.approvals_required == 1:
         return True
-    people = {approval.user_id for approval in call.approvals if approval.digest == decision.digest}
-    return len(people - {call.user_id}) >= call.approvals_required
+    users, credentials, counted = {call.user_id}, {run.credential_id} - SHARED_CREDENTIALS, 0
+    for approval in call.approvals:
+        is_another = approval.user_id not in users and approval.credential_id not in credentials
+        if is_another and approval.digest == decision.digest:
+            users.add(approval.user_id)
+            credentials |= {approval.credential_id} - SHARED_CREDENTIALS
+            counted += 1
+    return counted >= call.approvals_required
+
+
+def is_same_credential(one: CredentialId, other: CredentialId) -> bool:
+    """Return whether two credentials are known to be one that belongs to somebody."""
+    return one == other and one not in SHARED_CREDENTIALS
 
 
 def changed(before: CallRow | None, call: CallRow) -> CallChanged:
@@ -209,7 +225,7 @@ def _check_gate_has_digest(change: CallChange) -> None:
         raise InvalidField(f"call {change.call_id}: an approval needs a digest", field="calls.approval.digest")
 
 
-def _check_gate(call: CallRow, change: CallChange) -> None:
+def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
     if change.state is CallState.AWAITING_APPROVAL:
         _check_gate_has_digest(change)
         if call.state is CallState.AWAITING_APPROVAL:
@@ -222,7 +238,7 @@ def _check_gate(call: CallRow, change: CallChange) -> None:
     if _is_fallback(call, change):
         return
     decision = call.decision
-    if change.state in call_table.STARTED and not is_approved(call):
+    if change.state in call_table.STARTED and not is_approved(run, call):
         raise IllegalTransition("a gated call cannot start before it was approved")
     digest, sha256 = call.digest, arguments_sha256(call.arguments)
     if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:

@@ -12,7 +12,7 @@ from typing import ClassVar, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, RunKey, SessionId, UserId
+from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, CredentialId, RunKey, SessionId, UserId
 from pawl.errors import (
     AlreadyDecided,
     AttentionNotNeeded,
@@ -30,7 +30,7 @@ from pawl.errors import (
     TokenCeiling,
 )
 from pawl.job_store.domain import attention, inbox, log, offers, stop, turn
-from pawl.job_store.domain.calls import arguments_sha256
+from pawl.job_store.domain.calls import arguments_sha256, is_same_credential
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, Decision, RunRow
 from pawl.job_store.domain.states import (
@@ -144,7 +144,9 @@ class _Replaced(_Refused):
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
-    """Send `command` to a run, as `user_id`. `payload` is opaque: what the owner of the run will read.
+    """Send `command` to a run, as `user_id`, with `credential_id`. `payload` is opaque: what the owner will read.
+
+    `delegate_user_id` is the user of the delegate that acts for the user, if one does.
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.
     So it may for a decision with the right STORE, if the call is one that people approve.
@@ -160,6 +162,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     as_operator: bool = False
     session_id: SessionId = SessionId("")
     inbox_limits: inbox.Limits = inbox.LIMITS
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
     @property
     def row_keys(self) -> RowKeys:
@@ -197,6 +201,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             command_id=self.command_id,
             user_id=self.user_id,
             fingerprint=self.fingerprint,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
         )
         try:
             run = self._take(unit, run, incoming)
@@ -254,7 +260,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             case ToolResult():
                 _check_result(call, command, self.session_id, unit.now)
             case Decide():
-                call = self._decide(call, command, unit.now)
+                call = self._decide(run, call, command, unit.now)
                 if call.decision is None and call.state is not CallState.ASKED:
                     return _count(unit, run, call, incoming)
             case Resolve():
@@ -301,9 +307,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
         return log.write(unit, run, [acted])
 
-    def _decide(self, call: CallRow, command: Decide, now: datetime) -> CallRow:
+    def _decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
         """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
-        _check_decidable(call, command, self.user_id, now)
+        self._check_decidable(run, call, command, now)
         if call.state is CallState.ASKED and call.start_time is not None:
             return call  # Its tool asks: what was decided about the call itself stays.
         edits = command.kind is DecisionKind.EDIT
@@ -315,6 +321,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             time=now,
             digest=command.edited_digest if edits else call.digest,
             arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
         )
         if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
             return replace(call, decision=decision)
@@ -324,6 +332,41 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         approvals = (*call.approvals, decision)
         is_last = edits or len(approvals) >= call.approvals_required
         return replace(call, approvals=approvals, decision=decision if is_last else None)
+
+    def _check_decidable(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> None:
+        _check_open(call)
+        if call.state is CallState.ASKED:
+            if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
+                raise _Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
+        elif call.state is not CallState.AWAITING_APPROVAL:
+            _check_undecided(call)
+            raise _Refused(CommandOutcome.REFUSED, CallNotPending())
+        else:
+            self._check_approver(run, call, command)
+        _check_deadline(call, now)
+
+    def _check_approver(self, run: RunRow, call: CallRow, command: Decide) -> None:
+        if command.right is DecisionRight.QUESTIONS:
+            raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
+        several = call.approvals_required
+        if several > 1 and self.user_id == call.user_id:
+            message = f"{several} people other than the one who started the run decide this call"
+            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+        if several > 1 and is_same_credential(self.credential_id, run.credential_id):
+            message = f"your credential started the run: {several} people decide this call, each with one of their own"
+            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
+        if not command.digest:
+            raise _Refused(CommandOutcome.REFUSED, DigestRequired())
+        if command.digest != call.digest:
+            raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
+        if command.kind is not DecisionKind.APPROVE:
+            return
+        if any(approval.user_id == self.user_id for approval in call.approvals):
+            message = f"you have approved this call; {several} different people must"
+            raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
+        if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
+            message = f"your credential has approved this call; {several} people must, each with one of their own"
+            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
 
 
 def _call_of(command: Command) -> CallId | None:
@@ -382,35 +425,6 @@ def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: Ses
         raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
     if session_id and session_id != offer.session_id:
         raise _Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
-
-
-def _check_decidable(call: CallRow, command: Decide, user_id: UserId, now: datetime) -> None:
-    _check_open(call)
-    if call.state is CallState.ASKED:
-        if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
-            raise _Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
-    elif call.state is not CallState.AWAITING_APPROVAL:
-        _check_undecided(call)
-        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
-    else:
-        _check_approver(call, command, user_id)
-    _check_deadline(call, now)
-
-
-def _check_approver(call: CallRow, command: Decide, user_id: UserId) -> None:
-    if command.right is DecisionRight.QUESTIONS:
-        raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
-    if call.approvals_required > 1 and user_id == call.user_id:
-        message = f"{call.approvals_required} people other than the one who started the run decide this call"
-        raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
-    if not command.digest:
-        raise _Refused(CommandOutcome.REFUSED, DigestRequired())
-    if command.digest != call.digest:
-        raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
-    has_approved = any(approval.user_id == user_id for approval in call.approvals)
-    if command.kind is DecisionKind.APPROVE and has_approved:
-        message = f"you have approved this call; {call.approvals_required} different people must"
-        raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:

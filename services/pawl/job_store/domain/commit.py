@@ -207,7 +207,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             if before is None:
                 call = calls.create(run, change, now=unit.now)
             else:
-                call = calls.move(before, change, self.consumed, now=unit.now)
+                call = calls.move(run, before, change, self.consumed, now=unit.now)
             unit.put_call(call)
             if before is not None and call.state is CallState.CANCELLED:
                 delegation.give_up(unit, before, self.give_up)

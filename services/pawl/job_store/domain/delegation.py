@@ -29,7 +29,7 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
-    """Create the run, of the same user, in a conversation of its own; workers may claim it.
+    """Create the run, of the same user and credential, in a conversation of its own; workers may claim it.
 
     Raises:
         IllegalTransition: there is a run of that id.
@@ -47,7 +47,13 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     )
     budget = (delegation.token_budget, delegation.token_ceiling)
     run = turn.queued(conversation, delegation.run_id, delegation.message, delegation.options, budget, now=unit.now)
-    run = replace(run, parent_run_id=parent.run_id, parent_call_id=delegation.call_id)
+    run = replace(
+        run,
+        parent_run_id=parent.run_id,
+        parent_call_id=delegation.call_id,
+        credential_id=parent.credential_id,
+        delegate_user_id=parent.delegate_user_id,
+    )
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
 
 

@@ -13,7 +13,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, CommandId, UserId
+from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
 from pawl.errors import QueueFull
 from pawl.job_store.domain.rows import CommandRow, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
@@ -48,6 +48,8 @@ def arrived(
     user_id: UserId = UserId(""),
     fingerprint: bytes = b"",
     call_id: CallId = CallId(""),
+    credential_id: CredentialId = CredentialId(""),
+    delegate_user_id: UserId = UserId(""),
 ) -> CommandRow:
     """Return a command that has come for `run` and is not in its inbox yet.
 
@@ -64,6 +66,8 @@ def arrived(
         call_id=call_id,
         fingerprint=fingerprint,
         payload=payload,
+        credential_id=credential_id,
+        delegate_user_id=delegate_user_id,
     )
 
 

@@ -18,6 +18,7 @@ from pawl.chassis.ids import (
     ClientId,
     CommandId,
     ConversationId,
+    CredentialId,
     RequestId,
     RunId,
     RunKey,
@@ -129,7 +130,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     `parent_run_id` and `parent_call_id` name the call that it does; empty unless it
     does one. `steers_waiting` messages have entered it that do not stand in its
     conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts` is how
-    many receipts it has of commands that changed nothing.
+    many receipts it has of commands that changed nothing. `credential_id` started it, or
+    the run above it, for which `delegate_user_id` acted for the user; both are empty if unknown.
     """
 
     store_id: StoreId
@@ -166,6 +168,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     steers_waiting: int = 0
     steer_bytes_waiting: int = 0
     idle_receipts: int = 0
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
     @property
     def key(self) -> RunKey:
@@ -218,7 +222,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of a person about a call, and what the call must then look like to start.
 
     `digest` and `arguments_sha256` are those of what was approved: of the call
-    as shown, or of the edited one.
+    as shown, or of the edited one. `credential_id` made it, as `delegate_user_id` for
+    the user if a delegate did; both are empty if unknown.
     """
 
     command_id: CommandId
@@ -228,6 +233,8 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     digest: str
     arguments_sha256: bytes
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -250,7 +257,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     `reserved_by` is the command that settles or decides it and that the owner of
     the run has not consumed yet; empty if none. `digest` is empty if it was never
     gated. `approvals` are those of the call as it is shown now, in order, each by
-    another person; it starts only once there are `approvals_required`.
+    another person with another credential; it starts only once there are `approvals_required`.
     `earlier_approvals` are those of what it was before it was edited. `escalated`
     says that its approval was waited for twice, `has_default` that a question has
     an answer for the case that nobody gives one. `child_run_id` is the run that does
@@ -316,7 +323,8 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
 class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     """A command and its receipt. An accepted one stays in the inbox of its run until it is consumed.
 
-    `call_id` is the call that it settles or decides; empty if none.
+    `call_id` is the call that it settles or decides; empty if none. `credential_id` sent it, as
+    `delegate_user_id` for the user if a delegate did; both are empty if unknown, and of the ledger's own.
     """
 
     store_id: StoreId
@@ -333,6 +341,8 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     payload: bytes
     consumed: bool = False
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
     @property
     def key(self) -> CommandKey:

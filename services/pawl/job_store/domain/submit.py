@@ -7,7 +7,7 @@ from typing import assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
 from pawl.job_store.domain import inbox, stop, turn
 from pawl.job_store.domain.events import RunChanged
@@ -37,6 +37,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
     runs wait for their turn in the conversation, and `store_queue_max` wait
     for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
+    `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; a new run keeps both.
     """
 
     store_id: StoreId
@@ -57,6 +58,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     text_bytes: int = 0
     store_places: int = 0
     inbox_limits: inbox.Limits = inbox.LIMITS
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
     @property
     def row_keys(self) -> RowKeys:
@@ -157,6 +160,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
+        run = replace(run, credential_id=self.credential_id, delegate_user_id=self.delegate_user_id)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)
@@ -168,7 +172,16 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         return Submitted(run=write(unit, run, [created]), steered=False)
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
-        return inbox.arrived(unit, run, name=name, payload=payload, user_id=self.user_id, fingerprint=self.fingerprint)
+        return inbox.arrived(
+            unit,
+            run,
+            name=name,
+            payload=payload,
+            user_id=self.user_id,
+            fingerprint=self.fingerprint,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+        )
 
 
 def _placed(unit: UnitOfWork, submitted: Submitted) -> Submitted:

@@ -221,6 +221,8 @@ def command(row: CommandRow) -> ledger_pb2.Command:
     entry = _agent_ended(row) if is_ending else ledger_pb2.Command.FromString(row.payload)
     entry.command_id = row.command_id
     entry.user_id = row.user_id
+    entry.credential_id = row.credential_id
+    entry.delegate_user_id = row.delegate_user_id
     entry.time.CopyFrom(timestamp(row.time))
     return entry
 

@@ -95,8 +95,10 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
-        # Defaults and roles are no part of the payload: a deploy may change them.
-        fingerprint=_fingerprint(request, without=("request_id", "options", "user_roles")),
+        # Defaults, roles and credentials are no part of the payload: they may change before it is sent again.
+        fingerprint=_fingerprint(
+            request, without=("request_id", "options", "user_roles", "credential_id", "delegate_user_id")
+        ),
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         conversation_must_exist=request.conversation_must_exist,
         policy=_enum(MessagePolicy, request.policy, "policy"),
@@ -111,6 +113,8 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         token_ceiling=_tokens(request.options.limits.topped_up_tokens_max, "options.limits.topped_up_tokens_max"),
         text_bytes=len(request.text.encode()),
         inbox_limits=limits.inbox,
+        credential_id=check_id(request.credential_id, "credential_id", optional=True),
+        delegate_user_id=UserId(check_id(request.delegate_user_id, "delegate_user_id", optional=True)),
     )
 
 
@@ -152,7 +156,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
     """Return the operation of a SendCommand. Takes the request apart: it is of no use afterwards."""
     entry = request.command
     command_id = CommandId(check_id(entry.command_id, "command.command_id"))
-    for field in ("command_id", "user_id", "time"):
+    for field in ("command_id", "user_id", "time", "credential_id", "delegate_user_id"):
         entry.ClearField(field)
     if request.decision_right and not entry.HasField("decision"):
         raise InvalidField("a right to decide goes with a decision", field="decision_right")
@@ -172,6 +176,8 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         as_operator=request.as_operator,
         session_id=check_id(request.session_id, "session_id", optional=True),
         inbox_limits=limits.inbox,
+        credential_id=check_id(request.credential_id, "credential_id", optional=True),
+        delegate_user_id=UserId(check_id(request.delegate_user_id, "delegate_user_id", optional=True)),
     )
 
 

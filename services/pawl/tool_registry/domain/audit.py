@@ -41,7 +41,11 @@ class AuditKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDraft:
-    """An entry without its place in the chain. Times are microseconds since 1970."""
+    """An entry without its place in the chain. Times are microseconds since 1970.
+
+    `credential_id` started the run, for which the delegate `delegate_user_id` acted for its user if one did;
+    `by_credential_id` and `by_delegate_user_id` say the same of `by_user_id`. Empty if not known.
+    """
 
     store_id: str
     kind: str
@@ -59,6 +63,10 @@ class AuditDraft:
     result_sha256: str = ""
     result_bytes: int = 0
     duration_us: int = 0
+    credential_id: str = ""
+    delegate_user_id: str = ""
+    by_credential_id: str = ""
+    by_delegate_user_id: str = ""
 
     @property
     def is_reported(self) -> bool:
@@ -75,6 +83,8 @@ class RecordedDecision:
     kind: str
     by_user_id: str
     arguments_sha256: str
+    by_credential_id: str = ""
+    by_delegate_user_id: str = ""
 
 
 ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
@@ -98,6 +108,8 @@ class RecordedResult:
     result_sha256: str
     result_bytes: int
     duration_seconds: float
+    by_credential_id: str = ""
+    by_delegate_user_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +169,11 @@ def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
 
 
 def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
-    """Return the SHA-256, in hex, of everything that an entry says and of its place."""
+    """Return the SHA-256, in hex, of everything that an entry says and of its place.
+
+    What is not known of credentials is left out, all or nothing: entries from before they were kept stay whole.
+    """
+    credentials = [draft.credential_id, draft.delegate_user_id, draft.by_credential_id, draft.by_delegate_user_id]
     return hashlib.sha256(
         dumps_canonical(
             [
@@ -179,6 +195,7 @@ def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
                 draft.result_sha256,
                 draft.result_bytes,
                 draft.duration_us,
+                *(credentials if any(credentials) else ()),
             ]
         )
     ).hexdigest()

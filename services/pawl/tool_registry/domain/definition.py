@@ -98,11 +98,18 @@ class OfferFallback(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """On whose behalf a tool is looked up or called: a user of a store, with the roles of the credential."""
+    """On whose behalf a tool is looked up or called: a user of a store, with the roles of the credential.
+
+    `delegate_user_id` is the user of the delegate that acts for the user, if one does; one of which `decides`
+    is False makes no call freer than it is.
+    """
 
     store_id: str
     user_id: str
     roles: frozenset[str] = frozenset()
+    credential_id: str = ""
+    delegate_user_id: str = ""
+    decides: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

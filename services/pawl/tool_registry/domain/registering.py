@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from pawl.chassis.auth import DECIDES_NOTHING
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied
 from pawl.tool_registry.domain.definition import Caller, ToolDefinition, ToolVersion, encode_definition, is_laxer
@@ -17,15 +18,16 @@ FRONT_END: Final = "store"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registrant:
-    """A user who registers tools, and whether as an admin."""
+    """A user who registers tools, and whether as an admin, and as one who decides what people are asked about."""
 
     user_id: str = ""
     is_admin: bool = True
+    decides: bool = True
 
     @classmethod
     def of(cls, caller: Caller) -> Registrant:
         """Return the caller as a registrant."""
-        return cls(user_id=caller.user_id, is_admin=Role.ADMIN in caller.roles)
+        return cls(user_id=caller.user_id, is_admin=Role.ADMIN in caller.roles, decides=caller.decides)
 
 
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
@@ -96,12 +98,14 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
     """Return if a definition may follow the newest one that its name has had in the store, registered still or not.
 
     Raises:
-        PermissionDenied: it is laxer, and the registrant no admin.
+        PermissionDenied: it is laxer, and the registrant no admin, or a delegate that does not decide.
     """
-    if earlier is not None and not registrant.is_admin and is_laxer(new, earlier.definition):
-        raise PermissionDenied(
-            f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin"
-        )
+    may_be_laxer = registrant.is_admin and registrant.decides
+    if earlier is None or may_be_laxer or not is_laxer(new, earlier.definition):
+        return
+    if registrant.is_admin:
+        raise PermissionDenied(DECIDES_NOTHING)
+    raise PermissionDenied(f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin")
 
 
 def check_share(source_kind: str, registrant: Registrant, *, of_user: int, of_store: int) -> None:

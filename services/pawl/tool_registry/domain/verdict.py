@@ -47,6 +47,10 @@ class CallContext:
     """People who must approve each gated call of the run; 0 means one."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations."""
+    credential_id: str = ""
+    """The credential that started the run."""
+    delegate_user_id: str = ""
+    """The user of the delegate that started it for the user; empty for none."""
 
     @property
     def caller(self) -> Caller:

@@ -131,7 +131,14 @@ def calling_user() -> Caller:
         PermissionDenied: a service called.
     """
     user = require_user()
-    return Caller(store_id=user.store_id, user_id=user.user_id, roles=user.roles)
+    return Caller(
+        store_id=user.store_id,
+        user_id=user.user_id,
+        roles=user.roles,
+        credential_id=user.credential_id,
+        delegate_user_id=user.delegate_user_id,
+        decides=user.decides,
+    )
 
 
 def caller_from(context: execution_pb2.CallContext) -> Caller:
@@ -162,6 +169,8 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
         user_roles=frozenset(context.user_roles),
         approvals_required=context.approvals_required,
         above_ids=frozenset(part for each in context.above for part in (each.run_id, each.conversation_id)),
+        credential_id=check_id(context.credential_id, "credential_id", optional=True),
+        delegate_user_id=check_id(context.delegate_user_id, "delegate_user_id", optional=True),
     )
 
 
@@ -181,6 +190,8 @@ def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
         tool_version=_version(message.tool_version),
         kind=kind,
         by_user_id=check_id(message.user_id, "user_id"),
+        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
+        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
         arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
     )
 
@@ -203,6 +214,8 @@ def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
         tool_name=message.tool_name,
         tool_version=_version(message.tool_version),
         by_user_id=check_id(message.user_id, "user_id"),
+        by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
+        by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
         state=state,
         arguments_sha256=_sha256(message.arguments_sha256, "arguments_sha256"),
         result_sha256=_sha256(message.result_sha256, "result_sha256"),

@@ -8,7 +8,7 @@ from typing import Any, Final
 import grpc
 from google.protobuf import json_format
 
-from pawl.chassis.auth import require_user
+from pawl.chassis.auth import require_decider, require_user
 from pawl.errors import InvalidField
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from pawl.tool_registry.app.sources.sources import ListedSource, Sources, may_change
@@ -29,7 +29,7 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
         self._sources = sources
 
     async def AddSource(self, request: source_pb2.AddSourceRequest, context: Context) -> source_pb2.AddSourceResponse:
-        user = require_user()
+        user = require_decider()
         kind = request.config.WhichOneof("kind")
         if kind is None:
             raise InvalidField("config.kind: is required", field="config.kind")
@@ -69,7 +69,7 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
     async def ApproveSource(
         self, request: source_pb2.ApproveSourceRequest, context: Context
     ) -> source_pb2.ApproveSourceResponse:
-        user = require_user()
+        user = require_decider()
         listed = await self._sources.approve(user.store_id, request.name, request.definitions_hash, roles=user.roles)
         return source_pb2.ApproveSourceResponse(source=_source_message(listed, user.roles))
 

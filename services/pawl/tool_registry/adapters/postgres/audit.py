@@ -21,19 +21,19 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 _DRAFT: Final = (
     "store_id, kind, user_id, run_id, call_id, tool_name, tool_version, verdict, reason, by_user_id, arguments_sha256,"
-    " result_sha256, result_bytes, duration_us"
+    " result_sha256, result_bytes, duration_us, credential_id, delegate_user_id, by_credential_id, by_delegate_user_id"
 )
 _COLUMNS: Final = f"{_DRAFT}, recorded_at, seq, prev_hash, hash"
 _ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[], $8::text[],
-    $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::timestamptz[],
-    $16::bigint[], $17::text[], $18::text[]"""
+    $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::text[], $16::text[],
+    $17::text[], $18::text[], $19::timestamptz[], $20::bigint[], $21::text[], $22::text[]"""
 _INSERT: Final = f"""
 INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
 """  # noqa: S608  # constants only
 # Heads are moved and entries written in one statement if every head is where this process left it.
 _APPEND: Final = f"""
 WITH moves AS (
-    SELECT * FROM unnest($19::text[], $20::bigint[], $21::text[], $22::bigint[], $23::text[])
+    SELECT * FROM unnest($23::text[], $24::bigint[], $25::text[], $26::bigint[], $27::text[])
         AS m (store_id, old_seq, old_hash, seq, hash)
 ), here AS (
     SELECT h.store_id FROM tool_registry.audit_heads h JOIN moves m USING (store_id)

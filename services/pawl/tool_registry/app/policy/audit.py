@@ -20,7 +20,7 @@ from pawl.tool_registry.domain.audit import (
     clean_name,
     sha256_hex,
 )
-from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.definition import Caller, EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
@@ -83,6 +83,8 @@ class AuditTrail:
                     _of_call(context, AuditKind.DECIDED, decision.tool_name, decision.tool_version, time_us),
                     verdict=decision.kind,
                     by_user_id=decision.by_user_id,
+                    by_credential_id=decision.by_credential_id,
+                    by_delegate_user_id=decision.by_delegate_user_id,
                     arguments_sha256=decision.arguments_sha256,
                 )
                 for context, decision in decisions
@@ -119,6 +121,8 @@ class AuditTrail:
                     verdict=ENDS[result.state][0].value,
                     reason=ENDS[result.state][1],
                     by_user_id=result.by_user_id,
+                    by_credential_id=result.by_credential_id,
+                    by_delegate_user_id=result.by_delegate_user_id,
                     arguments_sha256=result.arguments_sha256,
                     result_sha256=result.result_sha256,
                     result_bytes=result.result_bytes,
@@ -128,7 +132,7 @@ class AuditTrail:
             ]
         )
 
-    async def ruled(self, rule: Rule, verdict: str, by_user_id: str) -> None:
+    async def ruled(self, rule: Rule, verdict: str, by: Caller) -> None:
         """Write that somebody makes (MADE) or revokes (REVOKED) a rule."""
         await self.write(
             [
@@ -143,7 +147,9 @@ class AuditTrail:
                     tool_version=rule.tool_version,
                     verdict=verdict,
                     reason=rule.rule_id,
-                    by_user_id=by_user_id,
+                    by_user_id=by.user_id,
+                    by_credential_id=by.credential_id,
+                    by_delegate_user_id=by.delegate_user_id,
                     arguments_sha256=sha256_hex(said_by(rule)),
                 )
             ]
@@ -199,6 +205,8 @@ def _of_call(context: CallContext, kind: AuditKind, tool_name: str, tool_version
         tool_name=clean_name(tool_name),
         tool_version=tool_version,
         verdict="",
+        credential_id=context.credential_id,
+        delegate_user_id=context.delegate_user_id,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pawl.chassis.auth import DECIDES_NOTHING
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource
 from pawl.chassis.roles import Role
@@ -61,7 +62,7 @@ class Rules:
 
         Raises:
             InvalidField: it cannot be used, or there is no room for it.
-            PermissionDenied: the person may not make it.
+            PermissionDenied: the person may not make it, or an ALLOW is made by a delegate that does not decide.
             ToolNotFound: an ALLOW names a tool that the person may not call.
             RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
             RequestIdReused: the request id came before with another rule.
@@ -70,6 +71,8 @@ class Rules:
             raise PermissionDenied("a rule for the whole store needs the role admin")
         if not may_approve(person.roles):
             raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
+        if rule.effect is RuleEffect.ALLOW and not person.decides:
+            raise PermissionDenied(DECIDES_NOTHING)
         now = self.clock.now()
         check_rule(rule, now)
         version = 0
@@ -85,7 +88,7 @@ class Rules:
         )
         if not (request_id and await self.repository.is_made(person.store_id, person.user_id, request_id)):
             check_room(rule, RuleCounts.of(await self.repository.in_force(person.store_id), person.user_id))
-            await self.audit.ruled(rule, "MADE", person.user_id)
+            await self.audit.ruled(rule, "MADE", person)
         made = await self.repository.add(rule, request_id)
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
@@ -108,7 +111,8 @@ class Rules:
 
         Raises:
             RuleNotFound: there is none that the person may see.
-            PermissionDenied: it is a rule of the store, and the person is no admin.
+            PermissionDenied: it is a rule of the store, and the person is no admin; or it asks people or
+                denies calls, and the person is a delegate that does not decide.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles
@@ -116,9 +120,11 @@ class Rules:
             raise RuleNotFound
         if rule.scope is RuleScope.STORE and not is_admin:
             raise PermissionDenied("a rule of the whole store is revoked by an admin")
+        if rule.effect is not RuleEffect.ALLOW and not person.decides:
+            raise PermissionDenied(DECIDES_NOTHING)
         if rule.revoke_time:
             return await self._listed(rule)
-        await self.audit.ruled(rule, "REVOKED", person.user_id)
+        await self.audit.ruled(rule, "REVOKED", person)
         revoked = await self.repository.revoke(person.store_id, rule_id, person.user_id)
         self._kept.pop(person.store_id, None)
         return await self._listed(revoked)
