@@ -29,10 +29,12 @@ ENDED = frozenset(
 class Agent:
     """The agent service, reached through one replica."""
 
-    def __init__(self, address: str, *, user: str = "me", store: str = "local") -> None:
+    def __init__(self, address: str, *, user: str = "me", store: str = "local", key: str = "") -> None:
+        """With a key its user, and no store, need to be named: `user` is empty then, or whom a delegate acts for."""
         self.channel = keyed_channel(address)
         self.stub = agent_pb2_grpc.AgentServiceStub(self.channel)
-        self.metadata = (("pawl-user", user), ("pawl-store", store))
+        named = {"pawl-user": user, "pawl-store": "" if key else store, "authorization": key and f"Bearer {key}"}
+        self.metadata = tuple((name, value) for name, value in named.items() if value)
 
     async def __aenter__(self) -> Self:
         return self
