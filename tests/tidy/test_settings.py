@@ -77,7 +77,9 @@ def test_the_example_shows_what_is_read_without_a_settings_class(section: str, m
 def test_the_launcher_gives_each_service_what_it_reads_and_nothing_else() -> None:
     """A new setting belongs into services/pawl/launcher/services.py too."""
     connections = {
+        "PAWL_INTERNAL_LISTEN",
         "PAWL_NATS_URL",
+        "PAWL_NATS_CA_FILE",
         "PAWL_SERVICE_KEY",
         "PAWL_SERVICE_KEYS_FILE",
         *(name for name in read_by(ServiceSettings) if "DATABASE" in name),

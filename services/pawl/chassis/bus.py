@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import nats.errors
 import nats.js.errors
@@ -58,14 +59,30 @@ async def _flushed(client: Client) -> None:
     await client.flush(_PONG_SECONDS_MAX)
 
 
+class _Client(Client):
+    """Never speaks in the clear where the URL says `tls://`, whatever greets it there.
+
+    nats-py believes the greeting, which anybody may send who sits in between, and sends the password.
+    """
+
+    async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
+        if self._current_server is not None and self._current_server.uri.scheme == "tls":
+            info["tls_required"] = True
+        await super()._process_info(info, initial_connection)
+
+
 class Bus:
     """A connection to NATS; an async context manager that returns at once.
 
     `url` is one or several `nats://user:password@host:port` with commas between;
-    without one nothing is ever connected. `name` shows in NATS monitoring.
+    without one nothing is ever connected. `name` shows in NATS monitoring. With `tls://`
+    nothing is said before the server has shown a certificate for its host; what each connection
+    checks that by, and shows itself, is made by `tls`, or else the authorities that the system trusts.
     """
 
-    def __init__(self, url: str | None, *, name: str, metrics: Metrics) -> None:
+    def __init__(
+        self, url: str | None, *, name: str, metrics: Metrics, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
         self.is_configured = url is not None
         """True if there is a NATS at all; without one nothing will ever be sent."""
         self.connection_number = 0
@@ -74,6 +91,7 @@ class Bus:
         """The largest payload that the server takes beside a few headers, as it said on the last connection."""
         self._url = url
         self._name = name
+        self._tls = tls
         self._subscriptions: set[Subscription] = set()
         self._hooks: list[Hook] = []
         self._hook_tasks: set[asyncio.Task[None]] = set()
@@ -193,7 +211,7 @@ class Bus:
         failures = 0
         while True:
             closed = asyncio.Event()
-            client = Client()
+            client = _Client()
             try:
                 await self._connect(client, url, closed)
                 failures = 0
@@ -230,6 +248,7 @@ class Bus:
                 connect_timeout=_CONNECT_TIMEOUT_SECONDS,
                 ping_interval=_PING_INTERVAL_SECONDS,
                 pending_size=bus_outbox.BYTES_MAX,
+                tls=self._tls() if self._tls else None,
                 error_cb=on_error,
                 closed_cb=on_closed,
             )

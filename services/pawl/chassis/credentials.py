@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Generic, TypeVar
 
@@ -105,12 +105,17 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
 class WatchedFile(Generic[T]):
     """The content of a file, read again within a second of a change; what cannot be read leaves what was read before.
 
+    A change of a file `beside` it counts too: `parse` reads those itself.
+
     Raises:
         StartError: the first content cannot be used.
     """
 
-    def __init__(self, path: Path, variable: str, parse: Callable[[bytes], T], clock: Clock) -> None:
+    def __init__(
+        self, path: Path, variable: str, parse: Callable[[bytes], T], clock: Clock, *, beside: Sequence[Path] = ()
+    ) -> None:
         self._path = path
+        self._beside = beside
         self._variable = variable
         self._parse = parse
         self._clock = clock
@@ -119,7 +124,7 @@ class WatchedFile(Generic[T]):
             self._seen = self._state()
             self._content = parse(path.read_bytes())
         except OSError as error:
-            raise StartError(f"{variable}: cannot read {path}: {error.strerror}") from None
+            raise StartError(f"{variable}: cannot read {error.filename or path}: {error.strerror}") from None
         except (ValueError, msgspec.MsgspecError) as error:
             raise StartError(f"{variable}: {path}: {error}") from None
 
@@ -141,9 +146,9 @@ class WatchedFile(Generic[T]):
             return
         _log.info("file.read_again", variable=self._variable, path=str(self._path))
 
-    def _state(self) -> tuple[int, int, int]:
-        stat = self._path.stat()
-        return stat.st_mtime_ns, stat.st_size, stat.st_ino
+    def _state(self) -> list[tuple[int, int, int]]:
+        stats = [path.stat() for path in (self._path, *self._beside)]
+        return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
 
 
 class KeyAuthenticator:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any, Final, Self, TypeAlias
@@ -280,6 +281,10 @@ class Database:
                 )
             except _REFUSALS as error:
                 raise StartError(f"PAWL_DATABASE_URL: the database refuses: {error}") from None
+            except ssl.SSLCertVerificationError as error:
+                raise StartError(
+                    f"PAWL_DATABASE_URL: the certificate of the database is not accepted: {error.verify_message}"
+                ) from None
             except (ValueError, asyncpg.exceptions.ClientConfigurationError) as error:
                 raise StartError(f"PAWL_DATABASE_URL: {error}") from None
             except (*_UNREACHABLE, TargetServerAttributeNotMatched) as error:

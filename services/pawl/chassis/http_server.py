@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Self
@@ -38,11 +39,12 @@ _BUSY = Response(body=b"too many connections\n", status="503 Service Unavailable
 class HttpServer:
     """Serves fixed pages, one request a connection, each bounded in size and time.
 
-    An async context manager; `address` is the bound `host:port` inside it.
+    An async context manager; `address` is the bound `host:port` inside it. With a `context` it speaks HTTPS.
     """
 
-    def __init__(self, listen: str, pages: Mapping[str, Page]) -> None:
+    def __init__(self, listen: str, pages: Mapping[str, Page], *, context: ssl.SSLContext | None = None) -> None:
         self._host, self._port = split_address(listen)
+        self._context = context
         self._pages = dict(pages)
         self._server: asyncio.Server | None = None
         self._connections: set[asyncio.Task[None]] = set()
@@ -50,7 +52,14 @@ class HttpServer:
 
     async def __aenter__(self) -> Self:
         try:
-            self._server = await asyncio.start_server(self._accept, self._host, self._port, limit=_HEAD_BYTES_MAX)
+            self._server = await asyncio.start_server(
+                self._accept,
+                self._host,
+                self._port,
+                limit=_HEAD_BYTES_MAX,
+                ssl=self._context,
+                ssl_handshake_timeout=_REQUEST_SECONDS_MAX if self._context else None,
+            )
         except OSError as error:
             raise StartError(f"cannot listen on {self._host}:{self._port}: {error.strerror or error}") from None
         port: int = self._server.sockets[0].getsockname()[1]

@@ -30,9 +30,11 @@ class Role(StrEnum):
 
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
-AGENT_LOOP: Final = "service:agent-loop"
-TOOL_REGISTRY: Final = "service:tool-registry"
-NOTIFIER: Final = "service:notifier"
+SERVICE: Final = "service:"
+"""The beginning of the callers that are services."""
+AGENT_LOOP: Final = f"{SERVICE}agent-loop"
+TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
+NOTIFIER: Final = f"{SERVICE}notifier"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
 _READERS: Final = _MEMBERS | {Role.VIEWER}

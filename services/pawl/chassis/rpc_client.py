@@ -16,9 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Responses, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
+from pawl.chassis.rpc_renewal import RenewedChannel
 from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
 from pawl.chassis.status import from_rpc_error, of_peer
+from pawl.chassis.tls import Tls, channel_credentials
 from pawl.errors import DependencyUnavailable
 
 T = TypeVar("T")
@@ -47,6 +49,8 @@ def open_channel(
     message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
     batches: bool = False,
+    tls: Tls | None = None,
+    server_name: str | None = None,
 ) -> grpc.aio.Channel:
     """Return a channel to one service; nothing is connected before the first call.
 
@@ -65,12 +69,15 @@ def open_channel(
     one name stands for. The other end must be for services, and errors come as the
     PawlError that they are.
 
+    With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
+    must have `server_name`, or else the host of the one address.
+
     Close it, or use it as an async context manager.
 
     Raises:
         StartError: the addresses cannot be used together.
     """
-    channel = grpc.aio.insecure_channel(_target(addresses), options=_options(message_bytes_max))
+    channel = connect(_target(addresses), tls, server_name=server_name, options=_options(message_bytes_max))
     return _Channel(
         channel,
         service_key=service_key,
@@ -79,6 +86,16 @@ def open_channel(
         streams_max=_replicas(addresses) if batches else 0,
         response_bytes_max=message_bytes_max,
     )
+
+
+def connect(
+    target: str, tls: Tls | None, *, server_name: str | None = None, options: Sequence[tuple[str, Any]] = ()
+) -> grpc.aio.Channel:
+    """Return a bare channel to a gRPC name, over TLS if there are certificates."""
+    if tls is None:
+        return grpc.aio.insecure_channel(target, options=options)
+    named = [*options, *([("grpc.ssl_target_name_override", server_name)] if server_name else [])]
+    return RenewedChannel(tls, lambda shown: grpc.aio.secure_channel(target, channel_credentials(shown), options=named))
 
 
 async def ping(channel: grpc.aio.Channel) -> None:

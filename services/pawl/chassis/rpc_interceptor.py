@@ -26,7 +26,7 @@ from typing import Any, Final, NoReturn, TypeVar
 
 import grpc
 
-from pawl.chassis import auth, logs, status
+from pawl.chassis import auth, logs, status, tls
 from pawl.chassis.auth import Authenticator, Principal
 from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.metrics import RpcMetrics
@@ -90,7 +90,10 @@ class Access:
 
 
 class Interceptor(grpc.aio.ServerInterceptor):
-    """Wraps every method of a server. `access` gives the treatment by service name, `callers` who may call a method."""
+    """Wraps every method of a server. `access` gives the treatment by service name, `callers` who may call a method.
+
+    With `certified_services` the key of a service counts only beside its certificate.
+    """
 
     def __init__(
         self,
@@ -101,8 +104,10 @@ class Interceptor(grpc.aio.ServerInterceptor):
         limits: Limits,
         access: dict[str, Access],
         callers: Mapping[str, frozenset[str]],
+        certified_services: bool = False,
     ) -> None:
         self.authenticator = authenticator
+        self.certified_services = certified_services
         self.callers = callers
         self.ids = ids
         self.metrics = metrics
@@ -306,6 +311,8 @@ class Method:
         else:
             _refuse_ambiguity(context)
             principal = await self.interceptor.authenticator.authenticate(metadata, source=context.peer())
+            if principal.is_service and self.interceptor.certified_services:
+                tls.check_service(principal.credential_id, context.auth_context())
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
             auth.check_may_call(principal, self.callers)

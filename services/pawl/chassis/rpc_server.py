@@ -21,6 +21,7 @@ from pawl.chassis.rpc_kinds import Handler
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
+from pawl.chassis.tls import Tls, server_credentials
 
 # Between the news that this server ends, for those who watch its health, and the end.
 _NEWS_SECONDS: Final = 0.05
@@ -39,6 +40,10 @@ class RpcServer:
     accepted, streams end with SHUTTING_DOWN (watchers attach again elsewhere),
     running unary calls and streams added with `drain_streams` get
     `drain_seconds` to end, then they are ended too.
+
+    With `tls` both listeners speak TLS. If it has an authority, services must show a
+    certificate of their own too, and call at `internal_listen`, where nobody else gets in:
+    gRPC cannot ask for certificates on a port without demanding them.
     """
 
     def __init__(
@@ -50,8 +55,12 @@ class RpcServer:
         metrics: Metrics,
         limits: Limits = _LIMITS,
         drain_seconds: float = 1.5,
+        tls: Tls | None = None,
+        internal_listen: str | None = None,
     ) -> None:
         self._listen = listen
+        self._internal_listen = internal_listen
+        self._tls = tls
         self._drain_seconds = drain_seconds
         self._callers = dict(CALLERS)
         self._access = {
@@ -66,6 +75,7 @@ class RpcServer:
             limits=limits,
             access=self._access,
             callers=self._callers,
+            certified_services=_is_checking(tls),
         )
         self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits.read_bytes_max))
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
@@ -73,6 +83,7 @@ class RpcServer:
         self.service_names: list[str] = []
         self.port = 0
         self.address = ""
+        self.internal_address = ""
 
     def add(
         self,
@@ -112,15 +123,13 @@ class RpcServer:
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
         rpc_reflection.add_reflection([*self.service_names, health.SERVICE_NAME], self._server)
         await self.set_health(serving=True)
-        try:
-            self.port = self._server.add_insecure_port(self._listen)
-        except RuntimeError:
-            raise StartError(
-                f"cannot listen on {self._listen}: the port is in use, or this process may not open it"
-            ) from None
+        self.port = self._bind(self._listen, from_services=False)
+        self.address = _bound_address(self._listen, self.port)
+        if self._internal_listen is not None and _is_checking(self._tls):
+            internal_port = self._bind(self._internal_listen, from_services=True)
+            self.internal_address = _bound_address(self._internal_listen, internal_port)
         await self._server.start()
-        self.address = self._bound_address()
-        _log.info("grpc.listening", address=self.address)
+        _log.info("grpc.listening", address=self.address, internal=self.internal_address, tls=self._tls is not None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -134,11 +143,28 @@ class RpcServer:
         await stop
         _log.info("grpc.stopped")
 
-    def _bound_address(self) -> str:
-        if self._listen.startswith("unix:"):
-            return self._listen
-        host, _ = split_address(self._listen)
-        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+    def _bind(self, listen: str, *, from_services: bool) -> int:
+        """Take a port, and return its number."""
+        try:
+            if self._tls is None:
+                return self._server.add_insecure_port(listen)
+            return self._server.add_secure_port(listen, server_credentials(self._tls, from_services=from_services))
+        except RuntimeError:
+            raise StartError(
+                f"cannot listen on {listen}: the port is in use, or this process may not open it"
+            ) from None
+
+
+def _is_checking(tls: Tls | None) -> bool:
+    """Return whether services show a certificate."""
+    return tls is not None and tls().authority is not None
+
+
+def _bound_address(listen: str, port: int) -> str:
+    if listen.startswith("unix:"):
+        return listen
+    host, _ = split_address(listen)
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class _Registrar:

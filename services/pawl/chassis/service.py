@@ -25,7 +25,7 @@ from typing import Self, TypeVar
 import grpc
 import msgspec
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tls
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import authenticator, read_issuers
@@ -39,7 +39,7 @@ from pawl.chassis.metrics import CONTENT_TYPE, Metrics
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
-from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.settings import ServiceSettings, is_loopback
 from pawl.chassis.start import StartError
 
 _log = logs.get_logger(__name__)
@@ -68,6 +68,9 @@ class Service:
             instance_id=settings.instance_id,
             level=settings.log_level,
             log_format=settings.log_format,
+        )
+        self._tls = tls.of_service(
+            settings.tls_certificate_file, settings.tls_key_file, settings.tls_ca_file, clock=self.clock
         )
 
     async def __aenter__(self) -> Self:
@@ -107,7 +110,10 @@ class Service:
     async def open_bus(self) -> Bus:
         """Return the bus, connected or not; health reports it and does not depend on it."""
         url = self._settings.nats_url.get_secret_value() if self._settings.nats_url else None
-        bus = await self.enter(Bus(url, name=f"pawl-{self.name}-{self._settings.instance_id}", metrics=self.metrics))
+        settings = self._settings
+        files = (settings.nats_ca_file, settings.tls_certificate_file, settings.tls_key_file)
+        name = f"pawl-{self.name}-{settings.instance_id}"
+        bus = await self.enter(Bus(url, name=name, metrics=self.metrics, tls=tls.of_bus(*files)))
         self.health.add("nats", bus.ping, optional=True)
         return bus
 
@@ -121,11 +127,19 @@ class Service:
     ) -> grpc.aio.Channel:
         """Return a channel to another service, with the service key; health reports whether it answers.
 
-        Unless `optional`, health depends on it.
+        Unless `optional`, health depends on it. With an authority of certificates it speaks TLS, and that of
+        the other end must have the name of the service.
         """
         key = self._settings.service_key.get_secret_value() if self._settings.service_key else None
         channel = await self.enter(
-            open_channel(addresses, service_key=key, message_bytes_max=message_bytes_max, batches=True)
+            open_channel(
+                addresses,
+                service_key=key,
+                message_bytes_max=message_bytes_max,
+                batches=True,
+                tls=self._tls if self._settings.tls_ca_file else None,
+                server_name=peer.replace("_", "-"),
+            )
         )
         self.health.add(peer, lambda: ping(channel), optional=optional)
         return channel
@@ -149,6 +163,8 @@ class Service:
                 request_stream_bytes_max=self._settings.request_stream_bytes_max,
             ),
             drain_seconds=self._settings.drain_seconds,
+            tls=self._tls,
+            internal_listen=self._settings.internal_listen,
         )
 
     async def serve(self, server: RpcServer, stop: asyncio.Event) -> None:
@@ -157,14 +173,28 @@ class Service:
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
             "/healthz": self.health.page,
         }
+        self._warn_of_strangers()
+        context = tls.http_context(self._tls) if self._tls else None
         async with AsyncExitStack() as stack:
-            http = await stack.enter_async_context(HttpServer(self._settings.metrics_listen, pages))
+            http = await stack.enter_async_context(HttpServer(self._settings.metrics_listen, pages, context=context))
             self.health.follow(server)
             await stack.enter_async_context(server)
             await stack.enter_async_context(self.health)
             _log.info("metrics.listening", address=http.address)
-            self._write_addresses({"grpc": server.address, "metrics": http.address})
+            internal = {"internal": server.internal_address} if server.internal_address else {}
+            self._write_addresses({"grpc": server.address, "metrics": http.address, **internal})
             await stop.wait()
+
+    def _warn_of_strangers(self) -> None:
+        """Say once that keys and contents go over a network that others may read."""
+        listens = (self._settings.listen, self._settings.metrics_listen)
+        if self._tls is None and (open_to := [address for address in listens if not is_loopback(address)]):
+            _log.warning(
+                "tls.absent",
+                addresses=open_to,
+                detail="whoever reads the network reads keys and contents: give PAWL_TLS_CERTIFICATE_FILE and"
+                " PAWL_TLS_KEY_FILE, or put something in front that ends TLS",
+            )
 
     def _write_addresses(self, addresses: dict[str, str]) -> None:
         path = self._settings.address_file

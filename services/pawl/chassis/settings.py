@@ -104,7 +104,12 @@ class ServiceSettings(BaseSettings):
     api_keys_file: Path | None = None
     oidc_file: Path | None = None
     local_key: SecretStr | None = Field(default=None, min_length=16)
+    tls_certificate_file: Path | None = None
+    tls_key_file: Path | None = None
+    tls_ca_file: Path | None = None
+    nats_ca_file: Path | None = None
     listen: ListenAddress = "127.0.0.1:0"
+    internal_listen: ListenAddress | None = None
     metrics_listen: TcpAddress = "127.0.0.1:0"
     address_file: Path | None = None
     log_level: LogLevel = "info"
@@ -133,6 +138,14 @@ class ServiceSettings(BaseSettings):
             )
         if (self.api_keys_file and self.local_key) or not (strangers or self.local_key):
             raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")
+        return self
+
+    @model_validator(mode="after")
+    def _refuse_half_of_tls(self) -> Self:
+        if (self.tls_certificate_file is None) != (self.tls_key_file is None):
+            raise ValueError("PAWL_TLS_KEY_FILE: goes with PAWL_TLS_CERTIFICATE_FILE: give both or neither")
+        if self.tls_ca_file is not None and self.tls_certificate_file is None:
+            raise ValueError("PAWL_TLS_CA_FILE: goes with a certificate: give PAWL_TLS_CERTIFICATE_FILE too")
         return self
 
 

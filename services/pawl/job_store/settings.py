@@ -17,6 +17,7 @@ class JobStoreSettings(ServiceSettings):
     """The settings of the ledger, beyond those of every service."""
 
     listen: ListenAddress = "127.0.0.1:7603"
+    internal_listen: ListenAddress | None = "127.0.0.1:7633"
     metrics_listen: ListenAddress = "127.0.0.1:7613"
     service_keys_file: Path
     # A step may bring the results of a whole batch: 20 of 1 MiB.

@@ -47,6 +47,7 @@ class ToolRegistrySettings(ServiceSettings):
     """Settings of the registry. A batch of calls, each with the largest arguments, fits into one message."""
 
     listen: ListenAddress = "127.0.0.1:7602"
+    internal_listen: ListenAddress | None = "127.0.0.1:7632"
     metrics_listen: ListenAddress = "127.0.0.1:7612"
     service_key: SecretStr
     service_keys_file: Path

@@ -15,6 +15,7 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.roles import AGENT_LOOP, ANYBODY
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.tls import Tls
 from tests.fakes.anybody import Anybody
 from tests.rpc.chassis.echo import ECHO_METHODS, EchoServicer, Serve, add_echo_to_server
 
@@ -41,6 +42,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
         drain_streams: bool = False,
         listen: str = f"unix:{tmp_path}/echo",
         drain_seconds: float = 0.2,
+        tls: Tls | None = None,
         **limits: Any,
     ) -> AsyncIterator[RpcServer]:
         anybody = frozenset({AGENT_LOOP}) if service_only else ANYBODY
@@ -51,6 +53,8 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
             metrics=metrics,
             limits=Limits(**limits),
             drain_seconds=drain_seconds,
+            tls=tls,
+            internal_listen="127.0.0.1:0",
         )
         server.add(
             add_echo_to_server,

@@ -77,6 +77,8 @@ class EchoServicer:
                 principal = current_principal()
                 kind = "service" if principal.is_service else "user"
                 return StringValue(value=f"{kind}/{principal.store_id}/{principal.user_id}")
+            case ["certificate"]:
+                return StringValue(value=context.auth_context()["x509_pem_cert"][0].decode())
             case ["request-id"]:
                 return StringValue(value=current_request_id())
             case ["big", size]:

@@ -162,3 +162,19 @@ def test_a_process_with_wrong_settings_ends_with_code_2(
         load(Settings)
     assert caught.value.code == 2
     assert capsys.readouterr().err == "PAWL_LISTEN: must be host:port, for example 127.0.0.1:7601\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ({"PAWL_TLS_CERTIFICATE_FILE": "/c"}, "PAWL_TLS_KEY_FILE: goes with PAWL_TLS_CERTIFICATE_FILE"),
+        ({"PAWL_TLS_KEY_FILE": "/k"}, "PAWL_TLS_KEY_FILE: goes with PAWL_TLS_CERTIFICATE_FILE"),
+        ({"PAWL_TLS_CA_FILE": "/a"}, "PAWL_TLS_CA_FILE: goes with a certificate"),
+    ],
+)
+def test_half_of_tls_is_refused(environment: pytest.MonkeyPatch, given: dict[str, str], problem: str) -> None:
+    for name, value in given.items():
+        environment.setenv(name, value)
+    found = problems()
+    assert len(found) == 1
+    assert found[0].startswith(problem)

@@ -1,0 +1,291 @@
+"""Listeners and channels over TLS: who is let in, who is believed, and what a change of certificates costs."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+import trustme
+import uvloop
+
+from pawl.chassis import tls
+from pawl.chassis.clock import Clock
+from pawl.chassis.credentials import UNKNOWN, ApiKey
+from pawl.chassis.http_server import HttpServer, Response
+from pawl.chassis.rpc_client import open_channel, ping, translating
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import DependencyUnavailable, Unauthenticated
+from tests import certificates
+from tests.certificates import Files
+from tests.fakes.manual_clock import ManualClock
+from tests.keys import authenticator
+from tests.poll import until
+from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
+
+USER_KEY = "user-key-0123456789"
+SERVICE_KEY = "service-key-0123456789"
+LOOPBACK = "127.0.0.1:0"
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture(scope="module")
+def stranger() -> trustme.CA:
+    return trustme.CA()
+
+
+def of(files: Files, clock: Clock) -> tls.Tls:
+    found = tls.of_service(files.certificate, files.key, files.authority, clock=clock)
+    assert found is not None
+    return found
+
+
+def keys() -> Any:
+    entry = ApiKey(key=USER_KEY, store_id="acme", user_id="ann", roles=["member"])
+    return authenticator([entry], service_key=SERVICE_KEY)
+
+
+@pytest.fixture
+def serving(serve: Serve, tmp_path: Path, authority: trustme.CA, clock: ManualClock) -> Callable[..., Any]:
+    """Return what starts job-store's server with its certificate."""
+
+    @asynccontextmanager
+    async def start(*, checks_services: bool = True, **options: Any) -> AsyncIterator[RpcServer]:
+        files = certificates.write(tmp_path, "job-store", authority)
+        trusted = files.authority if checks_services else None
+        shown = tls.of_service(files.certificate, files.key, trusted, clock=clock)
+        async with serve(**{"tls": shown, "listen": LOOPBACK, "authenticator": keys(), **options}) as server:
+            yield server
+
+    return start
+
+
+async def call_as_service(address: str, shown: tls.Tls | None, name: str = "job-store", **options: Any) -> list[str]:
+    async with open_channel(
+        address, service_key=SERVICE_KEY, tls=shown, server_name=name, **{"batches": True, **options}
+    ) as channel:
+        return await EchoStub(channel).call("unary", "who", timeout=5)
+
+
+async def call_as_user(address: str, trusted: Path, clock: Clock, *, key: str = USER_KEY) -> list[str]:
+    async with open_channel(address, service_key=key, tls=tls.of_client(trusted, clock)) as channel:
+        with translating():
+            return await EchoStub(channel).call("unary", "who", timeout=5)
+
+
+@pytest.mark.parametrize("checks_services", [True, False])
+async def test_users_call_without_a_certificate(
+    serving: Any, tmp_path: Path, clock: ManualClock, checks_services: bool
+) -> None:
+    async with serving(checks_services=checks_services) as server:
+        trusted = tmp_path / "job-store-authority.pem"
+        assert await call_as_user(server.address, trusted, clock) == ["user/acme/ann"]
+        by_name = server.address.replace("127.0.0.1", "localhost")
+        assert await call_as_user(by_name, trusted, clock) == ["user/acme/ann"]
+
+
+@pytest.mark.parametrize("batches", [True, False])
+async def test_a_service_calls_with_its_key_and_its_certificate(
+    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock, batches: bool
+) -> None:
+    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    async with serving(service_only=True) as server:
+        assert await call_as_service(server.internal_address, own, batches=batches) == ["service//"]
+        several = f"{server.internal_address},{server.internal_address}"
+        assert await call_as_service(several, own, batches=batches) == ["service//"]
+
+
+async def test_the_key_of_a_service_is_nothing_without_its_certificate(
+    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    """The answer is that to a key that nobody knows, at the port of users as with the certificate of another."""
+    other = of(certificates.write(tmp_path, "notifier", authority), clock)
+    async with serving(service_only=True) as server:
+        trusted = tmp_path / "job-store-authority.pem"
+        told = set()
+        for key in (SERVICE_KEY, "another-key-0123456789"):
+            with pytest.raises(Unauthenticated) as caught:
+                await call_as_user(server.address, trusted, clock, key=key)
+            told.add(caught.value.message)
+        for batches in (True, False):
+            with pytest.raises(Unauthenticated) as caught, translating():
+                await call_as_service(server.internal_address, other, batches=batches)
+            told.add(caught.value.message)
+        assert told == {UNKNOWN}
+
+
+async def test_only_certificates_of_the_authority_come_in_where_services_call(
+    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+) -> None:
+    foreign = certificates.write(tmp_path, "agent-loop", stranger, authority)
+    expired = certificates.write(tmp_path, "late", authority, names=("agent-loop",), expired=True)
+    async with serving(service_only=True) as server:
+        bare = tls.of_client(tmp_path / "job-store-authority.pem", clock)
+        for shown in (of(foreign, clock), of(expired, clock), bare, None):
+            with pytest.raises(DependencyUnavailable), translating():
+                await call_as_service(server.internal_address, shown, batches=False)
+
+
+async def test_a_channel_believes_only_the_right_name_of_the_right_authority_in_time(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+) -> None:
+    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    wrong = {
+        "another name": certificates.write(tmp_path, "notifier", authority),
+        "another authority": certificates.write(tmp_path, "job-store", stranger, authority),
+        "expired": certificates.write(tmp_path, "late", authority, names=("job-store", "127.0.0.1"), expired=True),
+    }
+    for files in wrong.values():
+        shown = of(files, clock)
+        async with serve(tls=shown, listen=LOOPBACK, authenticator=keys(), service_only=True) as server:
+            with pytest.raises(DependencyUnavailable), translating():
+                await call_as_service(server.internal_address, own)
+    foreign = certificates.write(tmp_path, "elsewhere", authority, names=("elsewhere.example",))
+    async with serve(tls=of(foreign, clock), listen=LOOPBACK, authenticator=keys()) as server:
+        with pytest.raises(DependencyUnavailable):
+            await call_as_user(server.address, foreign.authority, clock)
+
+
+async def test_without_certificates_there_is_no_second_port(serve: Serve) -> None:
+    async with serve(authenticator=keys(), listen=LOOPBACK, service_only=True) as server:
+        assert server.internal_address == ""
+        async with open_channel(server.address, service_key=SERVICE_KEY, batches=True) as channel:
+            assert await EchoStub(channel).call("unary", "who") == ["service//"]
+
+
+async def test_health_asks_for_no_certificate_of_its_own(
+    serving: Any, tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    async with (
+        serving() as server,
+        open_channel(server.internal_address, tls=own, server_name="job-store") as channel,
+    ):
+        await ping(channel)
+
+
+async def _shown_by(address: str) -> str:
+    """Return the certificate that a listener shows now."""
+    host, _, port = address.rpartition(":")
+    return await asyncio.to_thread(ssl.get_server_certificate, (host, int(port)))
+
+
+async def test_no_call_fails_while_certificates_and_their_authority_change(
+    serving: Any, servicer: EchoServicer, tmp_path: Path, clock: ManualClock
+) -> None:
+    """Both sides change under a stream of calls, by themselves, in batches, and one that is open all the time."""
+    authorities = [trustme.CA() for _ in range(3)]
+    own = of(certificates.write(tmp_path, "agent-loop", *authorities), clock)
+    stop, seen = asyncio.Event(), list[str]()
+
+    async def keep_calling(channel: grpc.aio.Channel) -> None:
+        while not stop.is_set():
+            assert (await EchoStub(channel).call("unary", "hello", timeout=30)) == ["hello"]
+
+    async def change(shown: tls.Tls, name: str, *trusted: trustme.CA) -> None:
+        before = shown()
+        certificates.write(tmp_path, name, *trusted)
+        await clock.advance(1.0)
+        assert shown() is not before
+
+    async with serving(service_only=True) as server:
+        held = of(certificates.write(tmp_path, "job-store", *authorities), clock)
+        await clock.advance(1.0)
+        options: dict[str, Any] = {"service_key": SERVICE_KEY, "tls": own, "server_name": "job-store"}
+        async with (
+            open_channel(server.internal_address, **options) as alone,
+            open_channel(server.internal_address, **options, batches=True) as batched,
+        ):
+            open_call = EchoStub(alone).generate(_text("wait"))
+            assert (await open_call.read()).value == "first"
+            callers = [asyncio.create_task(keep_calling(channel)) for channel in (alone, batched) for _ in range(4)]
+
+            async def is_renewed() -> bool:
+                seen.append((await EchoStub(alone).call("unary", "certificate", timeout=30))[0])
+                return seen[-1] in own().certificate.decode()  # type: ignore[union-attr]  # a service has one
+
+            for turn in range(1, 4):
+                trusted = [*authorities[turn % 3 :], *authorities[: turn % 3]]
+                before = await _shown_by(server.address)
+                await change(held, "job-store", *trusted)
+                assert await _shown_by(server.address) != before
+                await change(own, "agent-loop", *trusted)
+                await until(is_renewed)
+            stop.set()
+            await asyncio.gather(*callers)
+            servicer.release.set()
+            assert (await open_call.read()).value == "wait"
+    assert len(set(seen)) >= 4
+
+
+def _text(value: str) -> Any:
+    from google.protobuf.wrappers_pb2 import StringValue  # noqa: PLC0415
+
+    return StringValue(value=value)
+
+
+async def test_certificates_that_nobody_takes_change_nothing_for_those_who_are_connected(
+    serving: Any, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+) -> None:
+    own = of(certificates.write(tmp_path, "agent-loop", authority), clock)
+    async with (
+        serving(service_only=True) as server,
+        open_channel(server.internal_address, service_key=SERVICE_KEY, tls=own, server_name="job-store") as channel,
+    ):
+        stub = EchoStub(channel)
+        first = await stub.call("unary", "certificate")
+        certificates.write(tmp_path, "agent-loop", stranger, authority)
+        await clock.advance(1.0)
+        for _ in range(20):
+            assert await stub.call("unary", "certificate") == first
+        certificates.write(tmp_path, "agent-loop", authority)
+        await clock.advance(1.0)
+
+        async def is_renewed() -> bool:
+            return await stub.call("unary", "certificate") != first
+
+        await until(is_renewed)
+
+
+@pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_pages_over_tls_show_the_certificate_of_the_moment(
+    tmp_path: Path, authority: trustme.CA, new_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """Whoever does not speak TLS, or not to the end, harms nobody."""
+
+    async def main() -> None:
+        clock = ManualClock()
+        files = certificates.write(tmp_path, "job-store", authority)
+        shown = of(files, clock)
+        pages = {"/metrics": lambda: Response(body=b"up 1\n")}
+        trusting = ssl.create_default_context(cafile=files.authority)
+        unseen: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
+        async with HttpServer(LOOPBACK, pages, context=tls.http_context(shown)) as server:
+            host, _, port = server.address.rpartition(":")
+            for _ in range(2):
+                reader, writer = await asyncio.open_connection(host, int(port), ssl=trusting)
+                writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+                assert (await reader.read()).endswith(b"up 1\n")
+                writer.close()
+                before = await _shown_by(server.address)
+                certificates.write(tmp_path, "job-store", authority)
+                await clock.advance(1.0)
+                assert await _shown_by(server.address) != before
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.write(b"GET /metrics HTTP/1.1\r\n\r\n")
+            assert b"up 1" not in await reader.read()
+            writer.close()
+        assert unseen == []
+
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(main())
