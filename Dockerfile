@@ -18,7 +18,7 @@ COPY --from=build /opt/venv /opt/venv
 COPY gen/pawl /opt/pawl/pawl
 COPY services/pawl /opt/pawl/pawl
 COPY deploy/healthcheck.py /opt/pawl/healthcheck.py
-ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/pawl PYTHONUNBUFFERED=1
+ENV PATH=/opt/venv/bin:$PATH PYTHONPATH=/opt/pawl PYTHONUNBUFFERED=1 GRPC_VERBOSITY=NONE
 # Bytecode is written here, because the process may not write anywhere.
 RUN python -m compileall -q /opt/pawl
 ENV PYTHONDONTWRITEBYTECODE=1

@@ -1,8 +1,13 @@
-"""Exit with 0 if the service at the given address says that it is serving; a container's health check."""
+"""Exit with 0 if the service at the given address says that it is serving; a container's health check.
+
+healthcheck.py 127.0.0.1:7601 agent-loop: the name is what to look for in its certificate, if it has one.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
+from pathlib import Path
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
@@ -10,9 +15,19 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 TIMEOUT_SECONDS = 3
 
 
-def main(address: str) -> int:
+def open_channel(address: str, name: str) -> grpc.Channel:
+    """Return a channel over TLS if the service has a certificate, which is checked by its authority or by itself."""
+    certificate = os.environ.get("PAWL_TLS_CERTIFICATE_FILE")
+    if not certificate:
+        return grpc.insecure_channel(address)
+    roots = Path(os.environ.get("PAWL_TLS_CA_FILE") or certificate).read_bytes()
+    options = [("grpc.ssl_target_name_override", name)]
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(roots), options)
+
+
+def main(address: str, name: str) -> int:
     """Ask the standard health service about the whole server."""
-    with grpc.insecure_channel(address) as channel:
+    with open_channel(address, name) as channel:
         try:
             # The published types of this stub leave its methods out.
             check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
@@ -24,4 +39,4 @@ def main(address: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

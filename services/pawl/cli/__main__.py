@@ -33,7 +33,7 @@ from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from pawl.launcher.options import read_options
 from pawl.launcher.up import up as run_suite
 
-_FLAGS: Final = ("--address", "--data", "--store", "--user")
+_FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
 _ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
@@ -69,12 +69,16 @@ def flags(
     user: Annotated[
         str | None, typer.Option(help="Act as this user; only with the key of a suite on this machine.")
     ] = None,
+    authority: Annotated[
+        Path | None,
+        typer.Option("--ca", envvar="PAWL_TLS_CA_FILE", help="Certificates of the authority, to speak TLS."),
+    ] = None,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
-    context.obj = Flags(address=address, data=data, store=store, user=user)
+    context.obj = Flags(address=address, data=data, store=store, user=user, authority=authority)
 
 
 @app.command()

@@ -121,6 +121,7 @@ class Chat:
             target.agent,
             tools={"show_panel": self._show_panel},
             metadata=lambda: target.metadata,
+            connect=target.connect,
             on_connected=self._connected,
             on_lost=self._lost,
         )

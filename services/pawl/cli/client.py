@@ -49,8 +49,8 @@ class Refused(Exception):
 class SessionClient:
     """One front end. An async context manager, and an iterator over event, gap and end frames.
 
-    `metadata` is asked for what goes with each connection (the credential). A `client_id` that is kept over
-    restarts of the program takes its calls back. `on_connected` is told the address of each
+    `metadata` is asked for what goes with each connection (the credential), `connect` for its channel. A `client_id`
+    that is kept over restarts of the program takes its calls back. `on_connected` is told the address of each
     connection, `on_lost` that it is gone. When no replica has answered for `give_up_seconds`, or one refuses for good,
     every method raises the error of the last connection (grpc.aio.AioRpcError, as a rule).
     """
@@ -63,6 +63,7 @@ class SessionClient:
         client_id: str = "",
         calls_max: int = 4,
         metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
+        connect: Callable[[str], grpc.aio.Channel] = grpc.aio.insecure_channel,
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
         give_up_seconds: float = 30.0,
@@ -72,6 +73,7 @@ class SessionClient:
         names = [wire.ClientTool(name=name) for name in self._tools]
         self._hello = wire.Hello(client_id=client_id or f"cli_{secrets.token_hex(8)}", tools=names, calls_max=calls_max)
         self._metadata = metadata
+        self._open_channel = connect
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._give_up_seconds = give_up_seconds
@@ -168,7 +170,7 @@ class SessionClient:
 
     async def _connect(self, address: str) -> None:
         """Use one connection until it ends."""
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with self._open_channel(address) as channel:
             stream: Any = AgentServiceStub(channel).Session(metadata=tuple(self._metadata()))
             await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
             frame = await self._read(stream)

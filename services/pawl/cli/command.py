@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import inspect
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,7 +26,7 @@ EXIT_IMPOSSIBLE: Final = 2
 EXIT_INTERRUPTED: Final = 130
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Flags:
     """The flags that were given before the command."""
 
@@ -34,6 +34,7 @@ class Flags:
     data: Path | None
     store: str | None
     user: str | None
+    authority: Path | None
 
 
 def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:
@@ -63,7 +64,7 @@ def _perform(flags: Flags, work: Callable[[Target, Console], Awaitable[int | Non
     addresses: list[str] = []
 
     async def run() -> int | None:
-        async with find(address=flags.address, data=flags.data, store=flags.store, user=flags.user) as target:
+        async with find(**dataclasses.asdict(flags)) as target:
             addresses.extend(getattr(target, asks))
             return await work(target, console)
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import ssl
 from typing import Final, Literal, TypeAlias
 
 import grpc
 
+from pawl.chassis.settings import split_address
 from pawl.chassis.status import from_rpc_error
 from pawl.cli.client import Refused
 from pawl.errors import PawlError, by_reason
@@ -13,7 +16,8 @@ from pawl.errors import PawlError, by_reason
 Asks: TypeAlias = Literal["agent", "tools", "notifications"]
 """The service that a command talks to."""
 
-_SERVICES: Final = {"tools": "tool-registry", "notifications": "notifier"}
+SERVICES: Final = {"agent": "agent-loop", "tools": "tool-registry", "notifications": "notifier"}
+"""The names of the services, in logs and certificates."""
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
 _NEXT: Final = {
@@ -43,6 +47,22 @@ _NEXT: Final = {
 }
 
 
+# What gRPC says of a connection on which the two sides do not agree about TLS, and what to do.
+_OF_TLS: Final = (
+    ("WRONG_VERSION_NUMBER", "{} does not speak TLS. Leave out --ca and PAWL_TLS_CA_FILE."),
+    ("certificate has expired", "The certificate at {} has expired. Whoever runs the suite renews it."),
+    ("Hostname Verification", "The certificate at {} has not this name. Use a name that it has as the address."),
+    (
+        "CERTIFICATE_VERIFY_FAILED",
+        "The certificate at {} is of another authority than --ca or PAWL_TLS_CA_FILE gives. Give its own.",
+    ),
+)
+_SPEAKS_TLS: Final = "{} speaks TLS. Give the certificate of its authority with --ca FILE or PAWL_TLS_CA_FILE."
+# It closes a connection that does not begin as TLS does.
+_CLOSED: Final = ("Socket closed", "reset by peer")
+_TLS_SECONDS_MAX: Final = 2.0
+
+
 class CommandError(Exception):
     """A command cannot be carried out; the message is for people and says what to do next."""
 
@@ -56,7 +76,7 @@ def explain(error: Exception, addresses: list[str], asks: Asks = "agent") -> str
         return _sentence(known.restore(str(error), error.receipt.reason, {}))
     if isinstance(error, grpc.aio.AioRpcError):
         if _unreachable(error):
-            return _silent(addresses, asks)
+            return _about_tls(error.details() or "", addresses) or _silent(addresses, asks)
         return _sentence(from_rpc_error(error))
     if isinstance(error, PawlError):
         return _sentence(error)
@@ -69,11 +89,36 @@ def _silent(addresses: list[str], asks: Asks) -> str:
     where = ", ".join(addresses)
     if asks == "agent":
         return f"No Pawl suite answers at {where}. Start one with `pawl up`."
-    log = f"logs/{_SERVICES[asks]}.log in its data folder"
+    log = f"logs/{SERVICES[asks]}.log in its data folder"
     return (
-        f"{_SERVICES[asks]} does not answer at {where}. If the suite runs, {log} says why;"
+        f"{SERVICES[asks]} does not answer at {where}. If the suite runs, {log} says why;"
         " else start one with `pawl up`."
     )
+
+
+def _about_tls(details: str, addresses: list[str]) -> str:
+    """Return what to tell about a connection that failed because of TLS or the lack of it; empty if it did not."""
+    where = ", ".join(addresses)
+    for sign, told in _OF_TLS:
+        if sign in details:
+            return told.format(where)
+    if any(sign in details for sign in _CLOSED) and any(map(_speaks_tls, addresses)):
+        return _SPEAKS_TLS.format(where)
+    return ""
+
+
+def _speaks_tls(address: str) -> bool:
+    """Greet whoever listens there, and believe nothing of what it says."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    try:
+        with (
+            socket.create_connection(split_address(address), timeout=_TLS_SECONDS_MAX) as connection,
+            context.wrap_socket(connection),
+        ):
+            return True
+    except (OSError, ValueError):
+        return False
 
 
 def _unreachable(error: grpc.aio.AioRpcError) -> bool:

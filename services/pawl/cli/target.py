@@ -14,11 +14,13 @@ import grpc
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
+from pawl.chassis import tls
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import find_key
-from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_client import connect, open_channel
 from pawl.chassis.settings import split_address
-from pawl.cli.failure import Asks, CommandError
-from pawl.launcher.endpoints import read_endpoints
+from pawl.cli.failure import SERVICES, Asks, CommandError
+from pawl.launcher.endpoints import Endpoints, read_endpoints
 from pawl.launcher.services import DEFAULT_PORTS
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
@@ -60,6 +62,8 @@ class Target:
     names: tuple[tuple[str, str], ...] = ()
     data: Path = Path(".pawl")
     """The data folder of the suite, if it runs on this machine."""
+    certificates: tls.Tls | None = None
+    """The authority by which to check certificates; None for no TLS."""
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict, init=False)
 
     agents = _stub(AgentServiceStub, "agent")
@@ -88,9 +92,18 @@ class Target:
         """Return the one channel to a service. Nothing is connected before the first call."""
         if service not in self._channels:
             addresses = ",".join(getattr(self, service))
-            channel = open_channel(addresses, metadata=lambda: self.metadata, deadline_seconds=DEADLINE_SECONDS)
-            self._channels[service] = channel
+            self._channels[service] = open_channel(
+                addresses,
+                metadata=lambda: self.metadata,
+                deadline_seconds=DEADLINE_SECONDS,
+                tls=self.certificates,
+                server_name=tls.server_name(addresses, SERVICES[service]),
+            )
         return self._channels[service]
+
+    def connect(self, address: str) -> grpc.aio.Channel:
+        """Return a channel to one replica, whose calls bring their own metadata."""
+        return connect(address, self.certificates)
 
     async def pages(self, call: Callable[..., Awaitable[Page]], request: Any) -> AsyncIterator[Page]:
         """Yield the pages of a list, from the one that `request` asks for to the last."""
@@ -109,6 +122,7 @@ def find(
     data: Path | None,
     store: str | None,
     user: str | None,
+    authority: Path | None = None,
     environment: Mapping[str, str] = os.environ,
 ) -> Target:
     """Return where to send requests: `address`, else what runs in the data folder, else the default ports.
@@ -116,10 +130,12 @@ def find(
     A folder that was named must have a suite that runs; the default ports may
     belong to another one. With addresses of another suite, tool-registry and notifier are looked for on
     their default ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS or
-    PAWL_NOTIFIER_ADDRESS say where they are.
+    PAWL_NOTIFIER_ADDRESS say where they are. `authority` has the certificates by which to check those of
+    the services; a suite of the data folder says itself whether it speaks TLS.
 
     Raises:
         CommandError: the address has another form, or no suite runs on `data`.
+        StartError: the certificates cannot be used.
     """
     named = _addresses(address) if address else ()
     folder = data or Path(".pawl")
@@ -143,6 +159,7 @@ def find(
         notifications=notifications,
         key=partial(find_key, (*agent, *tools, *notifications), data=data, environment=environment),
         data=folder,
+        certificates=tls.of_client(_authority_of(running) if running else authority, SystemClock()),
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
     )
 
@@ -153,10 +170,15 @@ def _addresses(text: str) -> tuple[str, ...]:
         try:
             split_address(address)
         except ValueError as error:
-            raise CommandError(f"The address {address!r} {error}.") from None
+            hint = " For TLS give --ca FILE or PAWL_TLS_CA_FILE." if "://" in address else ""
+            raise CommandError(f"The address {address!r} {error}.{hint}") from None
     if not addresses:
         raise CommandError("The address is empty; it must be host:port, for example 127.0.0.1:7601.")
     return addresses
+
+
+def _authority_of(suite: Endpoints) -> Path | None:
+    return Path(suite.authority) if suite.authority else None
 
 
 def _beside(agent: tuple[str, ...], service: str) -> tuple[str, ...]:

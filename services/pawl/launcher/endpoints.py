@@ -25,6 +25,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     """The suite as it stands. No secrets: `secrets` is the folder that has them.
 
     `nats` and `postgres` are None where the embedded server is replaced, `model_base_url` where the scripted model is.
+    `authority` is the file of certificates by which to check those of the services; None if they speak no TLS.
     """
 
     launcher_pid: int
@@ -34,6 +35,7 @@ class Endpoints(msgspec.Struct, frozen=True, kw_only=True):
     nats: str | None = None
     postgres: str | None = None
     model_base_url: str | None = None
+    authority: str | None = None
 
     def addresses(self, service: str) -> list[str]:
         """The gRPC addresses of all replicas of a service."""

@@ -14,7 +14,10 @@ import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import pawl.chassis
+from pawl.chassis import tls
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import LOCAL_KEY
+from pawl.chassis.rpc_client import connect
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
@@ -29,8 +32,8 @@ _HEALTH_SECONDS = 2.0
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = pawl_variables(
-    "LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY"
-    " LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE SERVICE_KEYS_FILE"
+    "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE NATS_URL"
+    " NATS_URL_FILE LOCAL_KEY LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE SERVICE_KEYS_FILE"
 )
 _OURS: Final = ("PAWL_", "OPENAI_")
 # What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
@@ -71,7 +74,7 @@ def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> Pr
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file)
-        return found if found and "grpc" in found and await _is_serving(found["grpc"]) else None
+        return found if found and "grpc" in found and await _is_serving(found["grpc"], spec, around.options) else None
 
     return ProcessSpec(name=name, command=command, probe=probe)
 
@@ -98,6 +101,7 @@ def _environment(
     options, before = around.options, before or {}
     chosen = {
         "PAWL_LISTEN": before.get("grpc") or address(options.port(spec.name, replica)),
+        "PAWL_INTERNAL_LISTEN": before.get("internal") or address(0),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
         "PAWL_PRIVATE_DIR": str(around.folder.path),
@@ -108,6 +112,8 @@ def _environment(
         **around.peers(spec),
     }
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
+    if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
+        given.pop("PAWL_TLS_CA_FILE", None)  # It is for commands that talk to other suites.
     if not has_keys(options):
         chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
@@ -166,9 +172,20 @@ def _read_addresses(path: Path) -> dict[str, str] | None:
     return {str(protocol): str(address) for protocol, address in found.items()} if isinstance(found, dict) else None
 
 
-async def _is_serving(address: str) -> bool:
+def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
+    """Return the certificates by which to check that of a service; None if it has none, and speaks no TLS.
+
+    Where services are not told of an authority, that is the certificate itself.
+    """
+    variables = {**options.environment, **options.service_environment.get(spec.name, {})}
+    certificate = variables.get("PAWL_TLS_CERTIFICATE_FILE")
+    return Path(variables.get("PAWL_TLS_CA_FILE") or certificate).absolute() if certificate else None
+
+
+async def _is_serving(address: str, spec: ServiceSpec, options: SuiteOptions) -> bool:
     """Ask the gRPC health service once."""
-    async with grpc.aio.insecure_channel(address) as channel:
+    certificates = tls.of_client(authority_of(spec, options), SystemClock())
+    async with connect(address, certificates) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_SECONDS)

@@ -32,8 +32,9 @@ def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
 
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
     """Return what listens, and where: name, address, note."""
+    http = "https" if endpoints.authority else "http"
     found = [
-        (name if number == 0 else f"{name} ({number + 1})", replica.grpc, f"http://{replica.metrics}/metrics")
+        (name if number == 0 else f"{name} ({number + 1})", replica.grpc, f"{http}://{replica.metrics}/metrics")
         for name, replicas in sorted(endpoints.services.items())
         for number, replica in enumerate(replicas)
     ]

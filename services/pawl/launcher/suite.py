@@ -22,6 +22,7 @@ from pawl.launcher.plan import (
     MODEL_ID,
     SERVICE_KEYS,
     Surroundings,
+    authority_of,
     has_keys,
     model_process,
     nats_url_file,
@@ -101,14 +102,16 @@ class Suite:
     @property
     def endpoints(self) -> Endpoints:
         """The addresses at which everything listens at this moment."""
+        specs = [spec for stage in self.options.stages for spec in stage]
         return Endpoints(
             launcher_pid=os.getpid(),
             data=str(self.folder.path),
             secrets=str(self.folder.path / "secrets"),
-            services={spec.name: self._replicas(spec) for stage in self.options.stages for spec in stage},
+            services={spec.name: self._replicas(spec) for spec in specs},
             nats=self._nats.url if self._nats else None,
             postgres=(self._address("postgres", "postgres") or None),
             model_base_url=f"http://{model}/v1" if (model := self._address("model", "http")) else None,
+            authority=next((str(found) for spec in specs if (found := authority_of(spec, self.options))), None),
         )
 
     @property
@@ -262,8 +265,13 @@ class Suite:
             if asking in stage:
                 break
             for spec in stage:
-                found[spec.address_variable] = ",".join(replica.grpc for replica in self._replicas(spec))
+                found[spec.address_variable] = ",".join(self._internal_addresses(spec))
         return found
+
+    def _internal_addresses(self, spec: ServiceSpec) -> list[str]:
+        """Return where other services reach each replica: at a port of their own, where they show certificates."""
+        names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
+        return [self._address(name, "internal") or self._address(name, "grpc") for name in names]
 
     def _model(self) -> Mapping[str, str]:
         """Return the variables by which services reach the scripted model, if it is used."""

@@ -14,12 +14,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
+from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import grpc
 import msgspec
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tls
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import find_key
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.tasks import end
@@ -73,11 +75,22 @@ class AttachError(grpc.aio.AioRpcError):
 class Worker:
     """Has tools of the group `name`; `calls_max` of their calls run at once, sync functions in threads.
 
-    Without `api_key` it takes PAWL_API_KEY, else that of the suite whose data folder is PAWL_DATA or `.pawl`.
+    Without `api_key` it takes PAWL_API_KEY, else that of the suite whose data folder is PAWL_DATA or `.pawl`. With
+    `authority` or PAWL_TLS_CA_FILE, a file with the certificates by which to check the registry's, it speaks TLS.
     """
 
-    def __init__(self, address: str, *, name: str, api_key: str | None = None, calls_max: int = 8) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        name: str,
+        api_key: str | None = None,
+        calls_max: int = 8,
+        authority: str | Path | None = None,
+    ) -> None:
         self._address, self._api_key, self._keyless = address, api_key, 0
+        given = authority or os.environ.get("PAWL_TLS_CA_FILE")
+        self._certificates = tls.of_client(Path(given) if given else None, SystemClock())
         self._group_name, self._calls_max = name, calls_max
         self._worker_id = f"w-{secrets.token_hex(8)}"
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix=f"worker-{name}")
@@ -133,7 +146,8 @@ class Worker:
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
                 loop.add_signal_handler(number, self.drain)
         try:
-            async with open_channel(self._address) as channel:
+            name = tls.server_name(self._address, "tool-registry")
+            async with open_channel(self._address, tls=self._certificates, server_name=name) as channel:
                 while not self._is_draining or self._running or self._results:
                     heard_at = self._heard_at
                     try:

@@ -169,7 +169,10 @@ def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> 
 def test_an_address_has_no_scheme(address: str) -> None:
     assert invoke("--address", address, "runs") == (
         2,
-        f"The address '{address}' must be host:port without a scheme, for example 127.0.0.1:7601.\n",
+        (
+            f"The address '{address}' must be host:port without a scheme, for example 127.0.0.1:7601."
+            " For TLS give --ca FILE or PAWL_TLS_CA_FILE.\n"
+        ),
     )
 
 

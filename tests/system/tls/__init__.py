@@ -1,0 +1,1 @@
+"""Real servers and a whole suite over TLS."""

@@ -1,0 +1,137 @@
+"""NATS and PostgreSQL over TLS, as their own servers speak it."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+import trustme
+
+from pawl.chassis import tls
+from pawl.chassis.bus import Bus
+from pawl.chassis.database import Database
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.start import StartError
+from tests import certificates
+from tests.certificates import Files
+from tests.servers import NatsServer
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+_SSL_REQUEST = bytes.fromhex("0000000804d2162f")
+"""The message with which a client of PostgreSQL asks for TLS."""
+
+
+def bus_to(url: str, context: Callable[[], ssl.SSLContext] | None) -> Bus:
+    return Bus(url, name="test", metrics=Metrics("test"), tls=context)
+
+
+@pytest.fixture
+def nats(tmp_path: Path, authority: trustme.CA) -> Iterator[NatsServer]:
+    """A server that takes nobody without a certificate."""
+    files = certificates.write(tmp_path, "nats", authority)
+    settings = f'tls {{ cert_file: "{files.certificate}", key_file: "{files.key}", ca_file: "{files.authority}",'
+    with NatsServer(tmp_path, f"{settings} verify: true }}") as server:
+        yield server
+
+
+async def test_the_bus_connects_over_tls_with_the_certificate_of_the_service(
+    nats: NatsServer, tmp_path: Path, authority: trustme.CA
+) -> None:
+    own = certificates.write(tmp_path, "job-store", authority)
+    context = tls.of_bus(own.authority, own.certificate, own.key)
+    for url in (nats.url.replace("nats://", "tls://"), nats.url):
+        async with bus_to(url, context) as bus:
+            await bus.wait_connected()
+            await bus.publish_all([("subject", b"data", {})])
+
+
+async def _is_refused(url: str, context: Callable[[], ssl.SSLContext] | None) -> bool:
+    """Return true once an attempt has failed."""
+    async with bus_to(url, context) as bus:
+        await bus._tried.wait()  # the end of the first attempt
+        return not bus.connected
+
+
+async def test_a_bus_believes_only_the_authority_that_it_is_given(
+    nats: NatsServer, tmp_path: Path, authority: trustme.CA
+) -> None:
+    """And a server that demands a certificate takes only one of its own."""
+    url = nats.url.replace("nats://", "tls://")
+    other = trustme.CA()
+    foreign = certificates.write(tmp_path, "foreign", other)
+    own = certificates.write(tmp_path, "job-store", authority)
+    assert await _is_refused(url, tls.of_bus(foreign.authority, own.certificate, own.key))
+    assert await _is_refused(url, tls.of_bus(own.authority, foreign.certificate, foreign.key))
+    assert await _is_refused(url, tls.of_bus(own.authority, None, None))
+    assert await _is_refused(url, None)
+
+
+async def test_a_bus_of_a_tls_url_never_speaks_in_the_clear(
+    nats_url: str, tmp_path: Path, authority: trustme.CA
+) -> None:
+    """A greeting without TLS may be of somebody in between, who would get the password."""
+    own = certificates.write(tmp_path, "job-store", authority)
+    assert await _is_refused(nats_url.replace("nats://", "tls://user:secret@"), tls.of_bus(own.authority, None, None))
+
+
+@pytest.fixture
+async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> AsyncIterator[tuple[str, Files]]:
+    """The URL of a PostgreSQL behind what ends TLS for it, and the files of that: the wheel is built without TLS."""
+    files = certificates.write(tmp_path, "postgres", authority, names=("127.0.0.1",))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(files.certificate, files.key)
+    (folder,) = parse_qs(urlsplit(database_url).query)["host"]
+    (socket,) = Path(folder).glob(".s.PGSQL.*[0-9]")
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(65536):
+                writer.write(chunk)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            if await reader.readexactly(8) == _SSL_REQUEST:
+                writer.write(b"S")
+                await writer.start_tls(context)
+                inner_reader, inner_writer = await asyncio.open_unix_connection(socket)
+                await asyncio.gather(pipe(reader, inner_writer), pipe(inner_reader, writer))
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        port = listener.sockets[0].getsockname()[1]
+        yield f"postgresql://postgres@127.0.0.1:{port}{urlsplit(database_url).path}", files
+
+
+def _database(url: str, mode: str, roots: Path) -> Database:
+    return Database(f"{url}?sslmode={mode}&sslrootcert={roots}", application_name="test", start_timeout_seconds=20)
+
+
+async def test_the_database_is_reached_over_tls_and_its_certificate_checked(database: tuple[str, Files]) -> None:
+    url, files = database
+    async with _database(url, "verify-full", files.authority) as connected:
+        assert await connected.fetchval("SELECT 1") == 1
+        await connected.ping()
+
+
+async def test_a_database_with_the_certificate_of_another_is_refused_by_a_sentence(
+    database: tuple[str, Files], tmp_path: Path
+) -> None:
+    url, files = database
+    foreign = certificates.write(tmp_path, "foreign", trustme.CA())
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not accepted"):
+        await _database(url, "verify-full", foreign.authority).__aenter__()
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: the certificate of the database is not accepted"):
+        await _database(url.replace("127.0.0.1", "localhost"), "verify-full", files.authority).__aenter__()
+    with pytest.raises(StartError, match="PAWL_DATABASE_URL: "):
+        await _database(url, "verify-full", tmp_path / "missing").__aenter__()
