@@ -87,7 +87,7 @@ async def _discover(client: httpx2.AsyncClient, issuer: str) -> str:
 async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
     content = bytearray()
     async with client.stream("GET", url) as response:
-        if response.status_code != httpx2.codes.OK or "content-encoding" in response.headers:
+        if response.status_code != httpx2.codes.OK:
             raise FetchFailed(f"status {response.status_code} of {url}")
         async for part in response.aiter_raw():
             content += part

@@ -318,7 +318,6 @@ def _public_key(entry: dict[str, Any]) -> PublicKey | None:
         if kind == "RSA" and int.from_bytes(_decode(entry["n"].encode())).bit_length() not in _RSA_BITS:
             return None
         key = jwk.import_key({name: value for name, value in entry.items() if name in _PUBLIC[kind] | _ABOUT})
-        key.check_key_op("verify")
     except (JoseError, TokenRefused, AttributeError, KeyError, TypeError, ValueError):
         return None  # one of another kind, or malformed: the others of the set count
     algorithms = frozenset(each.name for each in JWSRegistry.filter_algorithms(key, list(_ALGORITHMS)))

@@ -36,23 +36,23 @@ async def test_a_given_url_needs_no_discovery(server: IssuerServer, fetch: KeyFe
 
 
 @pytest.mark.parametrize(
-    "description",
+    ("description", "says"),
     [
-        {"issuer": "{issuer}/", "jwks_uri": "{url}/keys"},
-        {"issuer": "https://id.example.com", "jwks_uri": "{url}/keys"},
-        {"jwks_uri": "{url}/keys"},
-        {"issuer": "{issuer}"},
-        {"issuer": "{issuer}", "jwks_uri": "http://192.0.2.1/keys"},
-        {"issuer": "{issuer}", "jwks_uri": "file:///etc/passwd"},
-        {"issuer": "{issuer}", "jwks_uri": ""},
+        ({"issuer": "{issuer}/", "jwks_uri": "{url}/keys"}, "another issuer"),
+        ({"issuer": "https://id.example.com", "jwks_uri": "{url}/keys"}, "another issuer"),
+        ({"jwks_uri": "{url}/keys"}, "issuer"),
+        ({"issuer": "{issuer}"}, "jwks_uri"),
+        ({"issuer": "{issuer}", "jwks_uri": "http://192.0.2.1/keys"}, "not at an https"),
+        ({"issuer": "{issuer}", "jwks_uri": "file:///etc/passwd"}, "not at an https"),
+        ({"issuer": "{issuer}", "jwks_uri": ""}, "not at an https"),
     ],
 )
 async def test_a_description_of_another_issuer_or_of_keys_elsewhere_does_not_count(
-    server: IssuerServer, fetch: KeyFetcher, description: dict[str, str]
+    server: IssuerServer, fetch: KeyFetcher, description: dict[str, str], says: str
 ) -> None:
     filled = {name: value.format(url=server.url, issuer=server.issuer) for name, value in description.items()}
     server.say(DISCOVERY, filled)
-    with pytest.raises(FetchFailed):
+    with pytest.raises(FetchFailed, match=says):
         await fetch(server.issuer, None)
     assert server.asked == [DISCOVERY]
 
@@ -72,22 +72,24 @@ async def test_an_issuer_over_https_cannot_point_to_plain_http_on_this_machine(m
 
 
 @pytest.mark.parametrize(
-    ("head", "body"),
+    ("head", "body", "says"),
     [
-        (b"HTTP/1.1 302 Found\r\nlocation: /other\r\nconnection: close\r\n", b""),
-        (b"HTTP/1.1 500 Oops\r\nconnection: close\r\n", key_set(key())),
-        (b"HTTP/1.1 204 No Content\r\nconnection: close\r\n", b""),
-        (OK, b""),
-        (OK, b"<html>"),
-        (OK, b'{"keys": [' + b" " * 600_000 + b"]}"),
-        (OK + b"content-encoding: gzip\r\n", gzip.compress(key_set(key()))),
-        (b"nonsense\r\n", b""),
+        (b"HTTP/1.1 302 Found\r\nlocation: /other\r\nconnection: close\r\n", b"", "status 302"),
+        (b"HTTP/1.1 500 Oops\r\nconnection: close\r\n", key_set(key()), "status 500"),
+        (b"HTTP/1.1 204 No Content\r\nconnection: close\r\n", b"", "status 204"),
+        (OK, b"", "truncated"),
+        (OK, b"<html>", "invalid"),
+        (OK, b'{"keys": [' + b" " * 600_000 + b"]}", "more than"),
+        (OK + b"content-encoding: gzip\r\n", gzip.compress(key_set(key())), "invalid"),
+        (b"nonsense\r\n", b"", "Protocol"),
     ],
 )
-async def test_odd_answers_are_an_outage(server: IssuerServer, fetch: KeyFetcher, head: bytes, body: bytes) -> None:
+async def test_odd_answers_are_an_outage(
+    server: IssuerServer, fetch: KeyFetcher, head: bytes, body: bytes, says: str
+) -> None:
     server.say("/other", key_set(key()))
     server.say("/keys", body, head)
-    with pytest.raises(FetchFailed):
+    with pytest.raises(FetchFailed, match=says):
         await fetch(server.issuer, None)
     assert "/other" not in server.asked
 

@@ -19,6 +19,7 @@ from pawl.chassis.tokens import (
     TokenRefused,
     check_claims,
     credential_of,
+    fitting,
     is_safe_url,
     parse_keys,
     parse_providers,
@@ -258,3 +259,8 @@ def test_what_is_no_set_of_keys_is_an_outage(content: bytes) -> None:
 def test_a_key_that_cannot_be_used_spoils_no_others(entry: dict[str, Any]) -> None:
     found = keys(entry, key(), published(key("RSA", 2048), x5c=["not base64!"], x5u=5))
     assert [each.key_id for each in found] == ["k1", "k1"]
+
+
+def test_a_signature_is_checked_with_a_few_keys_only() -> None:
+    many = keys(*(published(key(), kid="k") for _ in range(9)))
+    assert len(fitting(many, read_token(token(header={"kid": "k"})))) == 4
