@@ -9,17 +9,10 @@ from typing import Final
 import asyncpg
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.notification import (
-    Draft,
-    Inbox,
-    Notification,
-    NotificationId,
-    NotificationKind,
-    StoreId,
-    UserId,
-)
+from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind
 
 MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
 SCHEMA: Final = "notifier"

@@ -9,15 +9,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from pawl.notifier.domain.notification import (
-    ConversationId,
-    Draft,
-    EventId,
-    Inbox,
-    NotificationId,
-    NotificationKind,
-    RunId,
-)
+from pawl.chassis.ids import ConversationId, RunId
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048

@@ -9,10 +9,11 @@ from typing import Any, Final
 import grpc
 
 from pawl.chassis.auth import require_user
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, SlowConsumer
 from pawl.notifier.app.ports import Store
 from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.domain.notification import Inbox, StoreId, UserId
+from pawl.notifier.domain.notification import Inbox
 from pawl.notifier.rpc import convert
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
 
