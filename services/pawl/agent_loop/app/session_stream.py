@@ -16,7 +16,7 @@ from pawl.agent_loop.app.offers import Offers
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis.clock import Clock
 from pawl.errors import (
     Cancelled,
@@ -303,15 +303,12 @@ class Stream:
             last_seq, state = event.seq, event.run_state or state
             if event.call is not None and event.seq > run.last_seq:
                 self._offers.see(event.call)
-        await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=_ended(state, run.state)))
+        ended = state if state in ENDED else run.state
+        await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=ended))
 
 
 def _size_bytes(frame: ServerFrame) -> int:
     return frame.event.size_bytes if isinstance(frame, frames.Event) else 0
-
-
-def _ended(state: RunState, read: RunState) -> RunState:
-    return state if state in ENDED else read
 
 
 def _receipt(frame: ClientFrame, reply: Reply, *, run_id: str = "") -> Receipt:

@@ -75,10 +75,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def last_message(self) -> Message | None:
         """The newest message of this run, summaries aside."""
-        for message in reversed(self.messages):
-            if message.run_id == self.run.run_id and message.role is not Role.SUMMARY:
-                return message
-        return None
+        own = (message for message in reversed(self.messages) if message.run_id == self.run.run_id)
+        return next((message for message in own if message.role is not Role.SUMMARY), None)
 
     @property
     def round_active_seconds(self) -> float:
