@@ -28,7 +28,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
         page = await self._operators.list_attention(
             convert.caller(auth.require_user()),
-            run_id=convert.optional_id(request.run_id, "run_id"),
+            run_id=check_id(request.run_id, "run_id", optional=True),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
@@ -45,7 +45,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
 def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Caller, str, str, str]:
     """Return who acts, with which command, on which run, and why."""
-    request_id = convert.optional_id(request.request_id, "request_id")
+    request_id = check_id(request.request_id, "request_id", optional=True)
     return convert.caller(auth.require_user()), request_id, check_id(request.run_id, "run_id"), request.reason
 
 

@@ -25,7 +25,7 @@ from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_session, convert_steps
 from pawl.chassis import auth
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -64,13 +64,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._heartbeat_seconds = heartbeat_seconds
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
-        request_id = convert.optional_id(request.request_id, "request_id")
-        message = convert.message(request, convert.optional_id(request.conversation_id, "conversation_id"))
+        request_id = check_id(request.request_id, "request_id", optional=True)
+        message = convert.message(request, check_id(request.conversation_id, "conversation_id", optional=True))
         run = await self._messages.start(_caller(), request_id, message)
         return pb.StartRunResponse(run=_run(run))
 
     async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         message = convert.message(request, check_id(request.conversation_id, "conversation_id"))
         run, steered = await self._messages.send(_caller(), request_id, message)
         return pb.SendMessageResponse(run=_run(run), steered=steered)
@@ -104,7 +104,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run_id = check_id(request.run_id, "run_id")
         replies, run = await self._inbox.submit_results(
             _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
+            request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=run_id,
             results=convert.tool_results(request.results, run_id=run_id),
         )
@@ -115,7 +115,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.DecideResponse:
         decision = convert.decision(request.decision, run_id=check_id(request.run_id, "run_id"))
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.decide(_caller(), request_id, decision)
         run = commands.decided(reply)
         return pb.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
@@ -123,7 +123,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def DecideCalls(self, request: pb.DecideCallsRequest, context: Context) -> pb.DecideCallsResponse:
         decisions = convert.decisions(request.decisions)
         replies = await self._inbox.decide_calls(
-            _caller(), request_id=convert.optional_id(request.request_id, "request_id"), decisions=decisions
+            _caller(), request_id=check_id(request.request_id, "request_id", optional=True), decisions=decisions
         )
         receipts = [
             _receipt(reply, decision.run_id, decision.call_id)
@@ -133,7 +133,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
         run_id = check_id(request.run_id, "run_id")
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.cancel(_caller(), request_id, run_id, request.reason)
         return pb.CancelRunResponse(run=_run(commands.stopped(reply)))
 
@@ -142,7 +142,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         call_id = check_id(request.call_id, "call_id")
         reply = await self._inbox.resolve(
             _caller(),
-            convert.optional_id(request.request_id, "request_id"),
+            check_id(request.request_id, "request_id", optional=True),
             run_id=run_id,
             call_id=call_id,
             resolution=convert.resolution(request.resolution),
@@ -153,29 +153,29 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def TopUpRun(self, request: pb.TopUpRunRequest, context: Context) -> pb.TopUpRunResponse:
         run_id = check_id(request.run_id, "run_id")
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
         run = commands.topped_up(reply)
         return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
-        run_id, call_id = check_id(request.run_id, "run_id"), convert.optional_id(request.call_id, "call_id")
+        run_id, call_id = check_id(request.run_id, "run_id"), check_id(request.call_id, "call_id", optional=True)
         found = await self._undoing.preview(_caller(), run_id, call_id)
         return undo_pb2.PreviewUndoResponse(calls=map(convert.UNDO.fields, found))
 
     async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
         run = await self._undoing.start(
             _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
+            request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=check_id(request.run_id, "run_id"),
-            call_id="",
+            call_id=CallId(""),
         )
         return undo_pb2.UndoRunResponse(run=_run(run))
 
     async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
         run = await self._undoing.start(
             _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
+            request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=check_id(request.run_id, "run_id"),
             call_id=check_id(request.call_id, "call_id"),
         )
@@ -199,7 +199,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             _caller(),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
-            conversation_id=convert.optional_id(request.conversation_id, "conversation_id"),
+            conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
             states=convert.run_states(request.states),
         )
         return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
