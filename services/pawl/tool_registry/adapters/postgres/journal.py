@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, Database, affected
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
@@ -203,7 +203,7 @@ class PostgresJournal:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_LOCKS, *self.watch.unrenewed())
             await connection.execute(_FORGET_INSTANCES, *self.watch.unrenewed())
-        return int(tag.rpartition(" ")[2])
+        return affected(tag)
 
     async def _resume(
         self, connection: Connection, call: JournalCall, unacted: Collection[str]
