@@ -18,6 +18,7 @@ from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, Log
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis.clock import Clock
+from pawl.chassis.tasks import set_within
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -159,10 +160,7 @@ class Stream:
             silent_seconds = 0.0 if self._busy else loop.time() - self._heard_at
             if silent_seconds >= silence_max_seconds:
                 raise DeadlineExceeded(f"no frame came for {silence_max_seconds:g} s")
-            try:
-                async with asyncio.timeout(silence_max_seconds - silent_seconds):
-                    await self.superseded.wait()
-            except TimeoutError:
+            if not await set_within(self.superseded, silence_max_seconds - silent_seconds):
                 continue
             with suppress(TimeoutError):
                 # The receipts that are due come first.
