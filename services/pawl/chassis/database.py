@@ -301,6 +301,13 @@ class Database:
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
 
 
+class DatabaseAdapter:
+    """An adapter that stands on a database, and on nothing else."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
 def affected(tag: str) -> int:
     """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
     return int(tag.rpartition(" ")[2])

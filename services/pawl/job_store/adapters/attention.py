@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import Page, RunView
@@ -42,11 +42,8 @@ SELECT {tables.CALLS.names} FROM (
 """
 
 
-class PostgresAttentionRepository:
+class PostgresAttentionRepository(DatabaseAdapter):
     """See `ports.AttentionRepository`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
         records = await self._database.fetch(_DOOMED, crashes_max, runs_max)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.job_store.adapters import log_reads, paging, tables
@@ -134,11 +134,8 @@ ORDER BY create_time, round, batch_index, call_id
 """
 
 
-class PostgresReads:
+class PostgresReads(DatabaseAdapter):
     """See `reading.Reads`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
         async with self._database.snapshot() as connection:

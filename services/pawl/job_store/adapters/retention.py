@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pawl.chassis.database import Connection, Database, affected
+from pawl.chassis.database import Connection, Database, DatabaseAdapter, affected
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -138,11 +138,8 @@ _RUNS_AT_ONCE_MAX: Final = 50
 _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 
-class PostgresRetention:
+class PostgresRetention(DatabaseAdapter):
     """See `ports.Retention`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await _deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)

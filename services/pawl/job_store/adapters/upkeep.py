@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.states import RunState
@@ -49,11 +49,8 @@ FROM of_stores
 """
 
 
-class PostgresOfferRepository:
+class PostgresOfferRepository(DatabaseAdapter):
     """See `ports.OfferRepository`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def held_by(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId

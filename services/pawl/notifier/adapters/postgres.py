@@ -8,7 +8,7 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.database import Database, affected
+from pawl.chassis.database import DatabaseAdapter, affected
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
@@ -132,11 +132,8 @@ WHERE (store_id, user_id, number) IN (
 """
 
 
-class PostgresStore:
+class PostgresStore(DatabaseAdapter):
     """See `ports.Store`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         columns = [[draft.inbox.store_id for draft in drafts], [draft.inbox.user_id for draft in drafts]]
