@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
@@ -153,7 +153,7 @@ class AgentLoop:
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(ids.new("wrk"), dependencies, limits)
-        self.ledger = LedgerClient(channel)
+        self.ledger = PublicLedgerClient(channel)
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
@@ -66,7 +66,7 @@ async def main(stop: asyncio.Event) -> None:
         service.background.start("fence", worker.fence_forever)
 
         clients = ClientSide(
-            ledger=LedgerClient(job_store),
+            ledger=PublicLedgerClient(job_store),
             live=BusEvents(bus),
             checker=registry,
             clock=service.clock,

@@ -20,7 +20,7 @@ import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide
@@ -119,7 +119,7 @@ async def _replica(
     bus = await stack.enter_async_context(Bus(nats_url, name=f"replica-{number}", metrics=metrics))
     await bus.wait_connected()
     clients = ClientSide(
-        ledger=LedgerClient(ledger_channel),
+        ledger=PublicLedgerClient(ledger_channel),
         live=BusEvents(bus),
         checker=FakeChecker(),
         clock=clock,

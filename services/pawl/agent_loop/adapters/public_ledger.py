@@ -50,7 +50,7 @@ def _of(caller: Caller) -> dict[str, Any]:
     return {"store_id": caller.store_id, "user_id": caller.user_id}
 
 
-class LedgerClient:
+class PublicLedgerClient:
     """A `PublicLedger` over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:

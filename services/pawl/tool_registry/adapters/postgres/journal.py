@@ -103,7 +103,7 @@ _of_result: Final = attrgetter(*_RESULT.split(", "))
 _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
 
 
-class PostgresJournal:
+class PostgresExecutionJournal:
     """The ExecutionJournal port. `instance_id` must be new for each start of a process."""
 
     def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
