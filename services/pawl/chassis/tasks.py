@@ -8,7 +8,7 @@ A loop then goes on, and whoever waits for its end waits for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, Final, TypeVar
 
@@ -31,13 +31,16 @@ def hold(held: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
     return task
 
 
-async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
-    """Wait for an event; return whether it was set within that time. None means for ever."""
+async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
+    """Return what `work` gives, or None after so many seconds, when it is cancelled; None seconds are for ever.
+
+    A TimeoutError of its own counts as the end of the time.
+    """
     try:
         async with asyncio.timeout(seconds):
-            return await event.wait()
+            return await work
     except TimeoutError:
-        return False
+        return None
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -46,7 +46,7 @@ from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.agent_loop.domain.tool import RecordedDecision
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
-from pawl.chassis.tasks import set_within
+from pawl.chassis.tasks import within
 from pawl.errors import IllegalTransition, InboxChanged
 
 T = TypeVar("T")
@@ -343,7 +343,7 @@ class Drive:
         """Return when something happened, output is due, or at that time, by the monotonic clock."""
         due = self._tasks.output_due_at()
         wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
-        await set_within(self._signal, None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait))
+        await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
 
     def _planning_base(self, taken: int) -> State:
         # A call whose end is known and is told by a later step is not to be begun again.

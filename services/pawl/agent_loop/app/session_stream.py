@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -18,7 +18,7 @@ from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, Log
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis.clock import Clock
-from pawl.chassis.tasks import set_within
+from pawl.chassis.tasks import within
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -132,17 +132,13 @@ class Stream:
 
     async def give_back(self) -> None:
         """Release what the client holds; if that takes long, the leases end by themselves."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_RELEASE_SECONDS):
-                await self._offers.release_all()
+        await within(_RELEASE_SECONDS, self._offers.release_all())
 
     async def _write(self) -> None:
         heartbeat_seconds = self._parts.times.heartbeat_seconds
         while True:
-            try:
-                async with asyncio.timeout(heartbeat_seconds):
-                    frame = await self._outgoing.get()
-            except TimeoutError:
+            frame = await within(heartbeat_seconds, self._outgoing.get())
+            if frame is None:
                 await self._send(frames.ServerHeartbeat())
                 continue
             await self._send(frame)
@@ -160,12 +156,10 @@ class Stream:
             silent_seconds = 0.0 if self._busy else loop.time() - self._heard_at
             if silent_seconds >= silence_max_seconds:
                 raise DeadlineExceeded(f"no frame came for {silence_max_seconds:g} s")
-            if not await set_within(self.superseded, silence_max_seconds - silent_seconds):
+            if not await within(silence_max_seconds - silent_seconds, self.superseded.wait()):
                 continue
-            with suppress(TimeoutError):
-                # The receipts that are due come first.
-                async with asyncio.timeout(_RELEASE_SECONDS):
-                    await self._outgoing.join()
+            # The receipts that are due come first.
+            await within(_RELEASE_SECONDS, self._outgoing.join())
             raise Cancelled("the client opened another stream")
 
     async def _handle(self, frame: ClientFrame) -> None:

@@ -21,7 +21,7 @@ from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
 from pawl.chassis.ids import RunKey
-from pawl.chassis.tasks import set_within
+from pawl.chassis.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
@@ -121,7 +121,7 @@ class Worker:
             began = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
                 pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
-                await set_within(self._work_may_be_there, pause)
+                await within(pause, self._work_may_be_there.wait())
             await self._breathe(began + _CLAIM_SECONDS_MIN)
 
     async def _breathe(self, due: float) -> None:

@@ -54,7 +54,7 @@ class Relay:
             while relayed == _RELAY_BATCH:
                 relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
                 self._meter.relayed(relayed)
-            if await tasks.set_within(self._written, _RELAY_SECONDS):
+            if await tasks.within(_RELAY_SECONDS, self._written.wait()):
                 await asyncio.sleep(_GATHER_SECONDS)
 
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
-from pawl.chassis.tasks import set_within
+from pawl.chassis.tasks import within
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import Announcer, Counters, Store
 
@@ -44,7 +44,7 @@ class Publication:
                 await self.publish_all()
             except Unavailable as error:
                 _log.debug("publication.postponed", reason=error.reason)
-            await set_within(self._new, _SWEEP_SECONDS)
+            await within(_SWEEP_SECONDS, self._new.wait())
 
     async def publish_all(self) -> None:
         """Publish all that waits.

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from pawl.chassis import logs
-from pawl.chassis.tasks import set_within
+from pawl.chassis.tasks import within
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import Counters, Store
 from pawl.notifier.domain.notification import Inbox, Notification
@@ -81,7 +81,7 @@ class Subscriptions:
                 for notification in page:
                     follower.number = notification.number
                     yield notification
-                if len(page) == PAGE or await set_within(follower.news, silence_seconds):
+                if len(page) == PAGE or await within(silence_seconds, follower.news.wait()):
                     continue
                 yield None
         finally:
