@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
-
-import grpc
+from typing import cast
 
 from pawl.agent.v1 import operator_pb2 as pb
 from pawl.agent.v1 import operator_pb2_grpc
@@ -14,9 +12,8 @@ from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert
 from pawl.chassis import auth
 from pawl.chassis.ids import check_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.event.v1 import run_pb2
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):

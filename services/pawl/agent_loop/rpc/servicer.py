@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias, cast
-
-import grpc
+from typing import Final, cast
 
 from pawl.agent.v1 import agent_pb2 as pb
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
@@ -27,14 +25,13 @@ from pawl.agent_loop.rpc import convert, convert_session, convert_steps
 from pawl.chassis import auth
 from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
 WRITE_SECONDS_MAX: Final = 60.0
 """A client that takes nothing for so long is cut off."""
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class AgentServicer(agent_pb2_grpc.AgentServiceServicer):

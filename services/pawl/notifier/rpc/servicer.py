@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, SlowConsumer
 from pawl.notifier.app.ports import Store
 from pawl.notifier.app.subscription import Subscriptions
@@ -38,7 +37,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         self._write_seconds_max = write_seconds_max
 
     async def Subscribe(  # type: ignore[override]  # writes by itself, to bound how long a write may take
-        self, request: notify_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: notify_pb2.SubscribeRequest, context: Context
     ) -> None:
         inbox = _inbox()
         if request.after_number > _NUMBER_MAX:
@@ -65,7 +64,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
                 sent = notification.number if notification is not None else sent
 
     async def ListNotifications(
-        self, request: notify_pb2.ListNotificationsRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: notify_pb2.ListNotificationsRequest, context: Context
     ) -> notify_pb2.ListNotificationsResponse:
         inbox = _inbox()
         size = convert.page_size(request.page_size)
@@ -79,7 +78,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         )
 
     async def AcknowledgeNotifications(
-        self, request: notify_pb2.AcknowledgeNotificationsRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: notify_pb2.AcknowledgeNotificationsRequest, context: Context
     ) -> notify_pb2.AcknowledgeNotificationsResponse:
         ids = convert.notification_ids(request)
         acknowledged = await self._store.acknowledge(_inbox(), ids)

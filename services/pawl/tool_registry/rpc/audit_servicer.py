@@ -6,8 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
 
-import grpc
-
+from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken, PermissionDenied
 from pawl.tool.v1 import audit_pb2, audit_pb2_grpc
@@ -20,8 +19,6 @@ from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 _ROLES: Final = frozenset({ADMIN, OPERATOR})
 _SEQ_MAX: Final = 2**63 - 1
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 _KINDS: Final = WIRE.enum(AuditKind, audit_pb2.AuditKind, field="kind")
 _ENTRY: Final = WIRE.struct(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
+from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import document_pb2, document_pb2_grpc
@@ -13,8 +12,6 @@ from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
 from pawl.tool_registry.rpc.convert import WIRE, calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 _DOCUMENT: Final = WIRE.struct(
     Document,

@@ -8,9 +8,8 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import grpc
-
 from pawl.chassis.ids import check_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
@@ -27,7 +26,6 @@ from pawl.tool_registry.rpc import convert
 CALLS_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 10.0
 
-Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from pawl.chassis.ids import check_id, is_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.strict_json import loads
 from pawl.chassis.translate import Exceptions, seconds, timestamp
 from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
@@ -17,8 +16,6 @@ from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
 from pawl.tool_registry.rpc.convert import WIRE, calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, rule_pb2.RuleEffect, field="rule.effect")
 _SCOPES: Final = WIRE.enum(RuleScope, rule_pb2.RuleScope, field="rule.scope")

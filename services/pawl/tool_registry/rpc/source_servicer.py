@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
-import grpc
 from google.protobuf import json_format
 
 from pawl.chassis.auth import require_user
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField
 from pawl.tool.v1 import source_pb2, source_pb2_grpc
 from pawl.tool_registry.app.sources.sources import ListedSource, Sources, may_change
@@ -18,8 +18,6 @@ from pawl.tool_registry.rpc import convert
 
 # Who understands the configuration.
 _KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
-
+from pawl.chassis.rpc_kinds import Context
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.rpc import convert
 from pawl.tool_registry.rpc.convert import calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
