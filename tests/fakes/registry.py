@@ -26,6 +26,7 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
+from pawl.chassis.ids import CallId
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 
 CANCELLED = ExecutionResult(
@@ -143,7 +144,7 @@ async def _value(result: ExecutionResult) -> ExecutionResult:
 def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_MOST_ONCE", **fields: object) -> Verdict:
     """A verdict in a few words."""
     return Verdict(
-        call_id="",
+        call_id=CallId(""),
         disposition=Disposition(disposition),
         context=ExecutionContext(context),
         effect_class=EffectClass(effect),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
@@ -15,7 +15,7 @@ from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
+from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.ids import IdSource
 from pawl.chassis.lifecycle import Background
 from pawl.errors import TooLarge
@@ -153,9 +153,16 @@ class AgentLoop:
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(ids.new("wrk"), dependencies, limits)
-        self.ledger = LedgerClient(channel)
-        ports = ClientPorts(ledger=self.ledger, live=BusEvents(bus), checker=registry_client, clock=clock, ids=ids)
-        self.clients = ClientSide(ports, RunDefaults(model="model", limits=LIMITS), _TIMES)
+        self.ledger = PublicLedgerClient(channel)
+        self.clients = ClientSide(
+            ledger=self.ledger,
+            live=BusEvents(bus),
+            checker=registry_client,
+            clock=clock,
+            ids=ids,
+            defaults=RunDefaults(model="model", limits=LIMITS),
+            times=_TIMES,
+        )
         self._wakeups = BusWakeups(bus)
         self.stop = asyncio.Event()
 

@@ -234,7 +234,7 @@ MUTANTS = (
     Mutant(
         name="budgets_are_not_looked_at",
         module="pawl.agent_loop.domain.budget",
-        text="return rest is not None and rest < max(1, opened.tokens_needed if opened else 0)",
+        text="return rest is not None and rest < max(1, _needed_by_open_call(state))",
         instead="return False",
         checker="budgets_are_passed_by_one_call_at_most",
         also=(

@@ -9,14 +9,14 @@ from collections.abc import Awaitable, Callable
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.settings import AgentLoopSettings
-from pawl.agent_loop.wiring import ClientPorts, ClientSide
+from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
@@ -65,14 +65,14 @@ async def main(stop: asyncio.Event) -> None:
         service.background.start("leases", worker.renew_forever)
         service.background.start("fence", worker.fence_forever)
 
-        ports = ClientPorts(
-            ledger=LedgerClient(job_store),
+        clients = ClientSide(
+            ledger=PublicLedgerClient(job_store),
             live=BusEvents(bus),
             checker=registry,
             clock=service.clock,
             ids=service.ids,
+            defaults=settings.run_defaults,
         )
-        clients = ClientSide(ports, settings.run_defaults)
         await service.enter(clients.watches)
         server = service.rpc_server()
         clients.add_to(server)

@@ -27,17 +27,6 @@ from pawl.chassis.rpc_server import RpcServer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ClientPorts:
-    """The outside of what serves clients."""
-
-    ledger: PublicLedger
-    live: LiveEvents
-    checker: CallChecker
-    clock: Clock
-    ids: IdSource
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ClientTimes:
     """The patience and the rhythm of what serves clients."""
 
@@ -51,18 +40,26 @@ class ClientTimes:
 class ClientSide:
     """The parts that serve clients: enter `watches`, add the servicers to a server."""
 
-    def __init__(self, ports: ClientPorts, defaults: RunDefaults, times: ClientTimes | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        live: LiveEvents,
+        checker: CallChecker,
+        clock: Clock,
+        ids: IdSource,
+        defaults: RunDefaults,
+        times: ClientTimes = ClientTimes(),
+    ) -> None:
         """Wire the parts over these ports."""
-        ledger, clock, ids = ports.ledger, ports.clock, ports.ids
-        times = times or ClientTimes()
         self.watches = Watches(
             ledger=ledger,
-            live=ports.live,
+            live=live,
             poll_seconds=times.poll_seconds,
             connected_poll_seconds=times.connected_poll_seconds,
         )
         self.messages = Messages(ledger=ledger, defaults=defaults)
-        self.inbox = Inbox(ledger=ledger, checker=ports.checker, ids=ids)
+        self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids)
         self.sessions = Sessions(
             ids,
             Parts(

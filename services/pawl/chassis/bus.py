@@ -318,6 +318,4 @@ class Bus:
                 else:
                     return
 
-        task = asyncio.get_running_loop().create_task(run(), name="bus.hook")
-        self._hook_tasks.add(task)
-        task.add_done_callback(self._hook_tasks.discard)
+        tasks.start(self._hook_tasks, run(), name="bus.hook")

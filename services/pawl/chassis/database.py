@@ -147,6 +147,12 @@ class Database:
         async with self.acquire(urgent=urgent) as connection, connection.transaction():
             yield connection
 
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Connection]:
+        """Give a connection that reads the database as it is at one moment, and writes nothing; raises as `acquire`."""
+        async with self.acquire() as connection, connection.transaction(isolation="repeatable_read", readonly=True):
+            yield connection
+
     async def fetch(self, statement: str, *arguments: Any, urgent: bool = False) -> list[asyncpg.Record]:
         """Return the rows of one statement, which commits by itself; raises as `acquire`."""
         async with self.acquire(urgent=urgent) as connection:
@@ -298,6 +304,18 @@ class Database:
                     _log.warning("database.waiting", error=type(error).__name__)
                 attempt += 1
                 await asyncio.sleep(pause * random.uniform(0.8, 1.2))  # noqa: S311  # spreads replicas
+
+
+class DatabaseAdapter:
+    """An adapter that stands on a database, and on nothing else."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+
+def affected(tag: str) -> int:
+    """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
+    return int(tag.rpartition(" ")[2])
 
 
 @asynccontextmanager

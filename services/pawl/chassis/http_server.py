@@ -73,9 +73,7 @@ class HttpServer:
         await tasks.end(self._connections)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.get_running_loop().create_task(self._serve(reader, writer), name="http.serve")
-        self._connections.add(task)
-        task.add_done_callback(self._connections.discard)
+        tasks.start(self._connections, self._serve(reader, writer), name="http.serve")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -100,9 +100,7 @@ class Background:
 
     def start(self, name: str, loop: Callable[[], Awaitable[None]]) -> None:
         """Run `loop` in a task called `name`, under supervision."""
-        task = asyncio.get_running_loop().create_task(_supervise(name, loop), name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.start(self._tasks, _supervise(name, loop), name=name)
 
 
 async def _supervise(name: str, loop: Callable[[], Awaitable[None]]) -> None:

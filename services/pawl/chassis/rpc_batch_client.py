@@ -136,9 +136,7 @@ class Batches:
             stream = _Stream(self)
             self._streams.append(stream)
             # Not in the context of whoever comes first: the stream outlives the request that it serves.
-            task = asyncio.get_running_loop().create_task(stream.run(), name="batch", context=contextvars.Context())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            tasks.start(self._tasks, stream.run(), name="batch", context=contextvars.Context())
         else:
             stream = min(self._streams, key=len)
             # Of those that have equally few, another one is next.

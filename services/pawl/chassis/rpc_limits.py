@@ -1,4 +1,4 @@
-"""Limits on the calls that a server holds at once: in all, of one store and of one user.
+"""Limits on the calls and streams that a server holds at once: in all, per store and per user.
 
 A place is taken when the caller is known and before a byte of the request is
 read. The request itself waits in gRPC, up to its limit of size, from when it is

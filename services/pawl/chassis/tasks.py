@@ -1,4 +1,4 @@
-"""Ending tasks for sure.
+"""Tasks that are kept until they end, and end for sure.
 
 A cancellation can get lost: `asyncio.wait_for` before Python 3.12, on which
 nats-py is built, drops it when what it waited for is done at the same moment.
@@ -8,10 +8,39 @@ A loop then goes on, and whoever waits for its end waits for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Awaitable, Coroutine, Iterable
+from contextvars import Context
+from typing import Any, Final, TypeVar
+
+T = TypeVar("T")
 
 _AGAIN_SECONDS: Final = 3.0
+
+
+def start(
+    held: set[asyncio.Task[T]], work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
+) -> asyncio.Task[T]:
+    """Return a task that does this work; it is in `held` until it is done, for a loop keeps no task alive."""
+    return hold(held, asyncio.get_running_loop().create_task(work, name=name, context=context))
+
+
+def hold(held: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
+    """Keep a task in `held` until it is done, and return it."""
+    held.add(task)
+    task.add_done_callback(held.discard)
+    return task
+
+
+async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
+    """Return what `work` gives, or None after so many seconds, when it is cancelled; None seconds are for ever.
+
+    A TimeoutError of its own counts as the end of the time.
+    """
+    try:
+        async with asyncio.timeout(seconds):
+            return await work
+    except TimeoutError:
+        return None
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

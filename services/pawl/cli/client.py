@@ -25,6 +25,7 @@ import grpc
 from pawl.agent.v1 import session_pb2 as wire
 from pawl.agent.v1 import types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis.tasks import within
 from pawl.event.v1 import run_pb2
 
 Tool = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -201,10 +202,8 @@ class SessionClient:
 
     async def _write(self, stream: Any, outgoing: asyncio.Queue[wire.SessionRequest]) -> None:
         while True:
-            try:
-                async with asyncio.timeout(_HEARTBEAT_SECONDS):
-                    frame = await outgoing.get()
-            except TimeoutError:
+            frame = await within(_HEARTBEAT_SECONDS, outgoing.get())
+            if frame is None:
                 frame = wire.SessionRequest(heartbeat=wire.ClientHeartbeat())
             await stream.write(frame)
 

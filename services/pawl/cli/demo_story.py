@@ -13,6 +13,7 @@ import nats
 from nats.aio.msg import Msg
 
 from pawl.chassis.bus import flush
+from pawl.chassis.tasks import within
 from pawl.cli import answers
 from pawl.cli.chat import PANEL_TOOL
 from pawl.cli.client import SessionClient
@@ -205,10 +206,7 @@ class Story:
             self._told.set()
 
     async def _await_notification(self) -> None:
-        try:
-            async with asyncio.timeout(_NOTIFICATION_SECONDS_MAX):
-                await self._told.wait()
-        except TimeoutError:
+        if not await within(_NOTIFICATION_SECONDS_MAX, self._told.wait()):
             self._screen.note("the NATS subscriber heard nothing of the end")
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from pawl.chassis import logs
 from pawl.chassis.start import StartError
+from pawl.chassis.tasks import within
 from pawl.launcher import child, orphans
 from pawl.launcher.logfile import LogFile
 
@@ -164,8 +165,7 @@ class Process:
             self.restarts += 1
             log = str(self.log.path)
             _log.warning("process.died", process=self.name, exit_code=code, restart_in_seconds=delay, log=log)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), delay)
+            await within(delay, self._stopping.wait())
 
     async def _run_once(self) -> int:
         """Runs one incarnation from start to end and returns its exit code."""

@@ -13,7 +13,7 @@ from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
 from pawl.notifier.rpc import convert
 from pawl.notifier.settings import NotifierSettings
-from pawl.notifier.wiring import Ports, wire
+from pawl.notifier.wiring import wire
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -24,13 +24,13 @@ async def main(stop: asyncio.Event) -> None:
         await database.migrate(SCHEMA, MIGRATIONS)
         bus = await service.open_bus()
 
-        ports = Ports(
+        parts = wire(
             store=PostgresStore(database),
             announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write),
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
+            keep_days=settings.notifications_keep_days,
         )
-        parts = wire(ports, keep_days=settings.notifications_keep_days)
         await notifications_bus.hear(bus, parts.subscriptions.wake)
         JetStreamLifecycle(bus, parts.intake.take).start()
         for name, loop in parts.loops.items():

@@ -16,16 +16,6 @@ from pawl.notify.v1.notify_pb2_grpc import add_NotifyServiceServicer_to_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ports:
-    """The outside of the notifier."""
-
-    store: Store
-    announcer: Announcer
-    counters: Counters
-    clock: Clock
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Notifier:
     """A notifier that is not running yet: feed `intake`, start `loops`, add the servicer to a server."""
 
@@ -39,10 +29,17 @@ class Notifier:
         server.add(add_NotifyServiceServicer_to_server, self.servicer)
 
 
-def wire(ports: Ports, *, keep_days: float, heartbeat_seconds: float = HEARTBEAT_SECONDS) -> Notifier:
+def wire(
+    *,
+    store: Store,
+    announcer: Announcer,
+    counters: Counters,
+    clock: Clock,
+    keep_days: float,
+    heartbeat_seconds: float = HEARTBEAT_SECONDS,
+) -> Notifier:
     """Return a notifier over these ports."""
-    store, counters = ports.store, ports.counters
-    publication = Publication(store, ports.announcer, counters)
+    publication = Publication(store, announcer, counters)
     subscriptions = Subscriptions(store, counters)
     return Notifier(
         intake=Intake(store, counters, on_new=publication.wake),
@@ -51,6 +48,6 @@ def wire(ports: Ports, *, keep_days: float, heartbeat_seconds: float = HEARTBEAT
         loops={
             "publication": publication.run,
             "subscriptions": subscriptions.run,
-            "retention": lambda: forget_old(store, ports.clock, keep_days=keep_days),
+            "retention": lambda: forget_old(store, clock, keep_days=keep_days),
         },
     )

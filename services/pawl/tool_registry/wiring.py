@@ -19,7 +19,7 @@ from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
-from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
 from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
@@ -81,7 +81,7 @@ class Record:
 
         A lease of another process is watched for `watch_seconds`, or for as long as the own one lasts.
         """
-        journal = PostgresJournal(database, instance_id=instance_id, lease_seconds=lease_seconds)
+        journal = PostgresExecutionJournal(database, instance_id=instance_id, lease_seconds=lease_seconds)
         if watch_seconds is not None:
             journal.watch.lease_seconds = watch_seconds
         return cls(

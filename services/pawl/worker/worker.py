@@ -24,7 +24,7 @@ from pawl.chassis import logs, tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import find_key
 from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.tasks import end
+from pawl.chassis.tasks import end, within
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
@@ -218,10 +218,8 @@ class Worker:
 
     async def _write(self, stream: Any, heartbeat_seconds: float) -> None:
         while True:
-            try:
-                async with asyncio.timeout(heartbeat_seconds):
-                    frame = await self._outgoing.get()
-            except TimeoutError:
+            frame = await within(heartbeat_seconds, self._outgoing.get())
+            if frame is None:
                 frame = Request(heartbeat=worker_pb2.WorkerHeartbeat())
             with suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):  # Whoever reads learns it too.
                 await stream.write(frame)

@@ -15,7 +15,7 @@ from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.servicer import AgentServicer
-from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
+from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.credentials import ApiKey
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
@@ -89,14 +89,21 @@ def client_side(
     ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, times: SessionTimes | None = None
 ) -> ClientSide:
     """Return what serves clients over this ledger, quick to look and to give signs of life."""
-    ports = ClientPorts(ledger=ledger, live=live, checker=FakeChecker(), clock=clock, ids=ids)
     quick = ClientTimes(
         sessions=times or SessionTimes(),
         heartbeat_seconds=0.05,
         poll_seconds=0.02,
         connected_poll_seconds=0.02,
     )
-    return ClientSide(ports, RunDefaults(model="the-model", instructions="Be brief."), quick)
+    return ClientSide(
+        ledger=ledger,
+        live=live,
+        checker=FakeChecker(),
+        clock=clock,
+        ids=ids,
+        defaults=RunDefaults(model="the-model", instructions="Be brief."),
+        times=quick,
+    )
 
 
 @pytest.fixture

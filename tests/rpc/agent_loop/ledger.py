@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.app.public_values import (
     Caller,
     ClientSession,
@@ -85,7 +85,7 @@ class StoredRun:
     calls: dict[str, call_pb2.Call]
 
 
-class PlayedLedger(LedgerClient):
+class PlayedLedger(PublicLedgerClient):
     """A `PublicLedger`; an async context manager. `down = True` makes every method unavailable."""
 
     def __init__(self, clock: ManualClock, live: FakeLive) -> None:

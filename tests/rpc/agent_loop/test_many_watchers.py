@@ -19,7 +19,7 @@ from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
-from pawl.agent_loop.wiring import ClientPorts, ClientSide, ClientTimes
+from pawl.agent_loop.wiring import ClientSide, ClientTimes
 from pawl.chassis.ids import IdSource
 from pawl.chassis.status import from_rpc_error
 from pawl.errors import SlowConsumer
@@ -55,9 +55,14 @@ class Replicas:
         self.stubs: list[AgentServiceAsyncStub] = []
 
     async def start(self, stack: AsyncExitStack, address: str) -> None:
-        ports = ClientPorts(ledger=self.ledger, live=self.live, checker=FakeChecker(), clock=self._clock, ids=self._ids)
         clients = ClientSide(
-            ports, RunDefaults(model="the-model"), ClientTimes(poll_seconds=0.05, connected_poll_seconds=0.05)
+            ledger=self.ledger,
+            live=self.live,
+            checker=FakeChecker(),
+            clock=self._clock,
+            ids=self._ids,
+            defaults=RunDefaults(model="the-model"),
+            times=ClientTimes(poll_seconds=0.05, connected_poll_seconds=0.05),
         )
         watches = await stack.enter_async_context(clients.watches)
         server = await stack.enter_async_context(new_server(clients, address, self._ids))

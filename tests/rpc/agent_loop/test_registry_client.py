@@ -28,7 +28,7 @@ from pawl.agent_loop.domain.tool import (
     Tool,
 )
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
@@ -38,10 +38,15 @@ from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from tests.fakes.anybody import Anybody
 
 CONTEXT = CallContext(
-    store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=("member",), approvals_required=2
+    store_id=StoreId("s"),
+    user_id=UserId("u"),
+    conversation_id=ConversationId("c"),
+    run_id=RunId("r"),
+    user_roles=("member",),
+    approvals_required=2,
 )
 EXECUTION = Execution(
-    call_id="call_1",
+    call_id=CallId("call_1"),
     tool_name="write",
     tool_version=2,
     arguments_json=b"{}",
@@ -160,7 +165,7 @@ async def test_an_absent_tool_is_named(registry: RegistryClient) -> None:
 
 async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(registry: RegistryClient) -> None:
     """I10: when in doubt, no."""
-    proposed = ProposedCall(call_id="call_1", tool_name="write", tool_version=2, arguments_json=b"{}")
+    proposed = ProposedCall(call_id=CallId("call_1"), tool_name="write", tool_version=2, arguments_json=b"{}")
     known, newer = await registry.check(CONTEXT, [proposed], ["write"])
     assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
     assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
@@ -169,11 +174,11 @@ async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(regi
 
 async def test_decisions_are_reported_with_who_made_them(registry: RegistryClient, stand_in: StandIn) -> None:
     note = RecordedDecision(
-        call_id="call_1",
+        call_id=CallId("call_1"),
         tool_name="write",
         tool_version=2,
         kind=DecisionKind.EDIT,
-        user_id="bob",
+        user_id=UserId("bob"),
         arguments_json=b"{}",
     )
     await registry.record_decisions(CONTEXT, [note])
@@ -183,10 +188,10 @@ async def test_decisions_are_reported_with_who_made_them(registry: RegistryClien
 
 async def test_ends_of_front_end_calls_are_reported_by_digest(registry: RegistryClient, stand_in: StandIn) -> None:
     note = RecordedResult(
-        call_id="call_1",
+        call_id=CallId("call_1"),
         tool_name="show",
         tool_version=2,
-        user_id="bob",
+        user_id=UserId("bob"),
         arguments_json=b"{}",
         content_json=b"[1]",
         state=CallState.EXPIRED,
@@ -221,7 +226,7 @@ async def test_an_execution_gives_its_progress_and_its_result(registry: Registry
 async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand_in: StandIn) -> None:
     """C11: a timeout that frees the slot and cancels nothing."""
     endless = Execution(
-        call_id="endless",
+        call_id=CallId("endless"),
         tool_name="look",
         tool_version=1,
         arguments_json=b"{}",

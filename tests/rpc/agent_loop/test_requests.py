@@ -13,6 +13,7 @@ from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.app.public_values import Caller, DecisionCommand, DecisionRight, ResultCommand
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.ids import CallId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
@@ -314,18 +315,17 @@ async def test_edited_arguments_are_checked_and_made_canonical(
     assert error.message == "to: not an address; subject: missing"
     assert not ledger.commands
     await stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "ann"}', reason="typo"), metadata=APPROVER)
-    assert ledger.commands == [
-        DecisionCommand(
-            call_id="call_1",
-            kind=DecisionKind.EDIT,
-            digest=DIGEST,
-            arguments_json=b'{"to":"ann"}',
-            edited_digest="ef" * 32,
-            reason="typo",
-            answer="",
-            right=DecisionRight.STORE,
-        )
-    ]
+    edited = DecisionCommand(
+        call_id=CallId("call_1"),
+        kind=DecisionKind.EDIT,
+        digest=DIGEST,
+        arguments_json=b'{"to":"ann"}',
+        edited_digest="ef" * 32,
+        reason="typo",
+        answer="",
+        right=DecisionRight.STORE,
+    )
+    assert ledger.commands == [edited]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage
 from pawl.agent_loop.domain.options import AskedOptions
@@ -23,9 +23,9 @@ ADMIN = Caller(store_id="acme", user_id="ann", roles=frozenset({"member", "admin
 
 
 @pytest.fixture
-async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[LedgerClient, WorkerLedgerClient]]:
+async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[PublicLedgerClient, WorkerLedgerClient]]:
     async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX, batches=True) as channel:
-        yield LedgerClient(channel), WorkerLedgerClient(channel)
+        yield PublicLedgerClient(channel), WorkerLedgerClient(channel)
 
 
 def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE) -> NewMessage:
@@ -45,14 +45,14 @@ async def roles_in_the_loop(worker: WorkerLedgerClient) -> tuple[str, ...]:
     return (await worker.load(claim)).run.user_roles
 
 
-async def test_a_run_has_the_roles_that_its_user_had(clients: tuple[LedgerClient, WorkerLedgerClient]) -> None:
+async def test_a_run_has_the_roles_that_its_user_had(clients: tuple[PublicLedgerClient, WorkerLedgerClient]) -> None:
     public, worker = clients
     await public.submit_message(ADMIN, message())
     assert await roles_in_the_loop(worker) == ("admin", "member")
 
 
 async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_own(
-    clients: tuple[LedgerClient, WorkerLedgerClient],
+    clients: tuple[PublicLedgerClient, WorkerLedgerClient],
 ) -> None:
     """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
     public, worker = clients
@@ -71,7 +71,7 @@ async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_ow
 
 
 async def test_a_message_that_enters_a_run_does_not_widen_its_roles(
-    clients: tuple[LedgerClient, WorkerLedgerClient],
+    clients: tuple[PublicLedgerClient, WorkerLedgerClient],
 ) -> None:
     public, worker = clients
     await public.submit_message(MEMBER, message())
@@ -80,7 +80,7 @@ async def test_a_message_that_enters_a_run_does_not_widen_its_roles(
     assert await roles_in_the_loop(worker) == ("member",)
 
 
-async def test_a_request_is_the_same_with_other_roles(clients: tuple[LedgerClient, WorkerLedgerClient]) -> None:
+async def test_a_request_is_the_same_with_other_roles(clients: tuple[PublicLedgerClient, WorkerLedgerClient]) -> None:
     """I2: a key that got another role between two attempts makes no second run, and the first keeps its roles."""
     public, worker = clients
     first, _ = await public.submit_message(MEMBER, message("r1"))

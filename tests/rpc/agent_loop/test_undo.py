@@ -9,6 +9,7 @@ import pytest
 
 from pawl.agent.v1 import undo_pb2
 from pawl.agent_loop.domain.undo import undo_call_id
+from pawl.chassis.ids import CallId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import reason
@@ -46,7 +47,7 @@ async def tried(ledger: PlayedLedger, state: call_pb2.CallState.ValueType, run_i
     """Let a run have made the call that undoes the first one."""
     result = call_pb2.CallResult(content_json=b"null").SerializeToString()
     await ledger.add_call(
-        undo_call_id("call_1", 1),
+        undo_call_id(CallId("call_1"), 1),
         state,
         run_id=run_id,
         tool_name="unwrite",
@@ -160,7 +161,7 @@ async def test_a_report_says_what_became_of_each_call(
 
     found = next(call for call in report.calls if call.call_id == "call_1")
     assert undo_pb2.UndoState.Name(found.state) == f"UNDO_STATE_{told}"
-    assert (found.undo_run_id, found.undo_call_id) == (undoing, undo_call_id("call_1", 1))
+    assert (found.undo_run_id, found.undo_call_id) == (undoing, undo_call_id(CallId("call_1"), 1))
     assert (await preview(stub))[-1] == ("call_1", later)
 
 

@@ -119,6 +119,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
                 ids=ids,
                 metrics=metrics,
                 limits=rpc_limits.Limits(message_bytes_max=32 * 1024 * 1024),
+                drain_seconds=0.2,
             )
             parts.add_to(server)
             await stack.enter_async_context(server)

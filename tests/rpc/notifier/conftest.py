@@ -13,7 +13,7 @@ import pytest
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
@@ -21,18 +21,8 @@ from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
 from pawl.notifier.app.subscription import Subscriptions
 from pawl.notifier.domain.announcement import notification_id
-from pawl.notifier.domain.notification import (
-    ConversationId,
-    Draft,
-    EventId,
-    Inbox,
-    Notification,
-    NotificationKind,
-    RunId,
-    StoreId,
-    UserId,
-)
-from pawl.notifier.wiring import Notifier, Ports, wire
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, Notification, NotificationKind
+from pawl.notifier.wiring import Notifier, wire
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from tests import databases
 from tests.fakes.anybody import Anybody
@@ -73,10 +63,14 @@ class Silent:
 @pytest.fixture
 async def notifier(store: PostgresStore) -> AsyncIterator[Notifier]:
     """A notifier that looks for what is new."""
-    ports = Ports(
-        store=store, announcer=Silent(), counters=PrometheusCounters(Metrics("notifier")), clock=SystemClock()
+    notifier = wire(
+        store=store,
+        announcer=Silent(),
+        counters=PrometheusCounters(Metrics("notifier")),
+        clock=SystemClock(),
+        keep_days=30,
+        heartbeat_seconds=HEARTBEAT_SECONDS,
     )
-    notifier = wire(ports, keep_days=30, heartbeat_seconds=HEARTBEAT_SECONDS)
     polling = asyncio.create_task(notifier.subscriptions.run())
     yield notifier
     polling.cancel()

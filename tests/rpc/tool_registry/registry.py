@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
@@ -219,6 +219,7 @@ async def _fits(store_id: str, schema_json: bytes, answer: str) -> str:
 
 
 _WORKER_OPTIONS = WorkerOptions()
+_T = TypeVar("_T")
 
 
 @asynccontextmanager
@@ -312,16 +313,27 @@ def _server(address: str, ids: IdSource, metrics: Metrics, drain_seconds: float)
     )
 
 
+class _OnDemand(dict[tuple[str, str], _T]):
+    """Values by user, each made when it is first asked for: few tests need more than two of all users."""
+
+    def __init__(self, make: Callable[[tuple[str, str]], _T]) -> None:
+        self._make = make
+
+    def __missing__(self, who: tuple[str, str]) -> _T:
+        return self.setdefault(who, self._make(who))
+
+
 class _Channels:
     """A channel for each caller."""
 
     def __init__(self, address: str) -> None:
         self.service = open_channel(address, service_key=SERVICE_KEY)
-        self.users = {(key.store_id or "", key.user_id): open_channel(address, service_key=key.key) for key in KEYS}
+        keys = {(key.store_id or "", key.user_id): key.key for key in KEYS}
+        self.users = _OnDemand[grpc.aio.Channel](lambda who: open_channel(address, service_key=keys[who]))
 
     def stubs(self, stub: Callable[[grpc.aio.Channel], Any]) -> dict[tuple[str, str], Any]:
-        """Return a stub for each user."""
-        return {who: stub(channel) for who, channel in self.users.items()}
+        """Return a stub for each user, made when it is asked for."""
+        return _OnDemand[Any](lambda who: stub(self.users[who]))
 
     async def __aenter__(self) -> Self:
         return self

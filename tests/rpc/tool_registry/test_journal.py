@@ -12,7 +12,7 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.errors import DependencyUnavailable
-from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.execution import Outcome, succeeded
@@ -112,7 +112,7 @@ async def test_a_late_end_of_a_process_that_was_given_up_changes_nothing(
     async with dead_process(database_url, registry, "pay", "call"):
         unknown = await registry.run("pay")
         async with Database(database_url, application_name="dead") as database:
-            journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
+            journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
             stands = await journal.end(CallKey("acme", "call"), succeeded(b'"late"', 1.0))
             assert stands.outcome is Outcome.UNKNOWN
         assert await registry.run("pay") == unknown
@@ -250,7 +250,7 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
         database_url, "UPDATE tool_registry.executions SET ended_at = now() - interval '2 days' WHERE call_id = 'old'"
     )
     async with Database(database_url, application_name="test") as database:
-        journal = PostgresJournal(database, instance_id="x", lease_seconds=1)
+        journal = PostgresExecutionJournal(database, instance_id="x", lease_seconds=1)
         assert await journal.forget(86400) == 1
         assert await journal.look(CallKey("acme", "old")) is None
         assert await journal.look(CallKey("acme", "young")) is not None

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.tool_registry.adapters.postgres.journal import PostgresJournal
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.verdict import CallKey, call_digest
@@ -74,7 +74,7 @@ async def dead_process(database_url: str, registry: Registry, tool_name: str, ca
     """A process that began a call, and then was heard of no more."""
     effect = EffectClass.RECONCILABLE if tool_name == "order" else EffectClass.AT_MOST_ONCE
     async with Database(database_url, application_name="dead") as database:
-        journal = PostgresJournal(database, instance_id="dead", lease_seconds=60)
+        journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
         await journal.renew()
         begun = await journal.begin(
             JournalCall(

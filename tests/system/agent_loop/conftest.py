@@ -20,10 +20,10 @@ import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.adapters.live import BusEvents
-from pawl.agent_loop.adapters.public_ledger import LedgerClient
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.wiring import ClientPorts, ClientSide
+from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
@@ -118,10 +118,14 @@ async def _replica(
     ids = IdSource(clock)
     bus = await stack.enter_async_context(Bus(nats_url, name=f"replica-{number}", metrics=metrics))
     await bus.wait_connected()
-    ports = ClientPorts(
-        ledger=LedgerClient(ledger_channel), live=BusEvents(bus), checker=FakeChecker(), clock=clock, ids=ids
+    clients = ClientSide(
+        ledger=PublicLedgerClient(ledger_channel),
+        live=BusEvents(bus),
+        checker=FakeChecker(),
+        clock=clock,
+        ids=ids,
+        defaults=RunDefaults(model="the-model"),
     )
-    clients = ClientSide(ports, RunDefaults(model="the-model"))
     watches = await stack.enter_async_context(clients.watches)
     server = RpcServer(f"unix:{folder}/{number}", authenticator=Anybody(), ids=ids, metrics=metrics, drain_seconds=0.2)
     clients.add_to(server)

@@ -57,6 +57,7 @@ from pawl.agent_loop.domain.model import Problem, UsageReport
 from pawl.agent_loop.domain.run import ENDED, FailureClass, Run, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, Stopped, Verdict
+from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
 from tests.fakes.provider import check_history
 from tests.simulation.reference import CALL_MOVES, ONCE_BEGUN
 
@@ -65,45 +66,49 @@ TOKENS_PER_ANSWER = 15
 PENDING = {CallState.AWAITING_APPROVAL, CallState.OFFERED, CallState.ASKED}
 
 VERDICTS = {
-    "serial": Verdict(call_id="", disposition=Disposition.RUN, context=ExecutionContext.BACKEND),
-    "parallel": Verdict(call_id="", disposition=Disposition.RUN, context=ExecutionContext.BACKEND, parallel=True),
+    "serial": Verdict(call_id=CallId(""), disposition=Disposition.RUN, context=ExecutionContext.BACKEND),
+    "parallel": Verdict(
+        call_id=CallId(""), disposition=Disposition.RUN, context=ExecutionContext.BACKEND, parallel=True
+    ),
     "lookup": Verdict(
-        call_id="",
+        call_id=CallId(""),
         disposition=Disposition.RUN,
         context=ExecutionContext.BACKEND,
         effect_class=EffectClass.READ_ONLY,
         resource_keys=("a",),
     ),
-    "gated": Verdict(call_id="", disposition=Disposition.APPROVE, context=ExecutionContext.BACKEND, digest="d"),
-    "gated_front": Verdict(call_id="", disposition=Disposition.APPROVE, context=ExecutionContext.FRONTEND, digest="d"),
-    "front": Verdict(call_id="", disposition=Disposition.OFFER, context=ExecutionContext.FRONTEND),
+    "gated": Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, context=ExecutionContext.BACKEND, digest="d"),
+    "gated_front": Verdict(
+        call_id=CallId(""), disposition=Disposition.APPROVE, context=ExecutionContext.FRONTEND, digest="d"
+    ),
+    "front": Verdict(call_id=CallId(""), disposition=Disposition.OFFER, context=ExecutionContext.FRONTEND),
     "front_asks": Verdict(
-        call_id="",
+        call_id=CallId(""),
         disposition=Disposition.OFFER,
         context=ExecutionContext.FRONTEND,
         offer_fallback=OfferFallback.ASK_USER,
     ),
     "front_falls_back": Verdict(
-        call_id="",
+        call_id=CallId(""),
         disposition=Disposition.OFFER,
         context=ExecutionContext.FRONTEND,
         offer_fallback=OfferFallback.BACKEND_TOOL,
         fallback_tool_name="gated",
     ),
     "ask_by_default": Verdict(
-        call_id="",
+        call_id=CallId(""),
         disposition=Disposition.ASK,
         context=ExecutionContext.HUMAN,
         question=Question(question="Which?", default_answer="blue", timeout_seconds=60.0),
     ),
     "ask": Verdict(
-        call_id="",
+        call_id=CallId(""),
         disposition=Disposition.ASK,
         context=ExecutionContext.HUMAN,
         question=Question(question="Which?"),
     ),
     "refused": Verdict(
-        call_id="", disposition=Disposition.REFUSE, error_reason="TOOL_NOT_FOUND", error_message="no such tool"
+        call_id=CallId(""), disposition=Disposition.REFUSE, error_reason="TOOL_NOT_FOUND", error_message="no such tool"
     ),
 }
 """What the registry says of a tool, by its name."""
@@ -165,8 +170,14 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.tokens_granted = self.options.limits.total_tokens_max
-        run = Run(store_id="s", user_id="u", conversation_id="c", run_id="r", options=self.options)
-        hello = Message(role=Role.USER, run_id="r", text="hello", number=1)
+        run = Run(
+            store_id=StoreId("s"),
+            user_id=UserId("u"),
+            conversation_id=ConversationId("c"),
+            run_id=RunId("r"),
+            options=self.options,
+        )
+        hello = Message(role=Role.USER, run_id=RunId("r"), text="hello", number=1)
         self.base = State(run=run, messages=(hello,))
 
     @property
@@ -248,7 +259,7 @@ class Simulation:
             given,
             without_tools=opened.without_tools,
             now=self.now,
-            new_call_id=lambda: f"call_{next(self.ids)}",
+            new_call_id=lambda: CallId(f"call_{next(self.ids)}"),
         )
         verdicts = {call.call_id: verdict_on(call) for call in calls if call.state is CallState.PROPOSED}
         self.facts.append(ModelAnswered(answer=given, calls=calls, verdicts=verdicts))
@@ -279,13 +290,14 @@ class Simulation:
     def ends(self, call_id: str, ended: ExecutionResult = OK) -> None:
         """An execution ends."""
         self.under_way.remove(call_id)
-        self.facts.append(CallExecuted(call_id=call_id, ended=ended))
+        self.facts.append(CallExecuted(call_id=CallId(call_id), ended=ended))
         self.turn()
 
     def sends(self, *kinds: CommandKind) -> None:
         """Commands arrive, as the ledger would take them."""
         commands = [
-            Command(command_id=f"cmd_{next(self.ids)}", user_id="u", time=self.now, kind=kind) for kind in kinds
+            Command(command_id=CommandId(f"cmd_{next(self.ids)}"), user_id=UserId("u"), time=self.now, kind=kind)
+            for kind in kinds
         ]
         if any(isinstance(kind, Cancel) for kind in kinds):
             self.cancelled = True
@@ -351,7 +363,7 @@ class Simulation:
             elif running := sorted(self.under_way):
                 self.ends(running[0])
             elif self.run.state is RunState.NEEDS_ATTENTION:
-                self.resolves(self.base.calls[self.base.loop.in_doubt[0]], CallResolution.TELL_MODEL)
+                self.resolves(self.base.calls[CallId(self.base.loop.in_doubt[0])], CallResolution.TELL_MODEL)
             else:
                 self.passes(100_000)
         raise AssertionError(f"the run does not end: {self.base}")

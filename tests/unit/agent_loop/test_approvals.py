@@ -15,6 +15,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState, WaitKind
 from pawl.agent_loop.domain.state import MODEL
 from pawl.agent_loop.domain.tool import Disposition, Verdict
+from pawl.chassis.ids import CallId
 from pawl.errors import InvalidField, PermissionDenied
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
@@ -96,7 +97,7 @@ def test_several_questions_each_get_their_own_answer() -> None:
 def test_the_largest_number_of_approvals_holds(tool: int, run: int, required: int) -> None:
     """D6"""
     call = replace(started("gated").calls[0], state=CallState.PROPOSED)
-    verdict = Verdict(call_id="", disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
+    verdict = Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
     judged = proposals.judged(call, verdict, RunOptions(approvals_required=run), 0.0)
     assert judged.approval is not None
     assert judged.approval.approvals_required == required

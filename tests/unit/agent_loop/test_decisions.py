@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, T
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.tool import ExecutionPiece, RecordedDecision, RecordedResult
-from pawl.chassis.ids import CallId, CallKey, RunKey
+from pawl.chassis.ids import CallId, CallKey, RunKey, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
@@ -83,7 +83,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
                 tool_name=call.tool_name,
                 tool_version=1,
                 kind=decided[call.tool_name],
-                user_id="user",
+                user_id=UserId("user"),
                 arguments_json=b'{"n":1}',
             )
             for call in world.ledger.calls(key)
@@ -95,7 +95,7 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
                 call_id=show.call_id,
                 tool_name="show",
                 tool_version=1,
-                user_id="user",
+                user_id=UserId("user"),
                 arguments_json=b'{"n":1}',
                 content_json=b'"shown"',
                 state=CallState.SUCCEEDED,
@@ -113,13 +113,13 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
 @pytest.mark.parametrize(
     ("decision", "state", "arguments"),
     [
-        (Decide(call_id="", kind=DecisionKind.REJECT, reason="no"), CallState.REJECTED, b'{"n":1}'),
+        (Decide(call_id=CallId(""), kind=DecisionKind.REJECT, reason="no"), CallState.REJECTED, b'{"n":1}'),
         (
-            Decide(call_id="", kind=DecisionKind.EDIT, arguments_json=b'{"n":2}', edited_digest=DIGEST),
+            Decide(call_id=CallId(""), kind=DecisionKind.EDIT, arguments_json=b'{"n":2}', edited_digest=DIGEST),
             CallState.SUCCEEDED,
             b'{"n":2}',
         ),
-        (Decide(call_id="", kind=DecisionKind.ANSWER, answer="blue"), CallState.SUCCEEDED, b'{"n":1}'),
+        (Decide(call_id=CallId(""), kind=DecisionKind.ANSWER, answer="blue"), CallState.SUCCEEDED, b'{"n":1}'),
     ],
     ids=["rejected", "edited", "answered"],
 )

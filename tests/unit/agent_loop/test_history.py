@@ -21,17 +21,18 @@ from pawl.agent_loop.domain.results import contents
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import Disposition, Verdict
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from tests.fakes.provider import check_history
 
-RUN = Run(store_id="s", user_id="u", conversation_id="c", run_id="r")
+RUN = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
 
 
 def call(call_id: str, content: bytes = b'"done"', *, proposed: str = "{}", name: str = "write") -> Call:
     return Call(
-        store_id="s",
-        conversation_id="c",
-        run_id="r",
-        call_id=call_id,
+        store_id=StoreId("s"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        call_id=CallId(call_id),
         round=1,
         index=0,
         tool_name=name,
@@ -43,12 +44,17 @@ def call(call_id: str, content: bytes = b'"done"', *, proposed: str = "{}", name
 
 
 def user(text: str, number: int = 0) -> Message:
-    return Message(role=Role.USER, run_id="r", text=text, number=number)
+    return Message(role=Role.USER, run_id=RunId("r"), text=text, number=number)
 
 
 def assistant(text: str = "", *call_ids: str, number: int = 0, interrupted: bool = False) -> Message:
     return Message(
-        role=Role.ASSISTANT, run_id="r", text=text, call_ids=call_ids, number=number, interrupted=interrupted
+        role=Role.ASSISTANT,
+        run_id=RunId("r"),
+        text=text,
+        call_ids=tuple(map(CallId, call_ids)),
+        number=number,
+        interrupted=interrupted,
     )
 
 
@@ -80,10 +86,12 @@ def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
         fallback_tool_name="search",
         result=None,
     )
-    verdict = Verdict(call_id="a", disposition=Disposition.RUN, tool_version=3, context=ExecutionContext.BACKEND)
+    verdict = Verdict(
+        call_id=CallId("a"), disposition=Disposition.RUN, tool_version=3, context=ExecutionContext.BACKEND
+    )
     before = state(user("hi"), assistant("", "a"), calls=(offered,))
-    after, _ = apply_fact(before, FallbackChecked(call_id="a", verdict=verdict), 1.0)
-    kept = wire.CALL.read(wire.CALL.write(after.calls["a"]))
+    after, _ = apply_fact(before, FallbackChecked(call_id=CallId("a"), verdict=verdict), 1.0)
+    kept = wire.CALL.read(wire.CALL.write(after.calls[CallId("a")]))
     done = settle.settled(kept, CallState.SUCCEEDED, CallResult(content_json=b"1"), 2.0)
     told = history.of_run(state(user("hi"), assistant("", "a"), calls=(done,)))
     assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
@@ -205,7 +213,7 @@ def test_a_summary_replaces_the_oldest_messages_and_never_parts_a_call_from_its_
     assert to_number < len(sizes), "the newest message stays"
     if not to_number:
         return
-    summary = Message(role=Role.SUMMARY, run_id="r", text="In short.", summarised_to_number=to_number)
+    summary = Message(role=Role.SUMMARY, run_id=RunId("r"), text="In short.", summarised_to_number=to_number)
     rest = replace(full, messages=(*messages, replace(summary, number=len(messages) + 1)))
     told = history.of_run(rest)
     assert told[0]["role"] == "user"
@@ -220,7 +228,7 @@ def test_the_newest_summary_comes_before_what_it_does_not_stand_for() -> None:
     """LOOP-11: wherever it was written; an older one, which it stands for as well, is left out."""
 
     def summary(text: str, number: int, to_number: int) -> Message:
-        return Message(role=Role.SUMMARY, run_id="r", text=text, number=number, summarised_to_number=to_number)
+        return Message(role=Role.SUMMARY, run_id=RunId("r"), text=text, number=number, summarised_to_number=to_number)
 
     messages = (user("one", 1), user("two", 2), summary("old", 3, 1), assistant("2!", number=4), user("three", 5))
     full = state(*messages, summary("new", 6, 2), user("four", 7))

@@ -18,6 +18,7 @@ from pawl.agent_loop.domain.run import (
     UnknownOutcomePolicy,
 )
 from pawl.agent_loop.domain.state import MODEL
+from pawl.chassis.ids import CallId
 from tests.unit.agent_loop.simulation import ASKS, BROKEN, OK, PENDING, UNKNOWN, VERDICTS, Simulation, answer
 
 BATCHES = st.lists(st.lists(st.sampled_from(sorted(VERDICTS)), min_size=1, max_size=4), min_size=1, max_size=2)
@@ -77,7 +78,7 @@ def happen(run: Simulation, what: str, which: int) -> None:
         case "take_over" if run.takeovers < 2:
             run.is_taken_over()
         case "resolve" if run.base.loop.in_doubt and run.run.state is RunState.NEEDS_ATTENTION:
-            call = run.base.calls[run.base.loop.in_doubt[0]]
+            call = run.base.calls[CallId(run.base.loop.in_doubt[0])]
             run.resolves(call, list(CallResolution)[which % 3])
 
 
@@ -127,7 +128,7 @@ def test_serial_calls_start_in_the_model_s_order_and_after_earlier_decisions(
     def note_starts() -> None:
         for call_id in run.started:
             waiting = {call.call_id for call in run.calls if not call.settled}
-            starts.setdefault(call_id, waiting)
+            starts.setdefault(call_id, set(map(str, waiting)))
 
     note_starts()
     for what, which in happenings:

@@ -42,6 +42,7 @@ from pawl.agent_loop.domain.run import (
 )
 from pawl.agent_loop.domain.state import State, check_of
 from pawl.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoState
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from tests.fakes.registry import tool
 from tests.unit.agent_loop.simulation import OK
 
@@ -59,20 +60,22 @@ OF_N_MINUS_1 = (
 
 PLAN = UndoPlan(
     steps=(
-        PlannedUndo(call_id="call_2", undo_call_id="undo_2", tool_name="do", summary="two"),
-        PlannedUndo(call_id="call_1", undo_call_id="undo_1", tool_name="do", summary="one"),
+        PlannedUndo(call_id=CallId("call_2"), undo_call_id=CallId("undo_2"), tool_name="do", summary="two"),
+        PlannedUndo(call_id=CallId("call_1"), undo_call_id=CallId("undo_1"), tool_name="do", summary="one"),
     ),
-    others=(CallUndo(call_id="call_3", tool_name="mail", state=UndoState.CANNOT_BE_UNDONE, reason="No way back."),),
+    others=(
+        CallUndo(call_id=CallId("call_3"), tool_name="mail", state=UndoState.CANNOT_BE_UNDONE, reason="No way back."),
+    ),
 )
 MODEL_CALL = OpenModelCall(attempt=1)
 
 
 def call(call_id: str, state: CallState = CallState.RUNNABLE, *, index: int = 0, number: int = 1) -> Call:
     return Call(
-        store_id="s",
-        conversation_id="c",
-        run_id="r",
-        call_id=call_id,
+        store_id=StoreId("s"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        call_id=CallId(call_id),
         round=number,
         index=index,
         tool_name="do",
@@ -90,10 +93,10 @@ def state_of(
 
 def agent_run(*, number: int = 1, options: RunOptions | None = None) -> Run:
     return Run(
-        store_id="s",
-        user_id="u",
-        conversation_id="c",
-        run_id="r",
+        store_id=StoreId("s"),
+        user_id=UserId("u"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
         state=RunState.RUNNING,
         round=number,
         options=options or RunOptions(),
@@ -101,7 +104,7 @@ def agent_run(*, number: int = 1, options: RunOptions | None = None) -> Run:
 
 
 def said(text: str = "", *call_ids: str, role: Role = Role.ASSISTANT) -> Message:
-    return Message(role=role, run_id="r", text=text, call_ids=call_ids, number=1)
+    return Message(role=role, run_id=RunId("r"), text=text, call_ids=tuple(map(CallId, call_ids)), number=1)
 
 
 class TestAgent:
@@ -172,7 +175,7 @@ class TestAgent:
 
 def undo_run(**values: object) -> Run:
     tools = (PinnedTool(name="back", version=1),)
-    return replace(agent_run(number=0), undo=Undo(run_id="r_0"), tools=tools, **values)
+    return replace(agent_run(number=0), undo=Undo(run_id=RunId("r_0")), tools=tools, **values)
 
 
 def undone(call_id: str) -> Call:
@@ -201,7 +204,7 @@ class TestUndo:
         assert self.follows(loop=LoopState()) == PlanUndo()
 
     def test_what_the_claim_did_not_load_is_read(self) -> None:
-        assert self.follows() == ReadCalls(call_ids=("call_2",))
+        assert self.follows() == ReadCalls(call_ids=(CallId("call_2"),))
         assert isinstance(self.follows(named=[undone("call_2")]), Propose)
 
     def test_the_next_inverse_is_proposed_under_an_id_that_follows_from_the_call(self) -> None:
@@ -309,15 +312,15 @@ class TestAnyProgram:
         """Two branches: the second call of one follows while the other one waits."""
 
         def follows(state: State, now: float) -> Decision:
-            ended = state.calls["first"].settled
+            ended = state.calls[CallId("first")].settled
             return Propose(calls=(call("second"),)) if ended and "second" not in state.calls else Wait(until=None)
 
         drives(follows)
         state = state_of(call("first"), call("asks", CallState.ASKED, index=1))
         begun = planning.plan(state, (), NOW)
-        assert begun.work == (Execute(call_ids=("first",)),)
+        assert begun.work == (Execute(call_ids=(CallId("first"),)),)
         later = planning.plan(
-            replace(begun.state, under_way=frozenset()), [CallExecuted(call_id="first", ended=OK)], NOW
+            replace(begun.state, under_way=frozenset()), [CallExecuted(call_id=CallId("first"), ended=OK)], NOW
         )
         assert later.work == (Propose(calls=(call("second"),)),)
         assert isinstance(later.rest, Wait)
@@ -325,8 +328,8 @@ class TestAnyProgram:
         checked = CallChecked(call=call("second", CallState.PROPOSED), verdict=tool())
         last = planning.plan(replace(later.state, under_way=frozenset()), [checked], NOW)
 
-        assert last.work == (Execute(call_ids=("second",)),)
-        assert last.state.calls["asks"].state is CallState.ASKED
+        assert last.work == (Execute(call_ids=(CallId("second"),)),)
+        assert last.state.calls[CallId("asks")].state is CallState.ASKED
 
     def test_a_round_that_begins_keeps_what_belongs_to_calls_that_are_open(self, drives: Drives) -> None:
         proposed = call("second", CallState.PROPOSED, number=2)
@@ -353,7 +356,7 @@ class TestAnyProgram:
     def test_a_proposal_that_is_being_checked_is_not_made_again_and_another_one_is(self, drives: Drives) -> None:
         first, second = call("first", CallState.PROPOSED), call("second", CallState.PROPOSED, index=1)
         drives(lambda _, __: Propose(calls=(first, second)))
-        state = replace(state_of(), under_way=frozenset({check_of("first")}))
+        state = replace(state_of(), under_way=frozenset({check_of(CallId("first"))}))
         assert planning.plan(state, (), NOW).work == (Propose(calls=(second,)),)
 
     def test_a_verdict_on_a_call_that_is_not_proposed_any_more_changes_nothing(self, drives: Drives) -> None:
@@ -371,9 +374,9 @@ class TestAnyProgram:
         assert plan.rest == Finish(state=RunState.CANCELLED)
 
     def test_what_it_names_is_read_and_is_never_written_as_its_own(self, drives: Drives) -> None:
-        drives(lambda state, _: Wait(until=None) if state.named else ReadCalls(call_ids=("other",)))
+        drives(lambda state, _: Wait(until=None) if state.named else ReadCalls(call_ids=(CallId("other"),)))
         asked = planning.plan(state_of(), (), NOW)
-        assert asked.work == (ReadCalls(call_ids=("other",)),)
+        assert asked.work == (ReadCalls(call_ids=(CallId("other"),)),)
         read = CallsRead(calls=(replace(call("other", CallState.RUNNABLE), run_id="r_0"),))
         plan = planning.plan(replace(asked.state, under_way=frozenset()), [read], NOW)
         assert (plan.work, plan.state.calls, plan.state.open_calls) == ((), {}, ())
@@ -396,5 +399,5 @@ class TestAnyProgram:
     def test_no_limit_of_a_round_holds_between_rounds(self, drives: Drives) -> None:
         """A check that is under way in a round that took long is waited for, not looked at again and again."""
         drives(lambda _, __: Propose(calls=(call("next", CallState.PROPOSED),)))
-        state = replace(state_of(), active_seconds=200.0, under_way=frozenset({check_of("next")}))
+        state = replace(state_of(), active_seconds=200.0, under_way=frozenset({check_of(CallId("next"))}))
         assert decide(state, NOW) == Wait(until=NOW + 100)

@@ -27,6 +27,7 @@ from pawl.agent_loop.domain.run import (
 )
 from pawl.agent_loop.domain.state import MODEL
 from pawl.agent_loop.domain.tool import Disposition, Verdict
+from pawl.chassis.ids import CallId
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
 
@@ -47,7 +48,7 @@ def run_state(run: Simulation) -> RunState:
 
 
 def running(run: Simulation) -> list[int]:
-    return sorted(run.base.calls[name].index for name in run.under_way if name in run.base.calls)
+    return sorted(run.base.calls[CallId(name)].index for name in run.under_way if name in run.base.calls)
 
 
 class TestOrder:
@@ -174,7 +175,7 @@ class TestProposals:
     @pytest.mark.parametrize(("own", "seconds"), [(0.0, 10.0), (3.0, 3.0), (99.0, 99.0), (200.0, 100.0)])
     def test_a_tool_s_own_timeout_holds_up_to_the_ceiling(self, own: float, seconds: float) -> None:
         run = started(("serial",))
-        verdict = Verdict(call_id="", disposition=Disposition.RUN, timeout_seconds=own)
+        verdict = Verdict(call_id=CallId(""), disposition=Disposition.RUN, timeout_seconds=own)
         assert proposals.judged(run.calls[0], verdict, RunOptions(), 0.0).timeout_seconds == seconds
 
 

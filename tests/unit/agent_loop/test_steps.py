@@ -23,13 +23,15 @@ from pawl.agent_loop.domain.decision import StartModel, StopCalls
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import CommandId, RunId, UserId
 from tests.unit.agent_loop.simulation import UNKNOWN, Simulation, answer
 
 
 def with_commands(run: Simulation, *kinds: CommandKind) -> State:
     """What the ledger has of a run, with these commands unread."""
     commands = tuple(
-        Command(command_id=f"cmd_{number}", user_id="u", time=run.now, kind=kind) for number, kind in enumerate(kinds)
+        Command(command_id=CommandId(f"cmd_{number}"), user_id=UserId("u"), time=run.now, kind=kind)
+        for number, kind in enumerate(kinds)
     )
     return replace(run.base, commands=commands)
 
@@ -74,7 +76,9 @@ def test_a_step_says_where_the_log_must_end_if_its_messages_name_seqs_of_its_own
     """EVT-1: somebody else's event may come between, and the step is then planned again."""
     base = Simulation([answer()]).base
     base = replace(base, run=replace(base.run, last_seq=7))
-    message = Message(role=Role.ASSISTANT, run_id="r", text="hi", first_output_seq=7, last_output_seq=last_output_seq)
+    message = Message(
+        role=Role.ASSISTANT, run_id=RunId("r"), text="hi", first_output_seq=7, last_output_seq=last_output_seq
+    )
 
     planned = step.between(base, replace(base, messages=(*base.messages, message)), ())
 

@@ -21,7 +21,7 @@ from pawl.agent_loop.domain.command import Cancel, Decide, Steer
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import ENDED, RunState, StopCause, Undo
 from pawl.agent_loop.domain.undo import UndoState
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import CallId, RunKey, UserId
 from pawl.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
@@ -61,9 +61,9 @@ def new_world(scripts: list[Script] | None = None) -> World:
 
 async def undo_of(world: World, key: RunKey, call_id: str = "") -> RunKey:
     """Ask for the undo of a run."""
-    asked = Undo(run_id=key.run_id, call_id=call_id, user_id=USER)
+    asked = Undo(run_id=key.run_id, call_id=CallId(call_id), user_id=UserId(USER))
     conversation = world.ledger.run(key).conversation_id
-    return world.ledger.submit(undo.request_text(key.run_id, call_id), conversation_id=conversation, undo=asked)
+    return world.ledger.submit(undo.request_text(key.run_id, CallId(call_id)), conversation_id=conversation, undo=asked)
 
 
 async def finished(world: World) -> RunKey:

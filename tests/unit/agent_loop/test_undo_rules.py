@@ -25,6 +25,7 @@ from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.run import Run, Undo
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoSource, UndoState
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from tests.fakes.registry import tool
 
 DIGEST = "d" * 64
@@ -40,10 +41,10 @@ def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
     result = CallResult(content_json=b"{}", is_error=is_error, error_reason=reason * is_error, inverse=inverse)
     kind = draw(st.sampled_from([None, *DecisionKind]))
     return Call(
-        store_id="store",
-        conversation_id="conv",
-        run_id=run_id,
-        call_id=call_id or f"call_{draw(st.integers(1, 10**9))}",
+        store_id=StoreId("store"),
+        conversation_id=ConversationId("conv"),
+        run_id=RunId(run_id),
+        call_id=CallId(call_id or f"call_{draw(st.integers(1, 10**9))}"),
         round=draw(st.integers(1, 5)),
         index=draw(st.integers(0, 5)),
         tool_name="do",
@@ -51,7 +52,7 @@ def any_call(draw: st.DrawFn, call_id: str = "", run_id: str = "run_1") -> Call:
         effect_class=draw(st.sampled_from(list(EffectClass))),
         context=draw(st.sampled_from([ExecutionContext.BACKEND, ExecutionContext.FRONTEND])),
         attempt=draw(st.integers(0, 2)),
-        approval=ApprovalRequest(digest=DIGEST, decision=Decided(kind=kind, user_id="me")) if kind else None,
+        approval=ApprovalRequest(digest=DIGEST, decision=Decided(kind=kind, user_id=UserId("me"))) if kind else None,
         result=result,
         end_time=draw(st.sampled_from([1.0, 2.0, 3.0, 4.0])),
     )
@@ -70,7 +71,13 @@ def any_source(draw: st.DrawFn) -> UndoSource:
 
 @given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
 def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
-    run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
+    run = Run(
+        store_id=StoreId("s"),
+        user_id=UserId("u"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("run_9"),
+        undo=Undo(run_id=RunId("run_1")),
+    )
 
     planned = undo.plan(sources, run)
 
@@ -89,34 +96,40 @@ def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: 
 
 def test_a_verdict_that_comes_again_does_not_begin_an_inverse_again() -> None:
     """A step of an earlier drive may have been written after all: its call is there when the fact is taken in."""
-    run = Run(store_id="s", user_id="u", conversation_id="c", run_id="run_9", undo=Undo(run_id="run_1"))
-    step = PlannedUndo(call_id="call_1", undo_call_id="undo_1", tool_name="do", summary="")
+    run = Run(
+        store_id=StoreId("s"),
+        user_id=UserId("u"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("run_9"),
+        undo=Undo(run_id=RunId("run_1")),
+    )
+    step = PlannedUndo(call_id=CallId("call_1"), undo_call_id=CallId("undo_1"), tool_name="do", summary="")
     undone = Call(
-        store_id="s",
-        conversation_id="c",
-        run_id="run_1",
-        call_id="call_1",
+        store_id=StoreId("s"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("run_1"),
+        call_id=CallId("call_1"),
         round=1,
         index=0,
         tool_name="do",
         state=CallState.SUCCEEDED,
         result=CallResult(content_json=b"{}", inverse=INVERSE),
     )
-    state = State(run=run, loop=LoopState(cursor=UndoPlan(steps=(step,))), named={"call_1": undone})
+    state = State(run=run, loop=LoopState(cursor=UndoPlan(steps=(step,))), named={CallId("call_1"): undone})
     fact = CallChecked(call=undo.draft(run, step, INVERSE, 1.0), verdict=tool())
     begun, _ = apply_fact(state, fact, 1.0)
-    ended = begun.with_calls([replace(begun.calls["undo_1"], state=CallState.SUCCEEDED)])
+    ended = begun.with_calls([replace(begun.calls[CallId("undo_1")], state=CallState.SUCCEEDED)])
 
     again, _ = apply_fact(ended, fact, 2.0)
 
-    assert begun.calls["undo_1"].state is CallState.RUNNABLE
+    assert begun.calls[CallId("undo_1")].state is CallState.RUNNABLE
     assert again == ended
 
 
 @given(any_source())
 def test_every_call_is_said_to_be_one_thing_and_why(source: UndoSource) -> None:
     for run_id in ("", "run_2", "run_9"):
-        found: CallUndo = undo.judged(source, run_id)
+        found: CallUndo = undo.judged(source, RunId(run_id))
         clear = {UndoState.UNDONE, UndoState.ALREADY_UNDONE, UndoState.RUNNING, UndoState.NEEDS_APPROVAL}
         if found.state not in {*clear, UndoState.TO_UNDO}:
             assert found.reason
@@ -135,10 +148,10 @@ def _may_have_had_its_effect(call: Call) -> bool:
 def test_a_call_that_was_stopped_while_it_asked_is_no_question() -> None:
     """Its tool had begun: nobody knows what it did before it asked."""
     call = Call(
-        store_id="store",
-        conversation_id="conv",
-        run_id="run_1",
-        call_id="call_1",
+        store_id=StoreId("store"),
+        conversation_id=ConversationId("conv"),
+        run_id=RunId("run_1"),
+        call_id=CallId("call_1"),
         round=1,
         index=0,
         tool_name="order",

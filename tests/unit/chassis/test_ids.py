@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from pawl.chassis.ids import IdSource, check_id, is_id
+from pawl.chassis.ids import CallId, CallKey, ConversationId, IdSource, RunId, RunKey, StoreId, check_id, is_id
 from pawl.errors import InvalidId
 from tests.fakes.manual_clock import ManualClock
 
@@ -20,6 +20,23 @@ def test_what_could_mean_something_in_a_subject_path_or_key_is_no_id(value: str)
     with pytest.raises(InvalidId) as caught:
         check_id(value, "run_id")
     assert caught.value.metadata == {"field": "run_id"}
+
+
+def test_only_an_id_that_is_optional_may_be_empty() -> None:
+    assert check_id("", "run_id", optional=True) == ""
+    with pytest.raises(InvalidId):
+        check_id("a.b", "run_id", optional=True)
+
+
+def test_mypy_refuses_an_id_where_one_of_another_kind_is_expected() -> None:
+    """It fails where a comment ignores nothing, so `make check` fails once it refuses one of these no more."""
+    store = StoreId("store")
+    conversation: ConversationId = RunId("run")  # type: ignore[assignment]
+    by_mistake: RunKey = CallKey(store, CallId("call"))  # type: ignore[assignment]
+    checked: CallId = check_id("run", "run_id")  # type: ignore[assignment]
+    assert RunKey(store, CallId("call")).run_id == "call"  # type: ignore[arg-type]
+    assert (conversation, checked) == ("run", "run")
+    assert by_mistake != RunKey(store, RunId("call")), "nor are keys of two kinds the same at run time"
 
 
 def test_a_new_id_is_a_prefix_and_26_digits(ids: IdSource) -> None:

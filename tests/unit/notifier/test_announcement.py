@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pawl.chassis.ids import is_id
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId, is_id
 from pawl.notifier.domain.announcement import (
     BODY_BYTES_MAX,
     TITLE_BYTES_MAX,
@@ -16,15 +16,7 @@ from pawl.notifier.domain.announcement import (
     draft_notification,
     notification_id,
 )
-from pawl.notifier.domain.notification import (
-    ConversationId,
-    EventId,
-    Inbox,
-    NotificationKind,
-    RunId,
-    StoreId,
-    UserId,
-)
+from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind
 
 CHANGE = RunChange(
     event_id=EventId("evt_1"),

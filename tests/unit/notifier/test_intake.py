@@ -7,11 +7,12 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
 from pawl.notifier.app.ports import Delivery, PoisonEvent
 from pawl.notifier.domain.announcement import RunChange
-from pawl.notifier.domain.notification import ConversationId, Draft, EventId, Inbox, RunId, StoreId, UserId
+from pawl.notifier.domain.notification import Draft, EventId, Inbox
 
 
 def change(name: str, event_type: str = "run.completed") -> RunChange:

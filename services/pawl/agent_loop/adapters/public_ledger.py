@@ -32,14 +32,15 @@ from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import call_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1 import ledger_pb2_grpc
 
 EVENTS_PER_PAGE = 256
 
 _wire: Final = wire.translator({Outcome: Outcome.REFUSED})
-_OUTCOMES: Final = _wire.enum(Outcome, ledger_pb2.CommandOutcome)
-_POLICIES: Final = _wire.enum(MessagePolicy, ledger_pb2.MessagePolicy)
-_RIGHTS: Final = _wire.enum(DecisionRight, ledger_pb2.DecisionRight)
+_OUTCOMES: Final = _wire.enum(Outcome, pb.CommandOutcome)
+_POLICIES: Final = _wire.enum(MessagePolicy, pb.MessagePolicy)
+_RIGHTS: Final = _wire.enum(DecisionRight, pb.DecisionRight)
 _RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 _CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)
 
@@ -54,14 +55,14 @@ def _with(caller: Caller) -> dict[str, Any]:
     return {"credential_id": caller.credential_id, "delegate_user_id": caller.delegate_user_id}
 
 
-class LedgerClient:
+class PublicLedgerClient:
     """A `PublicLedger` over a channel to job-store. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
     async def submit_message(self, caller: Caller, message: NewMessage) -> tuple[RunView, bool]:
-        request = ledger_pb2.SubmitMessageRequest(
+        request = pb.SubmitMessageRequest(
             **_of(caller),
             request_id=message.request_id,
             conversation_id=message.conversation_id,
@@ -80,10 +81,10 @@ class LedgerClient:
     async def send_command(
         self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
     ) -> Reply:
-        request = ledger_pb2.SendCommandRequest(
+        request = pb.SendCommandRequest(
             **_of(caller),
             run_id=run_id,
-            command=ledger_pb2.Command(
+            command=pb.Command(
                 command_id=command_id, user_id=caller.user_id, **wire_events.PUBLIC_COMMAND.fields(command)
             ),
             as_operator=as_operator,
@@ -104,7 +105,7 @@ class LedgerClient:
     async def lease_offer(
         self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
-        request = ledger_pb2.LeaseOfferRequest(
+        request = pb.LeaseOfferRequest(
             **_of(caller),
             run_id=run_id,
             call_id=call_id,
@@ -117,32 +118,30 @@ class LedgerClient:
         return LeaseAnswer(granted=response.granted, call=call, replaced=response.replaced)
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
-        request = ledger_pb2.RenewOffersRequest(
+        request = pb.RenewOffersRequest(
             **_of(caller), client_id=client.client_id, session_id=client.session_id, lease_seconds=lease_seconds
         )
         response = await translated(self._stub.RenewOffers(request))
         return tuple(call_view(call) for call in response.calls)
 
     async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
-        request = ledger_pb2.ReleaseOffersRequest(
+        request = pb.ReleaseOffersRequest(
             **_of(caller), client_id=client.client_id, session_id=client.session_id, run_id=run_id
         )
         await translated(self._stub.ReleaseOffers(request))
 
     async def get_run(self, caller: Caller, run_id: str) -> RunView:
-        request = ledger_pb2.GetRunRequest(**_of(caller), run_id=run_id)
+        request = pb.GetRunRequest(**_of(caller), run_id=run_id)
         response = await translated(self._stub.GetRun(request))
         return run_view(response.run)
 
     async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
-        request = ledger_pb2.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
+        request = pb.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
         response = await translated(self._stub.GetCall(request))
         return call_view(response.call)
 
     async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
-        request = ledger_pb2.ListEventsRequest(
-            **_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE
-        )
+        request = pb.ListEventsRequest(**_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE)
         response = await translated(self._stub.ListEvents(request))
         return EventPage(
             events=tuple(logged_event(event) for event in response.events),
@@ -154,7 +153,7 @@ class LedgerClient:
     async def list_runs(
         self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
     ) -> Page[RunView]:
-        request = ledger_pb2.ListRunsRequest(
+        request = pb.ListRunsRequest(
             **_of(caller),
             page_size=page_size,
             page_token=page_token,
@@ -165,7 +164,7 @@ class LedgerClient:
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
     async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
-        request = ledger_pb2.ListCallsRequest(**_of(caller), run_id=run_id, page_size=page_size, page_token=page_token)
+        request = pb.ListCallsRequest(**_of(caller), run_id=run_id, page_size=page_size, page_token=page_token)
         response = await translated(self._stub.ListCalls(request))
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
 
@@ -175,14 +174,14 @@ class LedgerClient:
     async def list_messages(
         self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
     ) -> Page[object]:
-        request = ledger_pb2.ListMessagesRequest(
+        request = pb.ListMessagesRequest(
             **_of(caller), conversation_id=conversation_id, page_size=page_size, page_token=page_token
         )
         response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
 
     async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
-        request = ledger_pb2.ListAttentionRequest(
+        request = pb.ListAttentionRequest(
             store_id=caller.store_id, run_id=run_id, page_size=page_size, page_token=page_token
         )
         response = await translated(self._stub.ListAttention(request))
@@ -191,7 +190,7 @@ class LedgerClient:
     async def list_pending(
         self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
     ) -> Page[CallView | RunView]:
-        request = ledger_pb2.ListPendingCallsRequest(
+        request = pb.ListPendingCallsRequest(
             **_of(caller),
             page_size=page_size,
             page_token=page_token,

@@ -10,6 +10,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.ids import CallId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import CallNotFound
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
@@ -51,7 +52,7 @@ async def _tries(
     tries: list[Call] = []
     for attempt in itertools.count(1):
         request = ledger_pb2.GetCallRequest(
-            store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(call_id, attempt)
+            store_id=store_id, user_id=user_id, call_id=undo.undo_call_id(CallId(call_id), attempt)
         )
         try:
             response = await translated(stub.GetCall(request))

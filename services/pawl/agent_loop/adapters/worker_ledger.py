@@ -16,7 +16,8 @@ from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
-from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job.v1 import ledger_pb2_grpc
 
 LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 """Of a step with the largest results of a whole batch."""
@@ -24,11 +25,11 @@ LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 # For what comes in parts. A large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
 
-_CLAIM: Final = wire.WIRE.struct(Claim, ledger_pb2.ClaimedRun)
-_COMMITTED: Final = wire.WIRE.struct(Committed, ledger_pb2.CommitRunResponse)
+_CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun)
+_COMMITTED: Final = wire.WIRE.struct(Committed, pb.CommitRunResponse)
 _LOADED: Final = wire.WIRE.struct(
     Loaded,
-    ledger_pb2.LoadRunResponse,
+    pb.LoadRunResponse,
     Exceptions(
         read={
             "commands": lambda message: tuple(map(wire_events.COMMAND.read, message.commands)),
@@ -37,10 +38,10 @@ _LOADED: Final = wire.WIRE.struct(
         of_message=("loop_state", "commands"),
     ),
 )
-wire.WIRE.struct(Delegation, ledger_pb2.Delegation, Exceptions(write={"depth": lambda delegation: delegation.depth}))
+wire.WIRE.struct(Delegation, pb.Delegation, Exceptions(write={"depth": lambda delegation: delegation.depth}))
 _STEP: Final = wire.WIRE.struct(
     Step,
-    ledger_pb2.CommitRunRequest,
+    pb.CommitRunRequest,
     Exceptions(
         read={"events": lambda message: tuple(map(wire_events.EVENT.read, message.events))},
         write={"events": lambda step: map(wire_events.EVENT.fields, step.events)},
@@ -56,20 +57,20 @@ class WorkerLedgerClient:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
     async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
-        request = ledger_pb2.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
+        request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
         response = await translated(self._stub.ClaimRuns(request))
         return tuple(map(_CLAIM.read, response.runs))
 
     async def load(self, claim: Claim) -> Loaded:
-        request = ledger_pb2.LoadRunRequest(**_CLAIM.fields(claim))
-        response = ledger_pb2.LoadRunResponse()
+        request = pb.LoadRunRequest(**_CLAIM.fields(claim))
+        response = pb.LoadRunResponse()
         with translating():
             async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
                 response.MergeFrom(part)
         return _LOADED.read(response)
 
     async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
-        request = ledger_pb2.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
+        request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         response = await translated(self._stub.RenewLeases(request))
         return Renewal(
             held=frozenset(map(_CLAIM.read, response.runs)),
@@ -77,20 +78,20 @@ class WorkerLedgerClient:
         )
 
     async def release(self, worker_id: str) -> None:
-        await translated(self._stub.ReleaseWorker(ledger_pb2.ReleaseWorkerRequest(worker_id=worker_id)))
+        await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
-        request = ledger_pb2.ReportCrashRequest(**_CLAIM.fields(claim))
+        request = pb.ReportCrashRequest(**_CLAIM.fields(claim))
         response = await translated(self._stub.ReportCrash(request))
         return response.quarantined
 
     async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
-        request = commit_request(claim, commit_id, step)
+        request = pb.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))
         response = await translated(self._stub.CommitRun(request))
         return _COMMITTED.read(response)
 
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
-        request = ledger_pb2.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
+        request = pb.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
         with translating():
             return tuple(
                 [
@@ -101,14 +102,9 @@ class WorkerLedgerClient:
             )
 
     async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
-        request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
+        request = pb.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
 
     async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, store_id, user_id, run_id)
-
-
-def commit_request(claim: Claim, commit_id: str, step: Step) -> ledger_pb2.CommitRunRequest:
-    """Return a step as the contract words it."""
-    return ledger_pb2.CommitRunRequest(**_CLAIM.fields(claim), commit_id=commit_id, **_STEP.fields(step))

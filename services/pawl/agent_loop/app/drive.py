@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from enum import StrEnum
 from typing import Final, TypeVar, assert_never
 
@@ -47,6 +46,7 @@ from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.agent_loop.domain.tool import RecordedDecision
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
+from pawl.chassis.tasks import within
 from pawl.errors import IllegalTransition, InboxChanged
 
 T = TypeVar("T")
@@ -343,9 +343,7 @@ class Drive:
         """Return when something happened, output is due, or at that time, by the monotonic clock."""
         due = self._tasks.output_due_at()
         wait = (until if due is None else min(until, due)) - self._dependencies.clock.monotonic()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait)):
-                await self._signal.wait()
+        await within(None if math.isinf(wait) else max(_WAIT_SECONDS_MIN, wait), self._signal.wait())
 
     def _planning_base(self, taken: int) -> State:
         # A call whose end is known and is told by a later step is not to be begun again.

@@ -19,6 +19,7 @@ from pawl.agent_loop.app.public_values import Caller, EventPage, LogGap, LoggedE
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs
 from pawl.chassis.parts import in_parts
+from pawl.chassis.tasks import within
 from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
 
 BEHIND_EVENTS_MAX: Final = 256
@@ -178,12 +179,7 @@ class Feed:
 
     async def wait(self, seconds: float | None) -> bool:
         """Return once something changed, or False after `seconds`."""
-        try:
-            async with asyncio.timeout(seconds):
-                await self._changed.wait()
-        except TimeoutError:
-            return False
-        return True
+        return await within(seconds, self._changed.wait()) or False
 
     def poll(self) -> None:
         """Have the reader look into the ledger."""

@@ -30,7 +30,7 @@ from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallId, IdSource
 from pawl.errors import (
     AlreadyExists,
     CallNotFound,
@@ -158,7 +158,7 @@ class Inbox:
         elif decision.kind is DecisionKind.ANSWER:
             await self._check_answer(caller, decision)
         command = DecisionCommand(
-            call_id=decision.call_id,
+            call_id=CallId(decision.call_id),
             kind=decision.kind,
             digest=decision.digest,
             arguments_json=verdict.arguments_json,
@@ -225,7 +225,7 @@ class Inbox:
             checks.result_json(content_json)
         elif content_json:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
-        command = Resolve(call_id=call_id, resolution=resolution, content_json=content_json)
+        command = Resolve(call_id=CallId(call_id), resolution=resolution, content_json=content_json)
         return await operators.send(
             self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="resolved"
         )

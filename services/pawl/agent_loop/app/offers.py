@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +13,7 @@ from pawl.agent_loop.app.public_values import Caller, CallView, ClientSession, O
 from pawl.agent_loop.domain.call import CallState
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.tasks import within
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 
 RETRY_SECONDS: Final = 1.0
@@ -239,6 +239,4 @@ class Offers:
         """Return when something changed, or a call may be asked for again."""
         later = [each.retry_at for each in self._candidates.values()] if len(self._held) < self._calls_max else []
         seconds = max(min(later) - self._clock.now(), 0.0) if later else None
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._due.wait()
+        await within(seconds, self._due.wait())

@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
@@ -93,7 +93,7 @@ class WorkerLedger(Protocol):
     async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
         """Read the unconsumed commands of a run, in order of arrival."""
 
-    async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
+    async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
         """Read one call, also of another run of the user.
 
         Raises:
@@ -101,7 +101,7 @@ class WorkerLedger(Protocol):
         """
         ...
 
-    async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
+    async def undo_sources(self, store_id: StoreId, user_id: UserId, run_id: RunId) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
 
         Raises:
@@ -113,10 +113,10 @@ class WorkerLedger(Protocol):
 class CallContext:
     """The run that a registry call is about, and its user."""
 
-    store_id: str
-    user_id: str
-    conversation_id: str
-    run_id: str
+    store_id: StoreId
+    user_id: UserId
+    conversation_id: ConversationId
+    run_id: RunId
     user_roles: tuple[str, ...] = ()
     """Those that the user had when the run was started."""
     approvals_required: int = 0
@@ -133,7 +133,7 @@ class CallContext:
 class Execution:
     """A call to be run. The registry knows it by its id, whoever asks and however often."""
 
-    call_id: str
+    call_id: CallId
     tool_name: str
     tool_version: int
     arguments_json: bytes
@@ -184,7 +184,7 @@ class Registry(Protocol):
             ToolNotFound, ApprovalRequired, InvalidArguments: it may not run.
         """
 
-    async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
+    async def cancel(self, context: CallContext, call_id: CallId, *, wait_seconds: float) -> Stopped:
         """Stop a call wherever it runs, and wait for its end. Idempotent."""
 
 
@@ -211,6 +211,10 @@ class Wakeups(Protocol):
     """Hints that there is something to do; any of them may be missing."""
 
     async def subscribe(
-        self, worker_id: str, *, on_work: Callable[[], Awaitable[None]], on_command: Callable[[RunKey], Awaitable[None]]
+        self,
+        worker_id: str,
+        *,
+        on_work: Callable[[], Awaitable[None]],
+        on_command: Callable[[RunKey], Awaitable[None]],
     ) -> None:
         """Call `on_work` when runs may be claimed, `on_command` when a run of the worker got a command."""

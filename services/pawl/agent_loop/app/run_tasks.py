@@ -57,7 +57,7 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallId, IdSource
 from pawl.chassis.retry import Retry
 from pawl.errors import ToolNotFound
 
@@ -218,7 +218,7 @@ class RunTasks(Tasks):
             ended,
             without_tools=opened.without_tools,
             now=self._now(),
-            new_call_id=lambda: self._dependencies.ids.new("call"),
+            new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
         )
         known = [tool.name for tool in state.run.tools]
         verdicts = await self.tool_calls.check(proposals.to_check(state.run, calls), known)
@@ -232,7 +232,7 @@ class RunTasks(Tasks):
             )
         return self._tools
 
-    async def _execute(self, call_id: str, state: State) -> Fact:
+    async def _execute(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
 
         def on_progress(said: ExecutionProgress) -> None:
@@ -246,11 +246,11 @@ class RunTasks(Tasks):
         self._dependencies.meter.call_executed(ended.outcome)
         return CallExecuted(call_id=call_id, ended=ended)
 
-    async def _stop(self, call_id: str, state: State) -> Fact:
+    async def _stop(self, call_id: CallId, state: State) -> Fact:
         await self.cut(call_id)
         return CallStopped(call_id=call_id, answer=await self.tool_calls.stop(state.calls[call_id]))
 
-    async def _read(self, call_ids: Sequence[str], run: Run) -> Fact:
+    async def _read(self, call_ids: Sequence[CallId], run: Run) -> Fact:
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
         reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
         return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
@@ -262,7 +262,7 @@ class RunTasks(Tasks):
         verdicts = await self.tool_calls.check(proposals.to_check(run, [call]), [tool.name for tool in run.tools])
         return CallChecked(call=call, verdict=verdicts[call.call_id])
 
-    async def _check_fallback(self, call_id: str, state: State) -> Fact:
+    async def _check_fallback(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]
         proposed = ProposedCall(
             call_id=call_id,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Final, assert_never
 
@@ -16,8 +16,9 @@ from pawl.agent_loop.app.offers import Offers
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.app.watch import Watches
-from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis.clock import Clock
+from pawl.chassis.tasks import within
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -131,17 +132,13 @@ class Stream:
 
     async def give_back(self) -> None:
         """Release what the client holds; if that takes long, the leases end by themselves."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_RELEASE_SECONDS):
-                await self._offers.release_all()
+        await within(_RELEASE_SECONDS, self._offers.release_all())
 
     async def _write(self) -> None:
         heartbeat_seconds = self._parts.times.heartbeat_seconds
         while True:
-            try:
-                async with asyncio.timeout(heartbeat_seconds):
-                    frame = await self._outgoing.get()
-            except TimeoutError:
+            frame = await within(heartbeat_seconds, self._outgoing.get())
+            if frame is None:
                 await self._send(frames.ServerHeartbeat())
                 continue
             await self._send(frame)
@@ -159,15 +156,10 @@ class Stream:
             silent_seconds = 0.0 if self._busy else loop.time() - self._heard_at
             if silent_seconds >= silence_max_seconds:
                 raise DeadlineExceeded(f"no frame came for {silence_max_seconds:g} s")
-            try:
-                async with asyncio.timeout(silence_max_seconds - silent_seconds):
-                    await self.superseded.wait()
-            except TimeoutError:
+            if not await within(silence_max_seconds - silent_seconds, self.superseded.wait()):
                 continue
-            with suppress(TimeoutError):
-                # The receipts that are due come first.
-                async with asyncio.timeout(_RELEASE_SECONDS):
-                    await self._outgoing.join()
+            # The receipts that are due come first.
+            await within(_RELEASE_SECONDS, self._outgoing.join())
             raise Cancelled("the client opened another stream")
 
     async def _handle(self, frame: ClientFrame) -> None:
@@ -303,15 +295,12 @@ class Stream:
             last_seq, state = event.seq, event.run_state or state
             if event.call is not None and event.seq > run.last_seq:
                 self._offers.see(event.call)
-        await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=_ended(state, run.state)))
+        ended = state if state in ENDED else run.state
+        await self._outgoing.put(frames.End(run_id=run.run_id, last_seq=last_seq, state=ended))
 
 
 def _size_bytes(frame: ServerFrame) -> int:
     return frame.event.size_bytes if isinstance(frame, frames.Event) else 0
-
-
-def _ended(state: RunState, read: RunState) -> RunState:
-    return state if state in ENDED else read
 
 
 def _receipt(frame: ClientFrame, reply: Reply, *, run_id: str = "") -> Receipt:

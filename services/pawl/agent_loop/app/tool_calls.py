@@ -25,6 +25,7 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallId
 from pawl.chassis.retry import TRANSIENT, Retry
 from pawl.errors import DependencyUnavailable, MethodNotFound, Overloaded, PawlError, ToolNotFound
 
@@ -78,7 +79,7 @@ class ToolCalls:
         kept = tools[:most] if most else tools
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
-    async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[str, Verdict]:
+    async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[CallId, Verdict]:
         """Return a verdict on each call; a refusal if the registry is away or fails."""
         if not calls:
             return {}
@@ -182,7 +183,7 @@ class ToolCalls:
         return _unreachable(call)
 
 
-def _no_verdict(call_id: str) -> Verdict:
+def _no_verdict(call_id: CallId) -> Verdict:
     return Verdict(
         call_id=call_id, disposition=Disposition.REFUSE, error_reason="TOOL_ERROR", error_message=_UNREACHABLE
     )

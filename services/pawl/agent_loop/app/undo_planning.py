@@ -7,13 +7,14 @@ from pawl.agent_loop.app.tool_calls import ToolCalls
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.fact import Fact, RunRefused, ToolsPinned
 from pawl.agent_loop.domain.run import FailureClass, PinnedTool, Run, RunFailure
+from pawl.chassis.ids import RunId
 from pawl.chassis.retry import Retry
 from pawl.errors import RunNotFound, ToolNotFound
 
 
 async def plan(run: Run, *, ledger: WorkerLedger, tool_calls: ToolCalls, retry: Retry) -> Fact:
     """Return what an undo does, with the versions of the tools that it needs, or that it cannot begin."""
-    undone_run_id = run.undo.run_id if run.undo else ""
+    undone_run_id = run.undo.run_id if run.undo else RunId("")
     try:
         sources = await retry.until_answered(lambda: ledger.undo_sources(run.store_id, run.user_id, undone_run_id))
     except RunNotFound as error:

@@ -11,6 +11,7 @@ from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import ENDED, Undo
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis import logs
+from pawl.chassis.ids import CallId, RequestId, RunId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
 
@@ -24,7 +25,7 @@ class Undoing:
         self._ledger = ledger
         self._defaults = defaults
 
-    async def preview(self, caller: Caller, run_id: str, call_id: str) -> tuple[CallUndo, ...]:
+    async def preview(self, caller: Caller, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
         """Return what undoing a run, or one call of it, would do, in that order. Changes nothing.
 
         Raises:
@@ -33,7 +34,7 @@ class Undoing:
         owner, _ = await self._ended_run(caller, run_id)
         return await self._judged(owner, run_id, call_id)
 
-    async def start(self, caller: Caller, *, request_id: str, run_id: str, call_id: str) -> RunView:
+    async def start(self, caller: Caller, *, request_id: RequestId, run_id: RunId, call_id: CallId) -> RunView:
         """Create the run that undoes; durable when this returns. Idempotent by request id.
 
         Raises:
@@ -52,13 +53,13 @@ class Undoing:
             asked=asked,
             options=complete(asked, self._defaults),
             policy=MessagePolicy.QUEUE,
-            undo=Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id),
+            undo=Undo(run_id=RunId(run_id), call_id=CallId(call_id), user_id=UserId(caller.user_id)),
         )
         created, _ = await self._ledger.submit_message(owner, message)
         _log.info("run.undo", store=caller.store_id, user=caller.user_id, undone=run_id, run=created.run_id)
         return created
 
-    async def report(self, caller: Caller, run_id: str) -> tuple[CallUndo, ...]:
+    async def report(self, caller: Caller, run_id: RunId) -> tuple[CallUndo, ...]:
         """Return what an undo has come to so far, call by call, in its order.
 
         Raises:
@@ -70,19 +71,21 @@ class Undoing:
             raise InvalidField("the run is no undo", field="run_id")
         return await self._judged(owner, run.undo.run_id, run.undo.call_id, run_id)
 
-    async def _judged(self, owner: Caller, run_id: str, call_id: str, undo_run_id: str = "") -> tuple[CallUndo, ...]:
+    async def _judged(
+        self, owner: Caller, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
+    ) -> tuple[CallUndo, ...]:
         sources = undo.in_order(await self._ledger.undo_sources(owner, run_id), call_id)
         if call_id and not sources:
             raise CallNotFound
         return tuple(undo.judged(source, undo_run_id) for source in sources)
 
-    async def _ended_run(self, caller: Caller, run_id: str) -> tuple[Caller, RunView]:
+    async def _ended_run(self, caller: Caller, run_id: RunId) -> tuple[Caller, RunView]:
         owner, run = await self._run(caller, run_id)
         if run.state not in ENDED:
             raise RunNotEnded
         return owner, run
 
-    async def _run(self, caller: Caller, run_id: str) -> tuple[Caller, RunView]:
+    async def _run(self, caller: Caller, run_id: RunId) -> tuple[Caller, RunView]:
         """Return a run that the caller may undo, and the user whose run it is, in whose name it is undone."""
         try:
             return caller, await self._ledger.get_run(caller, run_id)

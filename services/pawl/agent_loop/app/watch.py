@@ -22,6 +22,7 @@ from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
 from pawl.agent_loop.app.public_values import Caller, LogGap, RunView
 from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.chassis.tasks import start
 from pawl.errors import Overloaded, SlowConsumer
 
 FEEDS_MAX: Final = 10_000
@@ -133,10 +134,7 @@ class Watches:
 
     async def _stop(self, feed: Feed) -> None:
         """Stop a feed to the end, also for a client that goes away meanwhile."""
-        stopping = asyncio.get_running_loop().create_task(feed.stop(), name="watch.stop")
-        self._stopping.add(stopping)
-        stopping.add_done_callback(self._stopping.discard)
-        await asyncio.shield(stopping)
+        await asyncio.shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
         """Have feeds read the ledger: all of them while NATS is away, else a part of them at a time."""

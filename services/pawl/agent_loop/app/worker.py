@@ -8,7 +8,6 @@ writes all the same; dropping it keeps it from calling models and tools.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
 from pawl.chassis.ids import RunKey
+from pawl.chassis.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
 _CLAIMED_AT_ONCE_MAX: Final = 64
@@ -121,9 +121,7 @@ class Worker:
             began = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
                 pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(pause):
-                        await self._work_may_be_there.wait()
+                await within(pause, self._work_may_be_there.wait())
             await self._breathe(began + _CLAIM_SECONDS_MIN)
 
     async def _breathe(self, due: float) -> None:

@@ -155,10 +155,9 @@ class Assembly:
         )
 
     def _in_order(self) -> list[_OpenCall]:
-        indexes = [call.index for call in self._calls if call.index is not None]
-        if len(indexes) < len(self._calls):
+        if any(call.index is None for call in self._calls):
             return self._calls
-        return [call for _, call in sorted(zip(indexes, self._calls, strict=True), key=lambda pair: pair[0])]
+        return sorted(self._calls, key=lambda call: call.index or 0)
 
     def _add_fields(self, to: fields.Fields, fields_json: bytes) -> None:
         self._fields_bytes += len(fields_json)
@@ -198,7 +197,4 @@ class Assembly:
         return None if piece.index is None and call.name else current
 
     def _last(self, test: Callable[[_OpenCall], bool]) -> int | None:
-        for position in range(len(self._calls) - 1, -1, -1):
-            if test(self._calls[position]):
-                return position
-        return None
+        return next((n for n in reversed(range(len(self._calls))) if test(self._calls[n])), None)

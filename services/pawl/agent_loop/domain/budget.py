@@ -44,8 +44,8 @@ def left(state: State) -> int | None:
 
 def is_used_up(state: State) -> bool:
     """Return whether the model must not be called: nothing is left, or less than the open call needs."""
-    rest, opened = left(state), state.loop.model_call
-    return rest is not None and rest < max(1, opened.tokens_needed if opened else 0)
+    rest = left(state)
+    return rest is not None and rest < max(1, _needed_by_open_call(state))
 
 
 def ends_run(state: State) -> bool:
@@ -55,9 +55,13 @@ def ends_run(state: State) -> bool:
 
 
 def _is_beyond_top_ups(state: State) -> bool:
-    ceiling, opened = state.run.options.limits.topped_up_tokens_max, state.loop.model_call
-    needed_tokens = max(1, opened.tokens_needed if opened else 0)
+    ceiling = state.run.options.limits.topped_up_tokens_max
+    needed_tokens = max(1, _needed_by_open_call(state))
     return bool(ceiling) and state.run.usage.total_tokens + needed_tokens > max(ceiling, tokens(state))
+
+
+def _needed_by_open_call(state: State) -> int:
+    return state.loop.model_call.tokens_needed if state.loop.model_call else 0
 
 
 def failure(state: State) -> RunFailure:
@@ -90,9 +94,8 @@ def needed(state: State, prompt_tokens: int) -> int:
 
 def said_of_need(state: State) -> str:
     """Return why the open call is not made, for people."""
-    need = state.loop.model_call.tokens_needed if state.loop.model_call else 0
     return (
-        f"The next model call needs about {need} tokens, the descriptions of tools included; "
+        f"The next model call needs about {_needed_by_open_call(state)} tokens, the descriptions of tools included; "
         f"{left(state)} are left of the budget of {tokens(state)}."
     )
 

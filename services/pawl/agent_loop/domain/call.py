@@ -7,6 +7,8 @@ from typing import Final
 
 import msgspec
 
+from pawl.chassis.ids import CallId, ClientId, ConversationId, RunId, StoreId, UserId
+
 
 class CallState(StrEnum):
     """The states of a call."""
@@ -105,7 +107,7 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """The decision about a call, with the person and the time."""
 
     kind: DecisionKind
-    user_id: str
+    user_id: UserId
     reason: str = ""
     time: float = 0.0
     arguments_sha256: str = ""
@@ -158,7 +160,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class OfferLease(msgspec.Struct, frozen=True, kw_only=True):
     """The hold of a client on a front-end call."""
 
-    client_id: str = ""
+    client_id: ClientId = ClientId("")
     offer_epoch: int = 0
     expire_time: float = 0.0
 
@@ -184,10 +186,10 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
 class Call(msgspec.Struct, frozen=True, kw_only=True):
     """One tool call. Times are seconds since 1970 by the database's clock."""
 
-    store_id: str
-    conversation_id: str
-    run_id: str
-    call_id: str
+    store_id: StoreId
+    conversation_id: ConversationId
+    run_id: RunId
+    call_id: CallId
     round: int
     index: int
     tool_name: str
@@ -195,7 +197,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     provider_call_id: str = ""
     proposed_tool_name: str = ""
     """The name that the model used, where another tool took its place; else empty."""
-    undoes_call_id: str = ""
+    undoes_call_id: CallId = CallId("")
     """The call whose effect this one takes back; empty unless the run is an undo."""
     tool_version: int = 0
     context: ExecutionContext = ExecutionContext.UNSPECIFIED
@@ -219,7 +221,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     end_time: float | None = None
     rule_id: str = ""
     """The rule that decided about it in place of a person, or asked for the person."""
-    child_run_id: str = ""
+    child_run_id: RunId = RunId("")
     """The run that does it; only of a call that is or was DELEGATED."""
 
     @property

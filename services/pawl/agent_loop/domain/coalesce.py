@@ -105,13 +105,10 @@ def _join(head: OutputDelta, pieces: list[DisplayPiece]) -> OutputDelta:
 
 def _fragments(pieces: list[CallPiece]) -> Iterator[CallFragment]:
     """Give the pieces with those next to each other of one call joined."""
-    start = 0
-    for end in range(1, len(pieces) + 1):
-        if end < len(pieces) and pieces[end].index == pieces[start].index:
-            continue
+    for index, group in itertools.groupby(pieces, key=lambda piece: piece.index):
+        parts = tuple(group)
         yield CallFragment(
-            index=pieces[start].index or 0,
-            tool_name=tool_name(pieces[end - 1].name),
-            arguments_text="".join(piece.arguments for piece in pieces[start:end]),
+            index=index or 0,
+            tool_name=tool_name(parts[-1].name),
+            arguments_text="".join(part.arguments for part in parts),
         )
-        start = end

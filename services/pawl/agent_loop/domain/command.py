@@ -9,6 +9,7 @@ import msgspec
 
 from pawl.agent_loop.domain.call import CallResult, DecisionKind
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
+from pawl.chassis.ids import CallId, CommandId, RunId, UserId
 
 
 class CallResolution(StrEnum):
@@ -22,14 +23,14 @@ class CallResolution(StrEnum):
 class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """A front end returned a result."""
 
-    call_id: str
+    call_id: CallId
     result: CallResult
 
 
 class Decide(msgspec.Struct, frozen=True, kw_only=True):
     """A person decided about a call, or answered it."""
 
-    call_id: str
+    call_id: CallId
     kind: DecisionKind
     arguments_json: bytes = b""
     edited_digest: str = ""
@@ -54,7 +55,7 @@ class Cancel(msgspec.Struct, frozen=True, kw_only=True):
 class Resolve(msgspec.Struct, frozen=True, kw_only=True):
     """An operator says what became of a call; `content_json` goes with HAPPENED."""
 
-    call_id: str
+    call_id: CallId
     resolution: CallResolution
     content_json: bytes = b""
 
@@ -62,7 +63,7 @@ class Resolve(msgspec.Struct, frozen=True, kw_only=True):
 class Progress(msgspec.Struct, frozen=True, kw_only=True):
     """A front end reports progress of a call."""
 
-    call_id: str
+    call_id: CallId
     fraction: float | None = None
     message: str = ""
 
@@ -76,8 +77,8 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
     """The run that does a call has ended: how, what it answered, and what it used."""
 
-    call_id: str
-    run_id: str
+    call_id: CallId
+    run_id: RunId
     state: RunState
     usage: Usage
     output_text: str = ""
@@ -90,8 +91,8 @@ CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progre
 class Command(msgspec.Struct, frozen=True, kw_only=True):
     """An entry of the inbox of a run."""
 
-    command_id: str
-    user_id: str
+    command_id: CommandId
+    user_id: UserId
     time: float
     kind: CommandKind
     credential_id: str = ""

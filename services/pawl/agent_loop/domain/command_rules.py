@@ -32,6 +32,7 @@ from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis import strict_json
+from pawl.chassis.ids import UserId
 
 _WITHDRAWN = "The user sent a new message before this call was made; it was not made."
 _DID_NOT_HAPPEN = "An operator found that this call did not happen."
@@ -118,7 +119,7 @@ def given_up(state: State) -> tuple[RecordedResult, ...]:
     )
 
 
-def _result_note(call: Call, user_id: str) -> RecordedResult:
+def _result_note(call: Call, user_id: UserId) -> RecordedResult:
     began, ended = call.start_time, call.end_time
     return RecordedResult(
         call_id=call.call_id,

@@ -165,7 +165,10 @@ def _go_on_with_model(state: State, now: float) -> Decision:
 
 
 def _go_on_with_calls(state: State, due_time: float | None, now: float) -> Decision:
-    """Go on with the calls that are open; without any, wait for what the program waits for, until `due_time`."""
+    """Let overdue approvals, questions and offers expire or fall back, then go on with the calls that are open.
+
+    Without any, wait for what the program waits for, until `due_time`.
+    """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:

@@ -12,6 +12,7 @@ import msgspec
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.run import RunFailure, RunState, WaitKind
 from pawl.agent_loop.domain.state import BEGIN, READ, check_of, stop_of
+from pawl.chassis.ids import CallId
 
 
 class Settle(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,7 +28,7 @@ class Settle(msgspec.Struct, frozen=True, kw_only=True):
 class Decline(msgspec.Struct, frozen=True, kw_only=True):
     """Nobody answers what the tool of this call asks: it goes on without. Then decide again."""
 
-    call_id: str
+    call_id: CallId
 
 
 class EnterSteers(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,7 +56,7 @@ class PlanUndo(msgspec.Struct, frozen=True, kw_only=True):
 class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Read calls that the program names and the claim did not load. Then decide again."""
 
-    call_ids: tuple[str, ...]
+    call_ids: tuple[CallId, ...]
 
     names: ClassVar = (READ,)
 
@@ -104,19 +105,19 @@ class StartModel(msgspec.Struct, frozen=True, kw_only=True):
 class Execute(msgspec.Struct, frozen=True, kw_only=True):
     """Make the intent to run these calls durable, then run them. Then decide again."""
 
-    call_ids: tuple[str, ...]
+    call_ids: tuple[CallId, ...]
 
 
 class Delegate(msgspec.Struct, frozen=True, kw_only=True):
     """Create the run that does this call, with the step that says so. Then decide again."""
 
-    call_id: str
+    call_id: CallId
 
 
 class CheckFallback(msgspec.Struct, frozen=True, kw_only=True):
     """Ask the registry about the backend tool that shall replace a call's front end. Then decide again."""
 
-    call_id: str
+    call_id: CallId
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -131,7 +132,7 @@ class StopModel(msgspec.Struct, frozen=True, kw_only=True):
 class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
     """Cancel these executions wherever they run. Then decide again."""
 
-    call_ids: tuple[str, ...]
+    call_ids: tuple[CallId, ...]
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -21,6 +21,7 @@ from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import Delegation, Run, RunAbove, RunOptions, RunState, TokenBudgetPolicy, ToolChoice
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
+from pawl.chassis.ids import RunId
 
 OUTPUT_BYTES_MAX: Final = 128 * 1024
 """Most bytes of an answer that the result of the call has: any text of that size fits into a result."""
@@ -54,9 +55,9 @@ def may_delegate(run: Run) -> bool:
     return run.depth < run.options.limits.agent_depth_max
 
 
-def child_run_id(call: Call) -> str:
+def child_run_id(call: Call) -> RunId:
     """Return the id of the run that does a call."""
-    return f"run_{hashlib.sha256(call.call_id.encode()).hexdigest()[:32]}"
+    return RunId(f"run_{hashlib.sha256(call.call_id.encode()).hexdigest()[:32]}")
 
 
 def begin(state: State, call: Call, now: float) -> State:

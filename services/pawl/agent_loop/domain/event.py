@@ -8,6 +8,7 @@ import msgspec
 from msgspec import field
 
 from pawl.agent_loop.domain.run import Usage
+from pawl.chassis.ids import CallId
 
 TAKEOVER: Final = "TAKEOVER"
 """Reason of RoundRetrying when the worker that made the call is gone."""
@@ -66,7 +67,7 @@ class OutputDelta(msgspec.Struct, frozen=True, kw_only=True):
 class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
     """A running tool reports progress; `fraction` is from 0 to 1."""
 
-    call_id: str
+    call_id: CallId
     tool_name: str
     fraction: float | None = None
     message: str = ""

@@ -14,6 +14,7 @@ from pawl.agent_loop.domain.model import Problem
 from pawl.agent_loop.domain.run import PinnedTool, RunFailure
 from pawl.agent_loop.domain.tool import ExecutionResult, Stopped, Verdict
 from pawl.agent_loop.domain.undo import UndoPlan
+from pawl.chassis.ids import CallId
 
 
 class ToolsPinned(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,7 +44,7 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 
     answer: ModelAnswer
     calls: tuple[Call, ...] = ()
-    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
     shown: Shown = field(default_factory=Shown)
 
 
@@ -71,21 +72,21 @@ class ModelCut(msgspec.Struct, frozen=True, kw_only=True):
 class CallExecuted(msgspec.Struct, frozen=True, kw_only=True):
     """An execution ended."""
 
-    call_id: str
+    call_id: CallId
     ended: ExecutionResult
 
 
 class CallStopped(msgspec.Struct, frozen=True, kw_only=True):
     """The cancellation of an execution was answered."""
 
-    call_id: str
+    call_id: CallId
     answer: Stopped
 
 
 class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
     """The registry judged the backend tool that shall replace a call's front end."""
 
-    call_id: str
+    call_id: CallId
     verdict: Verdict
 
 

@@ -18,6 +18,7 @@ from pawl.agent_loop.domain.assembly import is_json
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import CallId
 
 ProviderMessage: TypeAlias = dict[str, Any]
 
@@ -108,7 +109,7 @@ def _reasoning_field(state: State, echo: ReasoningEcho) -> str:
 
 
 def _group(
-    message: Message, calls: Mapping[str, Call], reasoning_field: str, result_bytes_max: int
+    message: Message, calls: Mapping[CallId, Call], reasoning_field: str, result_bytes_max: int
 ) -> list[ProviderMessage]:
     match message.role:
         case Role.USER:

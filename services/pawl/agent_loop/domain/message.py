@@ -6,6 +6,8 @@ from enum import StrEnum
 
 import msgspec
 
+from pawl.chassis.ids import CallId, RunId
+
 
 class Role(StrEnum):
     """The authors of messages."""
@@ -19,13 +21,13 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of a conversation. `message_id` and `number` are the ledger's, empty before."""
 
     role: Role
-    run_id: str
+    run_id: RunId
     text: str = ""
     message_id: str = ""
     number: int = 0
     reasoning: str = ""
     provider_state_json: bytes = b""
-    call_ids: tuple[str, ...] = ()
+    call_ids: tuple[CallId, ...] = ()
     interrupted: bool = False
     refusal: str = ""
     first_output_seq: int = 0

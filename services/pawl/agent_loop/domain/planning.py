@@ -44,6 +44,7 @@ from pawl.agent_loop.domain.loop_state import OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunState, WaitKind
 from pawl.agent_loop.domain.state import MODEL, State
+from pawl.chassis.ids import CallId
 
 _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.
@@ -119,7 +120,7 @@ def _taken(base: State, commands: Sequence[Command], now: float) -> State:
 
 def _bytes_of(state: State, command: Command) -> int:
     """Return what a command adds to a step: what it brings, and the call that it moves."""
-    call = state.calls.get(getattr(command.kind, "call_id", ""))
+    call = state.calls.get(getattr(command.kind, "call_id", CallId("")))
     return step.size_bytes(command) + (0 if call is None else step.size_bytes(call))
 
 

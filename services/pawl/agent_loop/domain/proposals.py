@@ -13,13 +13,14 @@ from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallState, Effect
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
+from pawl.chassis.ids import CallId
 
 _KEPT_CHARACTERS: Final = 4096
 """The characters kept of arguments that are too large to be run."""
 
 
 def draft(
-    run: Run, answer: ModelAnswer, *, without_tools: bool, now: float, new_call_id: Callable[[], str]
+    run: Run, answer: ModelAnswer, *, without_tools: bool, now: float, new_call_id: Callable[[], CallId]
 ) -> tuple[Call, ...]:
     """Return a call for everything that the model asked for in round `run.round`, in its order.
 
@@ -37,7 +38,7 @@ def draft(
     return tuple(calls)
 
 
-def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: str) -> Call:
+def _draft(run: Run, raw: RawCall, index: int, *, without_tools: bool, now: float, call_id: CallId) -> Call:
     size = len(raw.arguments.encode())
     call = Call(
         store_id=run.store_id,

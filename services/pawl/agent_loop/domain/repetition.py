@@ -9,7 +9,7 @@ call nor any other of its round is executed.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -41,14 +41,10 @@ def count(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopSta
 def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Call | None:
     """Return the call of the last round by which the run is stuck, given the state that counts it."""
     calls = list(calls)
-    repeated = next((call for call in calls if _is_over(loop.call_counts, call, identical_max)), None)
+    repeated = next((call for call in calls if loop.call_counts.get(fingerprint(call), 0) >= identical_max), None)
     if repeated is not None or not calls:
         return repeated
     return calls[0] if _alternates(loop.round_fingerprints, identical_max) else None
-
-
-def _is_over(counts: Mapping[str, int], call: Call, identical_max: int) -> bool:
-    return counts.get(fingerprint(call), 0) >= identical_max
 
 
 def _alternates(rounds: Sequence[str], identical_max: int) -> bool:

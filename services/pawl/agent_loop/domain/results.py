@@ -9,6 +9,7 @@ import msgspec
 
 from pawl.agent_loop.domain import text
 from pawl.agent_loop.domain.call import Call, CallResult
+from pawl.chassis.ids import CallId
 
 
 def contents(calls: Sequence[Call], bytes_max: int) -> tuple[str, ...]:
@@ -57,7 +58,7 @@ def _rooms(sizes: Sequence[int], bytes_max: int) -> list[int]:
     return rooms
 
 
-def _cut(data: bytes, room: int, call_id: str) -> str:
+def _cut(data: bytes, room: int, call_id: CallId) -> str:
     return (
         f"{text.cut_bytes(data, room)}\n"
         f"[This result was cut: the first {room} of {len(data)} bytes are shown. "

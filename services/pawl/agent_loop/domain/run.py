@@ -11,6 +11,7 @@ import msgspec
 from msgspec import field
 
 from pawl.agent_loop.domain.limits import Limits
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 
 
 class RunState(StrEnum):
@@ -183,23 +184,23 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
     """The order to take back the calls of a run, or the one named; `user_id` asked for it."""
 
-    run_id: str
-    call_id: str = ""
-    user_id: str = ""
+    run_id: RunId
+    call_id: CallId = CallId("")
+    user_id: UserId = UserId("")
 
 
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
     """A run that stands above another one, and its conversation."""
 
-    run_id: str
-    conversation_id: str
+    run_id: RunId
+    conversation_id: ConversationId
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     """A run to be created: its first message, how it is driven, and which runs stand above it, the parent last."""
 
-    call_id: str
-    run_id: str
+    call_id: CallId
+    run_id: RunId
     text: str
     options: RunOptions
     above: tuple[RunAbove, ...]
@@ -214,10 +215,10 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
 class Run(msgspec.Struct, frozen=True, kw_only=True):
     """One execution on a conversation; with `undo` it takes another one back and calls no model for that."""
 
-    store_id: str
-    user_id: str
-    conversation_id: str
-    run_id: str
+    store_id: StoreId
+    user_id: UserId
+    conversation_id: ConversationId
+    run_id: RunId
     state: RunState = RunState.QUEUED
     waits: tuple[WaitKind, ...] = ()
     options: RunOptions = field(default_factory=RunOptions)
@@ -229,13 +230,13 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     stop_cause: StopCause | None = None
     output_text: str = ""
     active_seconds: float = 0.0
-    unstopped_call_ids: tuple[str, ...] = ()
+    unstopped_call_ids: tuple[CallId, ...] = ()
     user_roles: tuple[str, ...] = ()
     """Roles of the user when the run was started."""
     undo: Undo | None = None
-    parent_run_id: str = ""
+    parent_run_id: RunId = RunId("")
     """The run whose call this one does; empty unless it does one."""
-    parent_call_id: str = ""
+    parent_call_id: CallId = CallId("")
     depth: int = 0
     """The number of runs that stand above it."""
     above: tuple[RunAbove, ...] = ()

@@ -14,18 +14,19 @@ from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import Delegation, Run
+from pawl.chassis.ids import CallId
 
 BEGIN: Final = "begin"
 READ: Final = "read"
 MODEL: Final = "model"
 
 
-def stop_of(call_id: str) -> str:
+def stop_of(call_id: CallId) -> str:
     """Return the name of the work that stops a call."""
     return f"stop:{call_id}"
 
 
-def check_of(call_id: str) -> str:
+def check_of(call_id: CallId) -> str:
     """Return the name of the work that has a call checked, or what it falls back to."""
     return f"check:{call_id}"
 
@@ -41,7 +42,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
 
     run: Run
     messages: tuple[Message, ...] = ()
-    calls: Mapping[str, Call] = field(default_factory=dict)
+    calls: Mapping[CallId, Call] = field(default_factory=dict)
     loop: LoopState = field(default_factory=LoopState)
     commands: tuple[Command, ...] = ()
     consumed: tuple[str, ...] = ()
@@ -51,7 +52,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     active_seconds: float = 0.0
     """The time for which the run was active until now, by the clock of this process; that of the ledger is in `run`."""
     under_way: frozenset[str] = frozenset()
-    named: Mapping[str, Call] = field(default_factory=dict)
+    named: Mapping[CallId, Call] = field(default_factory=dict)
     """Calls that the program has had read last (ReadCalls), as they were then; of this process, and never written."""
     tools_pinned: bool = False
     """True if the registry has said which tools the run may use; the first commit keeps them."""
@@ -75,10 +76,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def last_message(self) -> Message | None:
         """The newest message of this run, summaries aside."""
-        for message in reversed(self.messages):
-            if message.run_id == self.run.run_id and message.role is not Role.SUMMARY:
-                return message
-        return None
+        own = (message for message in reversed(self.messages) if message.run_id == self.run.run_id)
+        return next((message for message in own if message.role is not Role.SUMMARY), None)
 
     @property
     def round_active_seconds(self) -> float:

@@ -16,6 +16,7 @@ from pawl.agent_loop.domain.event import OwnerEvent
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import Delegation, PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import CallId
 
 T = TypeVar("T")
 
@@ -55,7 +56,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     consumed_command_ids: tuple[str, ...] = ()
     lease_action: LeaseAction = LeaseAction.KEEP
     wake_time: float | None = None
-    unstopped_call_ids: tuple[str, ...] = ()
+    unstopped_call_ids: tuple[CallId, ...] = ()
     """All of them, with a step that adds any."""
     after_seq: int | None = None
     """The seq at which the log must end now, for a step whose messages name seqs of its own events."""

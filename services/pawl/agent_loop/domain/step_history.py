@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.message import Message, Role
+from pawl.chassis.ids import CallId
 
 
 class StepType(StrEnum):
@@ -52,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     content: str = ""
     content_omitted_bytes: int = 0
     tool_name: str = ""
-    call_id: str = ""
+    call_id: CallId = CallId("")
     time: float = 0.0
 
 

@@ -17,6 +17,7 @@ from pawl.agent_loop.domain.call import (
     Question,
     ToolCategory,
 )
+from pawl.chassis.ids import CallId, UserId
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +34,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     """A call to be checked; a version of 0 means that the run has no such tool."""
 
-    call_id: str
+    call_id: CallId
     tool_name: str
     tool_version: int
     arguments_json: bytes
@@ -53,11 +54,11 @@ class Resolved(msgspec.Struct, frozen=True, kw_only=True):
 class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """The decision of a person about a gated call, for the audit chain."""
 
-    call_id: str
+    call_id: CallId
     tool_name: str
     tool_version: int
     kind: DecisionKind
-    user_id: str
+    user_id: UserId
     arguments_json: bytes = b""
     arguments_sha256: str = ""
     """In place of the arguments."""
@@ -68,10 +69,10 @@ class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     """The end of a front-end call, for the audit chain; who brought the result or held the call, and how long."""
 
-    call_id: str
+    call_id: CallId
     tool_name: str
     tool_version: int
-    user_id: str
+    user_id: UserId
     arguments_json: bytes
     content_json: bytes
     state: CallState
@@ -95,7 +96,7 @@ class Disposition(StrEnum):
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """The registry's verdict on a proposed call."""
 
-    call_id: str
+    call_id: CallId
     disposition: Disposition
     tool_version: int = 0
     arguments_json: bytes = b""

@@ -26,6 +26,7 @@ from pawl.agent_loop.domain.call import (
 from pawl.agent_loop.domain.run import Run
 from pawl.agent_loop.domain.settle import NOT_STOPPED
 from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId, RunId
 
 REASON_CHARACTERS_MAX: Final = 300
 _REPORT_LINES_MAX: Final = 50
@@ -50,13 +51,13 @@ class UndoState(StrEnum):
 class CallUndo(msgspec.Struct, frozen=True, kw_only=True):
     """The meaning or the result of an undo for one call; `undo_call_id` is the last call that ran its inverse."""
 
-    call_id: str
+    call_id: CallId
     tool_name: str
     state: UndoState
     summary: str = ""
     reason: str = ""
-    undo_call_id: str = ""
-    undo_run_id: str = ""
+    undo_call_id: CallId = CallId("")
+    undo_run_id: RunId = RunId("")
 
 
 class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +70,8 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
 class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
     """One inverse that an undo runs: as `undo_call_id`, to take `call_id` of the tool `tool_name` back."""
 
-    call_id: str
-    undo_call_id: str
+    call_id: CallId
+    undo_call_id: CallId
     tool_name: str
     summary: str
 
@@ -86,9 +87,9 @@ class UndoPlan(msgspec.Struct, frozen=True, kw_only=True, tag_field="program", t
     reported: bool = False
 
 
-def undo_call_id(call_id: str, attempt: int) -> str:
+def undo_call_id(call_id: CallId, attempt: int) -> CallId:
     """Return the id of the call that tries for the `attempt`th time, from 1, to undo a call."""
-    return f"undo_{attempt}_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}"
+    return CallId(f"undo_{attempt}_{hashlib.sha256(call_id.encode()).hexdigest()[:32]}")
 
 
 def inverse_of(call: Call) -> Inverse | None:
@@ -96,13 +97,13 @@ def inverse_of(call: Call) -> Inverse | None:
     return call.result.inverse if call.state is CallState.SUCCEEDED and call.result is not None else None
 
 
-def in_order(sources: Iterable[UndoSource], call_id: str = "") -> tuple[UndoSource, ...]:
+def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tuple[UndoSource, ...]:
     """Return all sources, or that of one call, in the order of an undo: what ended last comes first."""
     chosen = (source for source in sources if call_id in {"", source.call.call_id})
     return tuple(sorted(chosen, key=_end, reverse=True))
 
 
-def judged(source: UndoSource, undo_run_id: str = "") -> CallUndo:
+def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
     """Return what became of a call in the undo that is run `undo_run_id`, or what an undo would do with it now."""
     call, inverse = source.call, inverse_of(source.call)
     if inverse is None:
@@ -117,15 +118,15 @@ def judged(source: UndoSource, undo_run_id: str = "") -> CallUndo:
         state=state,
         summary=_line(inverse.summary),
         reason=reason,
-        undo_call_id=last.call_id if last else "",
-        undo_run_id=last.run_id if last else "",
+        undo_call_id=last.call_id if last else CallId(""),
+        undo_run_id=last.run_id if last else RunId(""),
     )
 
 
 def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
     """Return what the undo `run` does: inverses in the order in which they run, each call at most once."""
     steps, others = [], []
-    for source in in_order(sources, run.undo.call_id if run.undo else ""):
+    for source in in_order(sources, run.undo.call_id if run.undo else CallId("")):
         found = judged(source, run.run_id)
         if found.state is UndoState.TO_UNDO:
             step = PlannedUndo(
@@ -140,7 +141,7 @@ def plan(sources: Iterable[UndoSource], run: Run) -> UndoPlan:
     return UndoPlan(steps=tuple(steps), others=tuple(others))
 
 
-def following(planned: UndoPlan, calls: Mapping[str, Call]) -> PlannedUndo | None:
+def following(planned: UndoPlan, calls: Mapping[CallId, Call]) -> PlannedUndo | None:
     """Return the next step of a plan, the first that has no call yet."""
     return next((step for step in planned.steps if step.undo_call_id not in calls), None)
 
@@ -162,7 +163,7 @@ def draft(run: Run, step: PlannedUndo, inverse: Inverse, now: float) -> Call:
     )
 
 
-def report(planned: UndoPlan | None, run: Run, calls: Mapping[str, Call]) -> str:
+def report(planned: UndoPlan | None, run: Run, calls: Mapping[CallId, Call]) -> str:
     """Return what an undo has come to, for people and for the model."""
     head = f"Undo of run {run.undo.run_id}" if run.undo else "Undo"
     if planned is None:
@@ -178,7 +179,7 @@ def report(planned: UndoPlan | None, run: Run, calls: Mapping[str, Call]) -> str
     return "\n".join(lines)
 
 
-def request_text(run_id: str, call_id: str = "") -> str:
+def request_text(run_id: RunId, call_id: CallId = CallId("")) -> str:
     """Return the message that stands for the request in the conversation."""
     return f"[Undo of call {call_id} of run {run_id}]" if call_id else f"[Undo of run {run_id}]"
 
@@ -205,7 +206,7 @@ def _told(found: CallUndo) -> str:
     return f"- {what} {_TOLD.get(found.state, 'not undone')}{reason}"
 
 
-def _outcome(step: PlannedUndo, run: Run, calls: Mapping[str, Call]) -> CallUndo:
+def _outcome(step: PlannedUndo, run: Run, calls: Mapping[CallId, Call]) -> CallUndo:
     state, reason = _tried(calls.get(step.undo_call_id), run.run_id)
     return CallUndo(call_id=step.call_id, tool_name=step.tool_name, state=state, summary=step.summary, reason=reason)
 
@@ -231,7 +232,7 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
     return UndoState.CANNOT_BE_UNDONE, "Its tool gives no way back."
 
 
-def _tried(last: Call | None, undo_run_id: str) -> tuple[UndoState, str]:
+def _tried(last: Call | None, undo_run_id: RunId) -> tuple[UndoState, str]:
     """Return what the last try came to, as the undo `undo_run_id` sees it."""
     if last is None:
         return UndoState.TO_UNDO, ""

@@ -36,15 +36,6 @@ def caller(principal: Principal) -> Caller:
     )
 
 
-def optional_id(value: str, field: str) -> str:
-    """Return `value` if it is empty or an id.
-
-    Raises:
-        InvalidId
-    """
-    return check_id(value, field) if value else ""
-
-
 def _no_known_value(unknown: Unknown) -> InvalidField:
     return InvalidField(f"{unknown.field} has no known value", field=unknown.field)
 
@@ -161,7 +152,7 @@ def pending_filter(message: agent_pb2.PendingFilter) -> PendingFilter:
         of_store=of_store,
         states=tuple(map(_CALL_STATES.read, dict.fromkeys(message.states))),
         tool_name=message.tool_name,
-        conversation_id=optional_id(message.conversation_id, "filter.conversation_id"),
+        conversation_id=check_id(message.conversation_id, "filter.conversation_id", optional=True),
     )
 
 

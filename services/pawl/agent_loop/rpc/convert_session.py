@@ -60,7 +60,7 @@ def _content(request: session_pb2.SessionRequest) -> frames.Content:
         case "hello":
             return _hello(request.hello)
         case "start":
-            conversation_id = convert.optional_id(request.start.conversation_id, "start.conversation_id")
+            conversation_id = check_id(request.start.conversation_id, "start.conversation_id", optional=True)
             return frames.Start(message=convert.message(request.start, conversation_id))
         case "attach":
             return frames.Attach(
@@ -99,7 +99,7 @@ def _hello(hello: session_pb2.Hello) -> frames.Hello:
     if sum(len(tool.versions) for tool in hello.tools) > VERSIONS_MAX:
         raise InvalidField(f"at most {VERSIONS_MAX} versions of all tools", field="hello.tools.versions")
     return frames.Hello(
-        client_id=convert.optional_id(hello.client_id, "hello.client_id"),
+        client_id=check_id(hello.client_id, "hello.client_id", optional=True),
         tools=tuple(frames.ClientTool(name=tool.name, versions=frozenset(tool.versions)) for tool in hello.tools),
         calls_max=hello.calls_max,
     )

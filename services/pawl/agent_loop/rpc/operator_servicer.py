@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias, cast
+from typing import cast
 
-import grpc
-
-from pawl.agent.v1 import operator_pb2, operator_pb2_grpc
+from pawl.agent.v1 import operator_pb2 as pb
+from pawl.agent.v1 import operator_pb2_grpc
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.public_values import Caller, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert
 from pawl.chassis import auth
 from pawl.chassis.ids import check_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.event.v1 import run_pb2
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
@@ -24,33 +22,27 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     def __init__(self, operators: Operators) -> None:
         self._operators = operators
 
-    async def ListAttention(
-        self, request: operator_pb2.ListAttentionRequest, context: Context
-    ) -> operator_pb2.ListAttentionResponse:
+    async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
         page = await self._operators.list_attention(
             convert.caller(auth.require_user()),
-            run_id=convert.optional_id(request.run_id, "run_id"),
+            run_id=check_id(request.run_id, "run_id", optional=True),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
-        return operator_pb2.ListAttentionResponse(
-            runs=map(_run_in_need, page.items), next_page_token=page.next_page_token
-        )
+        return pb.ListAttentionResponse(runs=map(_run_in_need, page.items), next_page_token=page.next_page_token)
 
-    async def RedriveRun(
-        self, request: operator_pb2.RedriveRunRequest, context: Context
-    ) -> operator_pb2.RedriveRunResponse:
+    async def RedriveRun(self, request: pb.RedriveRunRequest, context: Context) -> pb.RedriveRunResponse:
         run = await self._operators.redrive(*_act(request))
-        return operator_pb2.RedriveRunResponse(state=_document(run).state)
+        return pb.RedriveRunResponse(state=_document(run).state)
 
-    async def EndRun(self, request: operator_pb2.EndRunRequest, context: Context) -> operator_pb2.EndRunResponse:
+    async def EndRun(self, request: pb.EndRunRequest, context: Context) -> pb.EndRunResponse:
         run = await self._operators.end(*_act(request))
-        return operator_pb2.EndRunResponse(state=_document(run).state)
+        return pb.EndRunResponse(state=_document(run).state)
 
 
-def _act(request: operator_pb2.RedriveRunRequest | operator_pb2.EndRunRequest) -> tuple[Caller, str, str, str]:
+def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Caller, str, str, str]:
     """Return who acts, with which command, on which run, and why."""
-    request_id = convert.optional_id(request.request_id, "request_id")
+    request_id = check_id(request.request_id, "request_id", optional=True)
     return convert.caller(auth.require_user()), request_id, check_id(request.run_id, "run_id"), request.reason
 
 
@@ -58,9 +50,9 @@ def _document(run: RunView) -> run_pb2.Run:
     return cast("run_pb2.Run", run.document)
 
 
-def _run_in_need(view: RunView) -> operator_pb2.RunInNeed:
+def _run_in_need(view: RunView) -> pb.RunInNeed:
     run = _document(view)
-    return operator_pb2.RunInNeed(
+    return pb.RunInNeed(
         run_id=run.run_id,
         user_id=run.user_id,
         conversation_id=run.conversation_id,

@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, cast
 
-import grpc
-
-from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2 as pb
+from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.agent_loop.app import inbox as commands
 from pawl.agent_loop.app.frames import Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import Inbox
@@ -24,16 +23,15 @@ from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_session, convert_steps
 from pawl.chassis import auth
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
 WRITE_SECONDS_MAX: Final = 60.0
 """A client that takes nothing for so long is cut off."""
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
@@ -62,19 +60,17 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._steps = steps
         self._heartbeat_seconds = heartbeat_seconds
 
-    async def StartRun(self, request: agent_pb2.StartRunRequest, context: Context) -> agent_pb2.StartRunResponse:
-        request_id = convert.optional_id(request.request_id, "request_id")
-        message = convert.message(request, convert.optional_id(request.conversation_id, "conversation_id"))
+    async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
+        request_id = check_id(request.request_id, "request_id", optional=True)
+        message = convert.message(request, check_id(request.conversation_id, "conversation_id", optional=True))
         run = await self._messages.start(_caller(), request_id, message)
-        return agent_pb2.StartRunResponse(run=_run(run))
+        return pb.StartRunResponse(run=_run(run))
 
-    async def SendMessage(
-        self, request: agent_pb2.SendMessageRequest, context: Context
-    ) -> agent_pb2.SendMessageResponse:
-        request_id = convert.optional_id(request.request_id, "request_id")
+    async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
+        request_id = check_id(request.request_id, "request_id", optional=True)
         message = convert.message(request, check_id(request.conversation_id, "conversation_id"))
         run, steered = await self._messages.send(_caller(), request_id, message)
-        return agent_pb2.SendMessageResponse(run=_run(run), steered=steered)
+        return pb.SendMessageResponse(run=_run(run), steered=steered)
 
     # Both streams write for themselves, so that a client that does not read can be
     # cut off in the middle of a write; the generated types know generators only.
@@ -88,7 +84,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             await self._sessions.serve(_caller(), frames, send)
 
     async def WatchRun(  # type: ignore[override]
-        self, request: agent_pb2.WatchRunRequest, context: Context
+        self, request: pb.WatchRunRequest, context: Context
     ) -> None:
         run_id = check_id(request.run_id, "run_id")
         after_seq = convert.seq(request.after_seq, "after_seq")
@@ -100,87 +96,83 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 await _write(context, _watch_response(page))
 
     async def SubmitToolResults(
-        self, request: agent_pb2.SubmitToolResultsRequest, context: Context
-    ) -> agent_pb2.SubmitToolResultsResponse:
+        self, request: pb.SubmitToolResultsRequest, context: Context
+    ) -> pb.SubmitToolResultsResponse:
         run_id = check_id(request.run_id, "run_id")
         replies, run = await self._inbox.submit_results(
             _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
+            request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=run_id,
             results=convert.tool_results(request.results, run_id=run_id),
         )
         receipts = [
             _receipt(reply, run_id, result.call_id) for reply, result in zip(replies, request.results, strict=True)
         ]
-        return agent_pb2.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
+        return pb.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
 
-    async def Decide(self, request: agent_pb2.DecideRequest, context: Context) -> agent_pb2.DecideResponse:
+    async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.DecideResponse:
         decision = convert.decision(request.decision, run_id=check_id(request.run_id, "run_id"))
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.decide(_caller(), request_id, decision)
         run = commands.decided(reply)
-        return agent_pb2.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
+        return pb.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
 
-    async def DecideCalls(
-        self, request: agent_pb2.DecideCallsRequest, context: Context
-    ) -> agent_pb2.DecideCallsResponse:
+    async def DecideCalls(self, request: pb.DecideCallsRequest, context: Context) -> pb.DecideCallsResponse:
         decisions = convert.decisions(request.decisions)
         replies = await self._inbox.decide_calls(
-            _caller(), request_id=convert.optional_id(request.request_id, "request_id"), decisions=decisions
+            _caller(), request_id=check_id(request.request_id, "request_id", optional=True), decisions=decisions
         )
         receipts = [
             _receipt(reply, decision.run_id, decision.call_id)
             for reply, decision in zip(replies, decisions, strict=True)
         ]
-        return agent_pb2.DecideCallsResponse(receipts=receipts)
+        return pb.DecideCallsResponse(receipts=receipts)
 
-    async def CancelRun(self, request: agent_pb2.CancelRunRequest, context: Context) -> agent_pb2.CancelRunResponse:
+    async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
         run_id = check_id(request.run_id, "run_id")
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.cancel(_caller(), request_id, run_id, request.reason)
-        return agent_pb2.CancelRunResponse(run=_run(commands.stopped(reply)))
+        return pb.CancelRunResponse(run=_run(commands.stopped(reply)))
 
-    async def ResolveCall(
-        self, request: agent_pb2.ResolveCallRequest, context: Context
-    ) -> agent_pb2.ResolveCallResponse:
+    async def ResolveCall(self, request: pb.ResolveCallRequest, context: Context) -> pb.ResolveCallResponse:
         run_id = check_id(request.run_id, "run_id")
         call_id = check_id(request.call_id, "call_id")
         reply = await self._inbox.resolve(
             _caller(),
-            convert.optional_id(request.request_id, "request_id"),
+            check_id(request.request_id, "request_id", optional=True),
             run_id=run_id,
             call_id=call_id,
             resolution=convert.resolution(request.resolution),
             content_json=request.content_json,
         )
         run = commands.decided(reply)
-        return agent_pb2.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
+        return pb.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
 
-    async def TopUpRun(self, request: agent_pb2.TopUpRunRequest, context: Context) -> agent_pb2.TopUpRunResponse:
+    async def TopUpRun(self, request: pb.TopUpRunRequest, context: Context) -> pb.TopUpRunResponse:
         run_id = check_id(request.run_id, "run_id")
-        request_id = convert.optional_id(request.request_id, "request_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
         run = commands.topped_up(reply)
-        return agent_pb2.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
+        return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
-        run_id, call_id = check_id(request.run_id, "run_id"), convert.optional_id(request.call_id, "call_id")
+        run_id, call_id = check_id(request.run_id, "run_id"), check_id(request.call_id, "call_id", optional=True)
         found = await self._undoing.preview(_caller(), run_id, call_id)
         return undo_pb2.PreviewUndoResponse(calls=map(convert.UNDO.fields, found))
 
     async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
         run = await self._undoing.start(
             _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
+            request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=check_id(request.run_id, "run_id"),
-            call_id="",
+            call_id=CallId(""),
         )
         return undo_pb2.UndoRunResponse(run=_run(run))
 
     async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
         run = await self._undoing.start(
             _caller(),
-            request_id=convert.optional_id(request.request_id, "request_id"),
+            request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=check_id(request.run_id, "run_id"),
             call_id=check_id(request.call_id, "call_id"),
         )
@@ -192,31 +184,31 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         found = await self._undoing.report(_caller(), check_id(request.run_id, "run_id"))
         return undo_pb2.GetUndoReportResponse(calls=map(convert.UNDO.fields, found))
 
-    async def GetRun(self, request: agent_pb2.GetRunRequest, context: Context) -> agent_pb2.GetRunResponse:
+    async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
         if seconds:
             count_as_stream()
         run = await self._watches.wait_for_rest(_caller(), run_id, seconds=seconds)
-        return agent_pb2.GetRunResponse(run=_run(run))
+        return pb.GetRunResponse(run=_run(run))
 
-    async def ListRuns(self, request: agent_pb2.ListRunsRequest, context: Context) -> agent_pb2.ListRunsResponse:
+    async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         page = await self._ledger.list_runs(
             _caller(),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
-            conversation_id=convert.optional_id(request.conversation_id, "conversation_id"),
+            conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
             states=convert.run_states(request.states),
         )
-        return agent_pb2.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
+        return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
 
-    async def ListCalls(self, request: agent_pb2.ListCallsRequest, context: Context) -> agent_pb2.ListCallsResponse:
+    async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
         page = await self._ledger.list_calls(
             _caller(),
             check_id(request.run_id, "run_id"),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
-        return agent_pb2.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
+        return pb.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
         steps = await self._steps.list(_caller(), check_id(request.run_id, "run_id"))
@@ -233,22 +225,18 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             async for changes, seq in parts:
                 await _write(context, convert_steps.watch_response(changes, seq))
 
-    async def ListMessages(
-        self, request: agent_pb2.ListMessagesRequest, context: Context
-    ) -> agent_pb2.ListMessagesResponse:
+    async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
         page = await self._ledger.list_messages(
             _caller(),
             check_id(request.conversation_id, "conversation_id"),
             page_size=checks.page_size(request.page_size),
             page_token=request.page_token,
         )
-        return agent_pb2.ListMessagesResponse(
+        return pb.ListMessagesResponse(
             messages=cast("tuple[message_pb2.Message, ...]", page.items), next_page_token=page.next_page_token
         )
 
-    async def ListPending(
-        self, request: agent_pb2.ListPendingRequest, context: Context
-    ) -> agent_pb2.ListPendingResponse:
+    async def ListPending(self, request: pb.ListPendingRequest, context: Context) -> pb.ListPendingResponse:
         page = await self._pending.page(
             _caller(),
             convert.pending_filter(request.filter),
@@ -256,10 +244,10 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             page_token=request.page_token,
         )
         calls, runs = _pending(page.items)
-        return agent_pb2.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
+        return pb.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
 
     async def WatchPending(  # type: ignore[override]
-        self, request: agent_pb2.WatchPendingRequest, context: Context
+        self, request: pb.WatchPendingRequest, context: Context
     ) -> None:
         wanted = convert.pending_filter(request.filter)
         async with aclosing(self._pending.watch(_caller(), wanted, silence_seconds=self._heartbeat_seconds)) as parts:
@@ -267,15 +255,15 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
                 await _write(context, _watch_pending_response(part))
 
 
-def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> agent_pb2.WatchRunResponse:
+def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> pb.WatchRunResponse:
     if isinstance(page, LogGap):
-        return agent_pb2.WatchRunResponse(gap=cast("gap_pb2.Gap", page.document))
-    return agent_pb2.WatchRunResponse(events=[cast("event_pb2.RunEvent", event.document) for event in page])
+        return pb.WatchRunResponse(gap=cast("gap_pb2.Gap", page.document))
+    return pb.WatchRunResponse(events=[cast("event_pb2.RunEvent", event.document) for event in page])
 
 
-def _watch_pending_response(part: PendingPart) -> agent_pb2.WatchPendingResponse:
+def _watch_pending_response(part: PendingPart) -> pb.WatchPendingResponse:
     calls, runs = _pending(part.items)
-    return agent_pb2.WatchPendingResponse(
+    return pb.WatchPendingResponse(
         calls=calls,
         gone_call_ids=part.gone_call_ids,
         runs=runs,
@@ -309,8 +297,8 @@ def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
 async def _write(
     context: Context,
     response: session_pb2.SessionResponse
-    | agent_pb2.WatchRunResponse
-    | agent_pb2.WatchPendingResponse
+    | pb.WatchRunResponse
+    | pb.WatchPendingResponse
     | steps_pb2.WatchStepsResponse,
 ) -> None:
     """Write, or give up on a client that does not read.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import Page, RunView
@@ -42,25 +42,18 @@ SELECT {tables.CALLS.names} FROM (
 """
 
 
-class PostgresAttentionRepository:
+class PostgresAttentionRepository(DatabaseAdapter):
     """See `ports.AttentionRepository`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def doomed(self, *, crashes_max: int, runs_max: int) -> tuple[RunKey, ...]:
-        async with self._database.acquire() as connection:
-            records = await connection.fetch(_DOOMED, crashes_max, runs_max)
+        records = await self._database.fetch(_DOOMED, crashes_max, runs_max)
         return tuple(RunKey(record["store_id"], record["run_id"]) for record in records)
 
     async def listed(
         self, store_id: StoreId, *, run_id: RunId, after: tuple[datetime, str] | None, rows_max: int
     ) -> Page[RunView]:
         arguments = (store_id, run_id, *(after or (None, "")))
-        async with (
-            self._database.acquire() as connection,
-            connection.transaction(isolation="repeatable_read", readonly=True),
-        ):
+        async with self._database.snapshot() as connection:
             page = await paging.fetch(connection, _LISTED, arguments, tables.run, rows_max=rows_max)
             run_ids = [run.run_id for run in page.rows]
             records = await connection.fetch(_RUNNING, store_id, run_ids, paging.PAGE_BYTES_MAX) if run_ids else []

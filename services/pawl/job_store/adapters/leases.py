@@ -13,7 +13,7 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, Database, affected
 from pawl.chassis.ids import StoreId, WorkerId
 from pawl.job_store.adapters.due_runs import DueRuns
 from pawl.job_store.app.reading import Claimed, Renewed
@@ -127,19 +127,14 @@ class PostgresLeases:
         )
 
     async def release(self, worker_id: WorkerId) -> int:
-        async with self._database.acquire(urgent=True) as connection:
-            tag = await connection.execute(_RELEASE, worker_id)
-        return int(tag.rpartition(" ")[2])
+        return affected(await self._database.execute(_RELEASE, worker_id, urgent=True))
 
     async def times(self) -> tuple[datetime, datetime]:
-        async with self._database.acquire(urgent=True) as connection:
-            (record,) = await connection.fetch(_TIMES)
+        (record,) = await self._database.fetch(_TIMES, urgent=True)
         return record["time"], record["seen_time"]
 
     async def bring_forward(self, seconds: float) -> int:
-        async with self._database.acquire(urgent=True) as connection:
-            tag = await connection.execute(_BRING_FORWARD, timedelta(seconds=seconds))
-        return int(tag.rpartition(" ")[2])
+        return affected(await self._database.execute(_BRING_FORWARD, timedelta(seconds=seconds), urgent=True))
 
     async def _take(
         self, connection: Connection, picked: Sequence[DueRun], worker_id: WorkerId, lease: timedelta

@@ -12,7 +12,7 @@ from typing import Final
 from asyncpg import Record
 
 from pawl.chassis import logs
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, Database, affected
 from pawl.job_store.app.ports import Lifecycle, LifecycleStream, StreamEnd
 
 # What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
@@ -81,8 +81,7 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
     """Put back what the stream does not have any more."""
     recalled = 0
     while True:
-        tag = await connection.execute(_RECALL, end.create_time, end.last_seq, _RECALLED_ROWS)
-        count = int(tag.rpartition(" ")[2])
+        count = affected(await connection.execute(_RECALL, end.create_time, end.last_seq, _RECALLED_ROWS))
         recalled += count
         if count < _RECALLED_ROWS:
             break

@@ -7,7 +7,7 @@ from typing import Any, Final, TypeVar, cast
 
 from asyncpg import Record
 
-from pawl.chassis.database import Connection
+from pawl.chassis.database import Connection, Database
 from pawl.job_store.adapters.columns import Columns
 from pawl.job_store.app.reading import Page
 
@@ -33,10 +33,10 @@ def statement(columns: Columns[Any], *, where: str, order: str, size: str, sourc
 
 
 async def fetch(
-    connection: Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
+    database: Database | Connection, sql: str, arguments: Sequence[Any], read: Callable[[Record], R], *, rows_max: int
 ) -> Page[R]:
     """Return a page by a statement made with `statement`; at least one row if there is any."""
-    records = await connection.fetch(sql, rows_max + 1, PAGE_BYTES_MAX, *arguments)
+    records = await database.fetch(sql, rows_max + 1, PAGE_BYTES_MAX, *arguments)
     found = records[0]["found"] if records else 0
     rows = [read(without_count(record)) for record in records[:rows_max]]
     return Page(rows=rows, has_more=found > len(rows))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.job_store.adapters import log_reads, paging, tables
@@ -134,17 +134,11 @@ ORDER BY create_time, round, batch_index, call_id
 """
 
 
-class PostgresReads:
+class PostgresReads(DatabaseAdapter):
     """See `reading.Reads`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
-        async with (
-            self._database.acquire() as connection,
-            connection.transaction(isolation="repeatable_read", readonly=True),
-        ):
+        async with self._database.snapshot() as connection:
             run = await _fetch_run(connection, key, user_id)
             calls = await _open_calls(connection, run)
             if all(call.state is not CallState.DELEGATED for call in calls):
@@ -153,10 +147,7 @@ class PostgresReads:
             return view_of([(run, calls), *[(row, await _open_calls(connection, row)) for row in below]])
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
-        async with (
-            self._database.acquire() as connection,
-            connection.transaction(isolation="repeatable_read", readonly=True),
-        ):
+        async with self._database.snapshot() as connection:
             record = await connection.fetchrow(_OWNED_RUN, key.store_id, key.run_id)
             if record is None:
                 raise RunNotFound
@@ -191,8 +182,7 @@ class PostgresReads:
         return [tables.command(record) for record in records]
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
-        async with self._database.acquire() as connection:
-            record = await connection.fetchrow(_CALL, key.store_id, key.call_id)
+        record = await self._database.fetchrow(_CALL, key.store_id, key.call_id)
         if record is None:
             raise CallNotFound
         row = tables.call(record)
@@ -213,8 +203,7 @@ class PostgresReads:
     ) -> Page[RunRow]:
         arguments = (store_id, user_id, conversation_id, list(states), *(before or (None, "")))
         statement = _RUNS_OF_CONVERSATION if conversation_id else RUNS_IN_STATES if states else _RUNS_OF_USER
-        async with self._database.acquire() as connection:
-            return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+        return await paging.fetch(self._database, statement, arguments, tables.run, rows_max=rows_max)
 
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
@@ -236,8 +225,7 @@ class PostgresReads:
             *(after or (None, "")),
         )
         statement = _PENDING if wanted.user_id else _TO_APPROVE
-        async with self._database.acquire() as connection:
-            return await paging.fetch(connection, statement, arguments, tables.call, rows_max=rows_max)
+        return await paging.fetch(self._database, statement, arguments, tables.call, rows_max=rows_max)
 
     async def short_of_tokens(
         self, store_id: StoreId, wanted: PendingFilter, *, after: tuple[datetime, str] | None, rows_max: int
@@ -246,8 +234,7 @@ class PostgresReads:
             return Page(rows=(), has_more=False)
         arguments = (store_id, wanted.user_id, wanted.conversation_id, *(after or (None, "")))
         statement = _MINE_SHORT_OF_TOKENS if wanted.user_id else _SHORT_OF_TOKENS
-        async with self._database.acquire() as connection:
-            return await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+        return await paging.fetch(self._database, statement, arguments, tables.run, rows_max=rows_max)
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, Database, DatabaseAdapter, affected
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -138,23 +138,20 @@ _RUNS_AT_ONCE_MAX: Final = 50
 _CONVERSATIONS_AT_ONCE_MAX: Final = 20
 
 
-class PostgresRetention:
+class PostgresRetention(DatabaseAdapter):
     """See `ports.Retention`."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
-
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await self._execute(_OLD_REQUESTS, older_than_seconds, rows_max)
+        return await _deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await self._execute(_OLD_UNSENT, older_than_seconds, rows_max)
+        return await _deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await self._execute(_OLD_SENT, older_than_seconds, rows_max)
+        return await _deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        return await self._execute(_TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
+        return await _deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
         async with self._database.transaction() as connection:
@@ -185,10 +182,6 @@ class PostgresRetention:
             removed += await _deleted(connection, _MESSAGES, *old, _share(rows_max, old))
             return removed + await _deleted(connection, _EMPTY, *old)
 
-    async def _execute(self, statement: str, *arguments: Any) -> int:
-        async with self._database.acquire() as connection:
-            return await _deleted(connection, statement, *arguments)
-
 
 async def _hide(connection: Connection, runs: Sequence[list[str]]) -> None:
     """Take runs from their user, and lock them."""
@@ -205,9 +198,8 @@ async def _remove_runs(connection: Connection, runs: Sequence[list[str]], *, row
     return sum(counts) + await _deleted(connection, _RUNS, *runs)
 
 
-async def _deleted(connection: Connection, statement: str, *arguments: Any) -> int:
-    tag: str = await connection.execute(statement, *arguments)
-    return int(tag.rpartition(" ")[2])
+async def _deleted(database: Database | Connection, statement: str, *arguments: Any) -> int:
+    return affected(await database.execute(statement, *arguments))
 
 
 def _share(rows_max: int, owners: Sequence[list[str]]) -> int:

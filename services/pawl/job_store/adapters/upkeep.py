@@ -7,7 +7,7 @@ from typing import Final
 
 from asyncpg import Record
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import Database, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.states import RunState
@@ -49,23 +49,16 @@ FROM of_stores
 """
 
 
-class PostgresOfferRepository:
+class PostgresOfferRepository(DatabaseAdapter):
     """See `ports.OfferRepository`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def held_by(
         self, store_id: StoreId, user_id: UserId, client_id: ClientId, run_id: RunId
     ) -> tuple[tuple[RunKey, CallKey], ...]:
-        async with self._database.acquire() as connection:
-            records = await connection.fetch(_HELD_BY, store_id, user_id, client_id, run_id)
-        return tuple(map(_keys, records))
+        return tuple(map(_keys, await self._database.fetch(_HELD_BY, store_id, user_id, client_id, run_id)))
 
     async def run_out(self, *, calls_max: int) -> tuple[tuple[RunKey, CallKey], ...]:
-        async with self._database.acquire() as connection:
-            records = await connection.fetch(_RUN_OUT, calls_max)
-        return tuple(map(_keys, records))
+        return tuple(map(_keys, await self._database.fetch(_RUN_OUT, calls_max)))
 
 
 class PostgresLedgerStats:

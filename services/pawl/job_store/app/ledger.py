@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
-from typing import Final, TypeVar
+from collections.abc import Sequence
+from typing import Final
 
 from pawl.chassis.ids import ClientId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
+from pawl.chassis.parts import in_parts
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
 from pawl.job_store.domain.rows import CallRow
-
-T = TypeVar("T")
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
@@ -54,8 +52,8 @@ class Ledger:
     async def quarantine(self, runs: Sequence[RunKey]) -> int:
         """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
         count = 0
-        for part in _parts(runs, _RUNS_PER_OPERATION):
-            operation = Quarantine(runs=part, crashes_max=self.limits.crashes_max)
+        for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
+            operation = Quarantine(runs=tuple(part), crashes_max=self.limits.crashes_max)
             count += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return count
 
@@ -65,8 +63,10 @@ class Ledger:
         """Renew all calls that a session of a client holds, and return them."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, RunId(""))
         held: list[CallRow] = []
-        for part in _parts(calls, _CALLS_PER_OPERATION):
-            operation = RenewOffers(client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=part)
+        for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
+            operation = RenewOffers(
+                client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=tuple(part)
+            )
             held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return held
 
@@ -76,8 +76,8 @@ class Ledger:
         """Give back the calls that a session of a client holds, of one run or of all; returns how many."""
         calls = await self._offer_repository.held_by(store_id, user_id, client_id, run_id)
         released = 0
-        for part in _parts(calls, _CALLS_PER_OPERATION):
-            operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=part)
+        for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
+            operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=tuple(part))
             released += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return released
 
@@ -87,9 +87,3 @@ class Ledger:
         if not calls:
             return 0
         return await self.group_commit.run(ReleaseOffers(client_id=None, calls=calls), size_bytes=_SWEEP_BYTES)
-
-
-def _parts(items: Iterable[T], size: int) -> Iterator[tuple[T, ...]]:
-    rest = iter(items)
-    while part := tuple(islice(rest, size)):
-        yield part

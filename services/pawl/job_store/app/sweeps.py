@@ -54,12 +54,8 @@ class Relay:
             while relayed == _RELAY_BATCH:
                 relayed = await self._outbox.relay(self._stream, events_max=_RELAY_BATCH)
                 self._meter.relayed(relayed)
-            try:
-                async with asyncio.timeout(_RELAY_SECONDS):
-                    await self._written.wait()
-            except TimeoutError:
-                continue
-            await asyncio.sleep(_GATHER_SECONDS)
+            if await tasks.within(_RELAY_SECONDS, self._written.wait()):
+                await asyncio.sleep(_GATHER_SECONDS)
 
 
 async def offer_again(ledger: Ledger, clock: Clock) -> None:

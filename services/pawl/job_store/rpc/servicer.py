@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from typing import Any, Final, TypeAlias
-
-import grpc
+from typing import Any, Final
 
 from pawl.chassis.ids import StoreId, UserId, check_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, InvalidPageToken, SeqBeyondEnd
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -26,8 +25,6 @@ _PENDING_RUNS: Final = "ListPendingCalls, runs"
 _BEFORE_ALL_RUNS: Final = (datetime(1970, 1, 1, tzinfo=UTC), "0")
 _PAGE_BYTES_WITH_RUNS_MAX: Final = 1024 * 1024
 """A page with more of calls takes no runs."""
-
-Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 
 class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from pawl.chassis.bus import Bus
-from pawl.notifier.domain.notification import Inbox, Notification, StoreId, UserId
+from pawl.chassis.ids import StoreId, UserId
+from pawl.notifier.domain.notification import Inbox, Notification
 from pawl.notify.v1 import notify_pb2
 
 _ALL: Final = "pawl.v1.*.user.*.notifications"

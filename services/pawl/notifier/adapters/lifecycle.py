@@ -20,13 +20,13 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import is_id
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId, is_id
 from pawl.chassis.translate import Translator
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
 from pawl.notifier.domain.announcement import RunChange, Wait
-from pawl.notifier.domain.notification import ConversationId, EventId, Inbox, RunId, StoreId, UserId
+from pawl.notifier.domain.notification import EventId, Inbox
 
 STREAM: Final = "PAWL_LIFECYCLE"
 CONSUMER: Final = "notifier"

@@ -8,18 +8,11 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter, affected
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.notification import (
-    Draft,
-    Inbox,
-    Notification,
-    NotificationId,
-    NotificationKind,
-    StoreId,
-    UserId,
-)
+from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind
 
 MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
 SCHEMA: Final = "notifier"
@@ -139,19 +132,15 @@ WHERE (store_id, user_id, number) IN (
 """
 
 
-class PostgresStore:
+class PostgresStore(DatabaseAdapter):
     """See `ports.Store`."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         columns = [[draft.inbox.store_id for draft in drafts], [draft.inbox.user_id for draft in drafts]]
         columns += ([getattr(draft, name) for draft in drafts] for name in _DRAFT)
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
-                async with self._database.acquire() as connection:
-                    return _count(await connection.execute(_ADD, *columns))
+                return affected(await self._database.execute(_ADD, *columns))
             except asyncpg.UniqueViolationError:
                 # Another replica was given the same event. It has committed: the next attempt sees it.
                 if attempt == _ADD_ATTEMPTS:
@@ -161,28 +150,24 @@ class PostgresStore:
         raise AssertionError("unreachable")
 
     async def read_after(self, inbox: Inbox, number: int, *, limit: int) -> Sequence[Notification]:
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit)
+        rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit)
         return [_notification(row) for row in rows]
 
     async def read_before(
         self, inbox: Inbox, number: int | None, *, only_unread: bool, limit: int
     ) -> Sequence[Notification]:
         query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(query, inbox.store_id, inbox.user_id, number, limit)
+        rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit)
         return [_notification(row) for row in rows]
 
     async def count_unread(self, inbox: Inbox) -> int:
-        async with self._database.acquire() as connection:
-            count: int = await connection.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id)
+        count: int = await self._database.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id)
         return count
 
     async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
         stores = [inbox.store_id for inbox in inboxes]
         users = [inbox.user_id for inbox in inboxes]
-        async with self._database.acquire() as connection:
-            rows = await connection.fetch(_LAST_NUMBERS, stores, users)
+        rows = await self._database.fetch(_LAST_NUMBERS, stores, users)
         return {_inbox(row): row["last_number"] for row in rows}
 
     async def acknowledge(self, inbox: Inbox, ids: Sequence[NotificationId]) -> Sequence[Notification]:
@@ -209,13 +194,7 @@ class PostgresStore:
                 )
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        async with self._database.acquire() as connection:
-            return _count(await connection.execute(_FORGET, older_than_seconds, limit))
-
-
-def _count(tag: str) -> int:
-    """Return the number of rows of a command tag like `INSERT 0 3` or `DELETE 3`."""
-    return int(tag.rpartition(" ")[2])
+        return affected(await self._database.execute(_FORGET, older_than_seconds, limit))
 
 
 def _inbox(row: asyncpg.Record) -> Inbox:

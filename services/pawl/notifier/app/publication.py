@@ -7,6 +7,7 @@ from typing import Final
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.tasks import within
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import Announcer, Counters, Store
 
@@ -43,11 +44,7 @@ class Publication:
                 await self.publish_all()
             except Unavailable as error:
                 _log.debug("publication.postponed", reason=error.reason)
-            try:
-                async with asyncio.timeout(_SWEEP_SECONDS):
-                    await self._new.wait()
-            except TimeoutError:
-                continue
+            await within(_SWEEP_SECONDS, self._new.wait())
 
     async def publish_all(self) -> None:
         """Publish all that waits.

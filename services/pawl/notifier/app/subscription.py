@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from typing import Final
 
 from pawl.chassis import logs
+from pawl.chassis.tasks import within
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import Counters, Store
 from pawl.notifier.domain.notification import Inbox, Notification
@@ -80,7 +81,7 @@ class Subscriptions:
                 for notification in page:
                     follower.number = notification.number
                     yield notification
-                if len(page) == PAGE or await _set_within(follower.news, silence_seconds):
+                if len(page) == PAGE or await within(silence_seconds, follower.news.wait()):
                     continue
                 yield None
         finally:
@@ -108,12 +109,3 @@ class _Follower:
     def __init__(self) -> None:
         self.news = asyncio.Event()
         self.number = 0
-
-
-async def _set_within(event: asyncio.Event, seconds: float) -> bool:
-    try:
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    except TimeoutError:
-        return False
-    return True

@@ -9,15 +9,9 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from pawl.notifier.domain.notification import (
-    ConversationId,
-    Draft,
-    EventId,
-    Inbox,
-    NotificationId,
-    NotificationKind,
-    RunId,
-)
+from pawl.chassis.ids import ConversationId, RunId
+from pawl.chassis.strict_json import storable
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 
 TITLE_BYTES_MAX: Final = 200
 BODY_BYTES_MAX: Final = 2048
@@ -108,15 +102,10 @@ def _draft(change: RunChange, kind: NotificationKind, title: str) -> Draft:
         run_id=change.run_id,
         conversation_id=change.conversation_id,
         event_id=change.event_id,
-        title=_cut(" ".join(_storable(title).split()), TITLE_BYTES_MAX),
-        body=_cut(_storable(change.output_text).strip(), BODY_BYTES_MAX),
+        title=_cut(" ".join(storable(title).split()), TITLE_BYTES_MAX),
+        body=_cut(storable(change.output_text).strip(), BODY_BYTES_MAX),
         create_time=change.time,
     )
-
-
-def _storable(text: str) -> str:
-    """Return `text` without NUL, which PostgreSQL cannot hold."""
-    return text.replace("\0", "")
 
 
 def _cut(text: str, bytes_max: int) -> str:

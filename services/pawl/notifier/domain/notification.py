@@ -7,10 +7,8 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-StoreId = NewType("StoreId", str)
-UserId = NewType("UserId", str)
-RunId = NewType("RunId", str)
-ConversationId = NewType("ConversationId", str)
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+
 EventId = NewType("EventId", str)
 NotificationId = NewType("NotificationId", str)
 

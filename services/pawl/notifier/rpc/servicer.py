@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import aclosing
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from pawl.chassis.auth import require_user
+from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, SlowConsumer
 from pawl.notifier.app.ports import Store
 from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.domain.notification import Inbox, StoreId, UserId
+from pawl.notifier.domain.notification import Inbox
 from pawl.notifier.rpc import convert
-from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
+from pawl.notify.v1 import notify_pb2 as pb
+from pawl.notify.v1 import notify_pb2_grpc
 
 HEARTBEAT_SECONDS: Final = 15.0
 _NUMBER_MAX: Final = 2**63 - 1
@@ -37,7 +38,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         self._write_seconds_max = write_seconds_max
 
     async def Subscribe(  # type: ignore[override]  # writes by itself, to bound how long a write may take
-        self, request: notify_pb2.SubscribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+        self, request: pb.SubscribeRequest, context: Context
     ) -> None:
         inbox = _inbox()
         if request.after_number > _NUMBER_MAX:
@@ -50,7 +51,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
         )
         async with aclosing(following):
             async for notification in following:
-                response = notify_pb2.SubscribeResponse()
+                response = pb.SubscribeResponse()
                 if notification is not None:
                     response.notification.CopyFrom(convert.MESSAGE.write(notification))
                 try:
@@ -64,25 +65,25 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
                 sent = notification.number if notification is not None else sent
 
     async def ListNotifications(
-        self, request: notify_pb2.ListNotificationsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> notify_pb2.ListNotificationsResponse:
+        self, request: pb.ListNotificationsRequest, context: Context
+    ) -> pb.ListNotificationsResponse:
         inbox = _inbox()
         size = convert.page_size(request.page_size)
         before = convert.read_page_token(request.page_token, only_unread=request.only_unread)
         found = await self._store.read_before(inbox, before, only_unread=request.only_unread, limit=size + 1)
         page = found[:size]
-        return notify_pb2.ListNotificationsResponse(
+        return pb.ListNotificationsResponse(
             notifications=map(convert.MESSAGE.fields, page),
             next_page_token=convert.page_token(page[-1], only_unread=request.only_unread) if len(found) > size else "",
             unread_count=await self._store.count_unread(inbox),
         )
 
     async def AcknowledgeNotifications(
-        self, request: notify_pb2.AcknowledgeNotificationsRequest, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> notify_pb2.AcknowledgeNotificationsResponse:
+        self, request: pb.AcknowledgeNotificationsRequest, context: Context
+    ) -> pb.AcknowledgeNotificationsResponse:
         ids = convert.notification_ids(request)
         acknowledged = await self._store.acknowledge(_inbox(), ids)
-        return notify_pb2.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))
+        return pb.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))
 
 
 def _inbox() -> Inbox:

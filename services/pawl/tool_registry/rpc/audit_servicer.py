@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
 
-import grpc
-
+from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken
-from pawl.tool.v1 import audit_pb2, audit_pb2_grpc
+from pawl.tool.v1 import audit_pb2 as pb
+from pawl.tool.v1 import audit_pb2_grpc
 from pawl.tool_registry.app.policy.ports import AuditFilter, AuditLog
 from pawl.tool_registry.app.policy.verifying import Verified, verify
 from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
@@ -19,12 +19,10 @@ from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 _SEQ_MAX: Final = 2**63 - 1
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-_KINDS: Final = WIRE.enum(AuditKind, audit_pb2.AuditKind, field="kind")
+_KINDS: Final = WIRE.enum(AuditKind, pb.AuditKind, field="kind")
 _ENTRY: Final = WIRE.struct(
     AuditEntry,
-    audit_pb2.AuditEntry,
+    pb.AuditEntry,
     Exceptions(
         write={
             # Somebody may have changed it in the database.
@@ -35,7 +33,7 @@ _ENTRY: Final = WIRE.struct(
         of_struct=("store_id", "kind", "time_us", "duration_us"),
     ),
 )
-_FIGURES: Final = WIRE.struct(ToolFigures, audit_pb2.ToolFigures)
+_FIGURES: Final = WIRE.struct(ToolFigures, pb.ToolFigures)
 
 
 class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
@@ -44,7 +42,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     def __init__(self, log: AuditLog) -> None:
         self._log = log
 
-    async def ListAudit(self, request: audit_pb2.ListAuditRequest, context: Context) -> audit_pb2.ListAuditResponse:
+    async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
         store_id = calling_user().store_id
         size = page_size(request.page_size, default=100, most=1000)
         wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id")
@@ -52,11 +50,11 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
             wanted = replace(wanted, kind=_KINDS.read(request.kind))
         found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
         page, token = cut(found, size, lambda entry: page_token("audit", entry.seq))
-        return audit_pb2.ListAuditResponse(entries=map(_ENTRY.fields, page), next_page_token=token)
+        return pb.ListAuditResponse(entries=map(_ENTRY.fields, page), next_page_token=token)
 
     async def VerifyAudit(
-        self, request: audit_pb2.VerifyAuditRequest, context: Context
-    ) -> AsyncIterator[audit_pb2.VerifyAuditResponse]:
+        self, request: pb.VerifyAuditRequest, context: Context
+    ) -> AsyncIterator[pb.VerifyAuditResponse]:
         store_id = calling_user().store_id
         if bool(request.known_seq) != bool(request.known_hash) or request.known_seq > _SEQ_MAX:
             raise InvalidField("known_seq and known_hash go together", field="known_seq")
@@ -65,10 +63,10 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
             yield _verified_message(found)
 
     async def GetToolAnalytics(
-        self, request: audit_pb2.GetToolAnalyticsRequest, context: Context
-    ) -> audit_pb2.GetToolAnalyticsResponse:
+        self, request: pb.GetToolAnalyticsRequest, context: Context
+    ) -> pb.GetToolAnalyticsResponse:
         wanted = _filter(calling_user().store_id, request, "tool_name")
-        return audit_pb2.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, await self._log.figures(wanted)))
+        return pb.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, await self._log.figures(wanted)))
 
 
 def _filter(store_id: str, request: Any, *fields: str) -> AuditFilter:
@@ -103,8 +101,8 @@ def _seq_of(token: str) -> int | None:
     return seq
 
 
-def _verified_message(found: Verified) -> audit_pb2.VerifyAuditResponse:
-    message = audit_pb2.VerifyAuditResponse(
+def _verified_message(found: Verified) -> pb.VerifyAuditResponse:
+    message = pb.VerifyAuditResponse(
         verified_seq=found.verified.seq, verified_hash=found.verified.hash, done=found.is_done
     )
     if found.problem is not None:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
+from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, InvalidPageToken
-from pawl.tool.v1 import document_pb2, document_pb2_grpc
+from pawl.tool.v1 import document_pb2 as pb
+from pawl.tool.v1 import document_pb2_grpc
 from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
 from pawl.tool_registry.rpc.convert import WIRE, calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 _DOCUMENT: Final = WIRE.struct(
     Document,
-    document_pb2.Document,
+    pb.Document,
     Exceptions(
         write={"owner": lambda document: f"DOCUMENT_OWNER_{'STORE' if document.is_shared else 'USER'}"},
         of_struct=("owner_id",),
@@ -32,9 +30,7 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
     def __init__(self, documents: Documents) -> None:
         self._documents = documents
 
-    async def PutDocument(
-        self, request: document_pb2.PutDocumentRequest, context: Context
-    ) -> document_pb2.PutDocumentResponse:
+    async def PutDocument(self, request: pb.PutDocumentRequest, context: Context) -> pb.PutDocumentResponse:
         document, created = await self._documents.put(
             calling_user(),
             shared=_is_shared(request.owner),
@@ -42,36 +38,30 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
             text=request.text,
             language=request.language or PLAIN_LANGUAGE,
         )
-        return document_pb2.PutDocumentResponse(document=_DOCUMENT.fields(document), created=created)
+        return pb.PutDocumentResponse(document=_DOCUMENT.fields(document), created=created)
 
-    async def DeleteDocument(
-        self, request: document_pb2.DeleteDocumentRequest, context: Context
-    ) -> document_pb2.DeleteDocumentResponse:
+    async def DeleteDocument(self, request: pb.DeleteDocumentRequest, context: Context) -> pb.DeleteDocumentResponse:
         await self._documents.delete(calling_user(), shared=_is_shared(request.owner), name=request.name)
-        return document_pb2.DeleteDocumentResponse()
+        return pb.DeleteDocumentResponse()
 
-    async def ListDocuments(
-        self, request: document_pb2.ListDocumentsRequest, context: Context
-    ) -> document_pb2.ListDocumentsResponse:
+    async def ListDocuments(self, request: pb.ListDocumentsRequest, context: Context) -> pb.ListDocumentsResponse:
         size = page_size(request.page_size)
         caller = calling_user()
         shared, name = _place(request.page_token)
         after_owner = None if shared is None else "" if shared else caller.user_id
         found = await self._documents.page(caller, after_name=name, after_owner=after_owner, most=size + 1)
         page, token = cut(found, size, _token)
-        return document_pb2.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
+        return pb.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
 
-    async def GetDocument(
-        self, request: document_pb2.GetDocumentRequest, context: Context
-    ) -> document_pb2.GetDocumentResponse:
+    async def GetDocument(self, request: pb.GetDocumentRequest, context: Context) -> pb.GetDocumentResponse:
         document, text = await self._documents.get(calling_user(), shared=_is_shared(request.owner), name=request.name)
-        return document_pb2.GetDocumentResponse(document=_DOCUMENT.fields(document), text=text)
+        return pb.GetDocumentResponse(document=_DOCUMENT.fields(document), text=text)
 
 
 def _is_shared(owner: int) -> bool:
-    if owner not in document_pb2.DocumentOwner.values():
+    if owner not in pb.DocumentOwner.values():
         raise InvalidField(f"owner: {owner} is not a value of it", field="owner")
-    return owner == document_pb2.DOCUMENT_OWNER_STORE
+    return owner == pb.DOCUMENT_OWNER_STORE
 
 
 def _token(document: Document) -> str:

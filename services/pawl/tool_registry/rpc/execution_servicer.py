@@ -8,11 +8,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-import grpc
-
 from pawl.chassis.ids import check_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidArguments, InvalidField
-from pawl.tool.v1 import execution_pb2, execution_pb2_grpc
+from pawl.tool.v1 import execution_pb2 as pb
+from pawl.tool.v1 import execution_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.execution.executor import Executor
 from pawl.tool_registry.app.policy.admission import Admission
@@ -27,7 +27,6 @@ from pawl.tool_registry.rpc import convert
 CALLS_MAX: Final = 1000
 WAIT_SECONDS_MAX: Final = 10.0
 
-Context = grpc.aio.ServicerContext[Any, Any]
 T = TypeVar("T")
 
 
@@ -44,20 +43,14 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     audit: AuditTrail
     misfit: Callable[[str, bytes, str], Awaitable[str]]
 
-    async def ResolveTools(
-        self, request: execution_pb2.ResolveToolsRequest, context: Context
-    ) -> execution_pb2.ResolveToolsResponse:
+    async def ResolveTools(self, request: pb.ResolveToolsRequest, context: Context) -> pb.ResolveToolsResponse:
         caller = convert.caller_from(request.context)
         tools = await self.catalog.resolve(caller, request.tool_names, request.pinned_versions)
         taken = chosen(tools, request.tool_names, caller.user_id, request.tools_max)
         taken.sort(key=lambda tool: tool.definition.name)
-        return execution_pb2.ResolveToolsResponse(
-            tools=map(convert.tool_message, taken), left_out_count=len(tools) - len(taken)
-        )
+        return pb.ResolveToolsResponse(tools=map(convert.tool_message, taken), left_out_count=len(tools) - len(taken))
 
-    async def CheckCalls(
-        self, request: execution_pb2.CheckCallsRequest, context: Context
-    ) -> execution_pb2.CheckCallsResponse:
+    async def CheckCalls(self, request: pb.CheckCallsRequest, context: Context) -> pb.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
             raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
         proposed = [
@@ -73,30 +66,24 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             for call in request.calls
         ]
         verdicts = await self.admission.check_batch(proposed, request.known_tool_names)
-        return execution_pb2.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
+        return pb.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
 
-    async def CheckAnswer(
-        self, request: execution_pb2.CheckAnswerRequest, context: Context
-    ) -> execution_pb2.CheckAnswerResponse:
+    async def CheckAnswer(self, request: pb.CheckAnswerRequest, context: Context) -> pb.CheckAnswerResponse:
         if problem := await self.misfit(request.store_id, request.answer_schema_json, request.answer):
             raise InvalidArguments(f"the answer does not fit: {problem}")
-        return execution_pb2.CheckAnswerResponse()
+        return pb.CheckAnswerResponse()
 
-    async def RecordDecisions(
-        self, request: execution_pb2.RecordDecisionsRequest, context: Context
-    ) -> execution_pb2.RecordDecisionsResponse:
+    async def RecordDecisions(self, request: pb.RecordDecisionsRequest, context: Context) -> pb.RecordDecisionsResponse:
         await self.audit.decided(_recorded(request, "decisions", convert.decision_from))
-        return execution_pb2.RecordDecisionsResponse()
+        return pb.RecordDecisionsResponse()
 
-    async def RecordResults(
-        self, request: execution_pb2.RecordResultsRequest, context: Context
-    ) -> execution_pb2.RecordResultsResponse:
+    async def RecordResults(self, request: pb.RecordResultsRequest, context: Context) -> pb.RecordResultsResponse:
         await self.audit.returned(_recorded(request, "results", convert.result_from))
-        return execution_pb2.RecordResultsResponse()
+        return pb.RecordResultsResponse()
 
     async def ExecuteTool(
-        self, request: execution_pb2.ExecuteToolRequest, context: Context
-    ) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
+        self, request: pb.ExecuteToolRequest, context: Context
+    ) -> AsyncIterator[pb.ExecuteToolResponse]:
         if not 0 <= request.timeout_seconds <= TIMEOUT_SECONDS_MAX:
             raise InvalidField(f"timeout_seconds: must be 0 to {TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
         asked = ExecuteRequest(
@@ -114,20 +101,16 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         async with aclosing(self.executor.execute(asked)) as items:
             async for item in items:
                 if isinstance(item, ExecutionResult):
-                    yield execution_pb2.ExecuteToolResponse(result=convert.RESULT.fields(item))
+                    yield pb.ExecuteToolResponse(result=convert.RESULT.fields(item))
                 else:
-                    yield execution_pb2.ExecuteToolResponse(progress=convert.PROGRESS.fields(item))
+                    yield pb.ExecuteToolResponse(progress=convert.PROGRESS.fields(item))
 
-    async def CancelExecution(
-        self, request: execution_pb2.CancelExecutionRequest, context: Context
-    ) -> execution_pb2.CancelExecutionResponse:
+    async def CancelExecution(self, request: pb.CancelExecutionRequest, context: Context) -> pb.CancelExecutionResponse:
         key = CallKey(check_id(request.context.store_id, "store_id"), check_id(request.call_id, "call_id"))
         if math.isnan(request.wait_seconds) or not 0 <= request.wait_seconds <= WAIT_SECONDS_MAX:
             raise InvalidField(f"wait_seconds: must be 0 to {WAIT_SECONDS_MAX:g}", field="wait_seconds")
         stopped, result = await self.executor.cancel(key, request.wait_seconds)
-        return execution_pb2.CancelExecutionResponse(
-            stopped=stopped, result=convert.RESULT.fields(result) if result else None
-        )
+        return pb.CancelExecutionResponse(stopped=stopped, result=convert.RESULT.fields(result) if result else None)
 
 
 def _recorded(request: Any, field: str, read: Callable[[Any], T]) -> list[tuple[CallContext, T]]:

@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import math
-from typing import Any, Final
-
-import grpc
+from typing import Final
 
 from pawl.chassis.ids import check_id, is_id
+from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.strict_json import loads
 from pawl.chassis.translate import Exceptions, seconds, timestamp
 from pawl.errors import InvalidField, InvalidJson, InvalidPageToken, RuleNotFound, TooLarge
-from pawl.tool.v1 import rule_pb2, rule_pb2_grpc
+from pawl.tool.v1 import rule_pb2 as pb
+from pawl.tool.v1 import rule_pb2_grpc
 from pawl.tool_registry.app.policy.rules import ListedRule, Rules
 from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
 from pawl.tool_registry.rpc.convert import WIRE, calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
-_EFFECTS: Final = WIRE.enum(RuleEffect, rule_pb2.RuleEffect, field="rule.effect")
-_SCOPES: Final = WIRE.enum(RuleScope, rule_pb2.RuleScope, field="rule.scope")
+_EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
+_SCOPES: Final = WIRE.enum(RuleScope, pb.RuleScope, field="rule.scope")
 _RULE: Final = WIRE.struct(
     Rule,
-    rule_pb2.Rule,
+    pb.Rule,
     Exceptions(
         write={
             "expire_time": lambda rule: timestamp(rule.expire_time) if rule.expire_time else None,
@@ -42,18 +40,18 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
     def __init__(self, rules: Rules) -> None:
         self._rules = rules
 
-    async def CreateRule(self, request: rule_pb2.CreateRuleRequest, context: Context) -> rule_pb2.CreateRuleResponse:
+    async def CreateRule(self, request: pb.CreateRuleRequest, context: Context) -> pb.CreateRuleResponse:
         request_id = check_id(request.request_id, "request_id") if request.request_id else ""
         made = await self._rules.create(calling_user(), _rule_from(request.rule), request_id)
-        return rule_pb2.CreateRuleResponse(rule=_message(made))
+        return pb.CreateRuleResponse(rule=_message(made))
 
-    async def RevokeRule(self, request: rule_pb2.RevokeRuleRequest, context: Context) -> rule_pb2.RevokeRuleResponse:
+    async def RevokeRule(self, request: pb.RevokeRuleRequest, context: Context) -> pb.RevokeRuleResponse:
         person = calling_user()
         if not is_id(request.rule_id):
             raise RuleNotFound
-        return rule_pb2.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
+        return pb.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
 
-    async def ListRules(self, request: rule_pb2.ListRulesRequest, context: Context) -> rule_pb2.ListRulesResponse:
+    async def ListRules(self, request: pb.ListRulesRequest, context: Context) -> pb.ListRulesResponse:
         size = page_size(request.page_size)
         if request.page_token and not is_id(request.page_token):
             raise InvalidPageToken
@@ -65,10 +63,10 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
             most=size + 1,
         )
         page, token = cut(found, size, lambda listed: listed.rule.rule_id)
-        return rule_pb2.ListRulesResponse(rules=map(_message, page), next_page_token=token)
+        return pb.ListRulesResponse(rules=map(_message, page), next_page_token=token)
 
 
-def _rule_from(message: rule_pb2.Rule) -> Rule:
+def _rule_from(message: pb.Rule) -> Rule:
     """Return what a person said; the registry gives the rest.
 
     Raises:
@@ -101,7 +99,7 @@ _TIME_MAX: Final = 253402300800.0
 """The year 10000."""
 
 
-def _pattern_from(message: rule_pb2.ArgumentPattern) -> ArgumentPattern:
+def _pattern_from(message: pb.ArgumentPattern) -> ArgumentPattern:
     if not message.HasField("equals_json"):
         return ArgumentPattern(argument=message.argument, glob=message.glob if message.HasField("glob") else None)
     try:
@@ -111,5 +109,5 @@ def _pattern_from(message: rule_pb2.ArgumentPattern) -> ArgumentPattern:
     return ArgumentPattern(argument=message.argument, equals=canonical_value(value))
 
 
-def _message(listed: ListedRule) -> rule_pb2.Rule:
-    return rule_pb2.Rule(**_RULE.fields(listed.rule), suspended=listed.is_suspended)
+def _message(listed: ListedRule) -> pb.Rule:
+    return pb.Rule(**_RULE.fields(listed.rule), suspended=listed.is_suspended)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Final
+from typing import Final
 
-import grpc
 from google.protobuf import json_format
 
 from pawl.chassis.auth import require_decider, require_user
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField
-from pawl.tool.v1 import source_pb2, source_pb2_grpc
+from pawl.tool.v1 import source_pb2 as pb
+from pawl.tool.v1 import source_pb2_grpc
 from pawl.tool_registry.app.sources.sources import ListedSource, Sources, may_change
 from pawl.tool_registry.domain.http_binding import without_values
 from pawl.tool_registry.domain.source import Source, ToolChange
@@ -19,8 +20,6 @@ from pawl.tool_registry.rpc import convert
 # Who understands the configuration.
 _KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
 
-Context = grpc.aio.ServicerContext[Any, Any]
-
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):
     """Translates between the wire and the use cases."""
@@ -28,7 +27,7 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
     def __init__(self, sources: Sources) -> None:
         self._sources = sources
 
-    async def AddSource(self, request: source_pb2.AddSourceRequest, context: Context) -> source_pb2.AddSourceResponse:
+    async def AddSource(self, request: pb.AddSourceRequest, context: Context) -> pb.AddSourceResponse:
         user = require_decider()
         kind = request.config.WhichOneof("kind")
         if kind is None:
@@ -39,46 +38,38 @@ class SourceServicer(source_pb2_grpc.SourceServiceServicer):
         listed = await self._sources.add(
             source, runs_program=kind == "mcp_stdio", may_replace=request.replace, roles=user.roles
         )
-        return source_pb2.AddSourceResponse(source=_source_message(listed, user.roles))
+        return pb.AddSourceResponse(source=_source_message(listed, user.roles))
 
-    async def RemoveSource(
-        self, request: source_pb2.RemoveSourceRequest, context: Context
-    ) -> source_pb2.RemoveSourceResponse:
+    async def RemoveSource(self, request: pb.RemoveSourceRequest, context: Context) -> pb.RemoveSourceResponse:
         user = require_user()
         await self._sources.remove(user.store_id, request.name, roles=user.roles)
-        return source_pb2.RemoveSourceResponse()
+        return pb.RemoveSourceResponse()
 
-    async def ListSources(
-        self, request: source_pb2.ListSourcesRequest, context: Context
-    ) -> source_pb2.ListSourcesResponse:
+    async def ListSources(self, request: pb.ListSourcesRequest, context: Context) -> pb.ListSourcesResponse:
         user = require_user()
         listed = await self._sources.list(user.store_id)
-        return source_pb2.ListSourcesResponse(sources=[_source_message(each, user.roles) for each in listed])
+        return pb.ListSourcesResponse(sources=[_source_message(each, user.roles) for each in listed])
 
-    async def CheckSource(
-        self, request: source_pb2.CheckSourceRequest, context: Context
-    ) -> source_pb2.CheckSourceResponse:
+    async def CheckSource(self, request: pb.CheckSourceRequest, context: Context) -> pb.CheckSourceResponse:
         user = require_user()
         checked = await self._sources.check(user.store_id, request.name)
-        return source_pb2.CheckSourceResponse(
+        return pb.CheckSourceResponse(
             source=_source_message(checked.listed, user.roles),
             changes=map(_change_message, checked.changes),
             found_hash=checked.found_hash,
         )
 
-    async def ApproveSource(
-        self, request: source_pb2.ApproveSourceRequest, context: Context
-    ) -> source_pb2.ApproveSourceResponse:
+    async def ApproveSource(self, request: pb.ApproveSourceRequest, context: Context) -> pb.ApproveSourceResponse:
         user = require_decider()
         listed = await self._sources.approve(user.store_id, request.name, request.definitions_hash, roles=user.roles)
-        return source_pb2.ApproveSourceResponse(source=_source_message(listed, user.roles))
+        return pb.ApproveSourceResponse(source=_source_message(listed, user.roles))
 
 
-def _source_message(listed: ListedSource, roles: Collection[str]) -> source_pb2.Source:
+def _source_message(listed: ListedSource, roles: Collection[str]) -> pb.Source:
     record = listed.record
-    message = source_pb2.Source(
-        config=json_format.Parse(record.source.config, source_pb2.SourceConfig(), ignore_unknown_fields=True),
-        state=source_pb2.SourceState.Value(f"SOURCE_STATE_{record.state.name}"),
+    message = pb.Source(
+        config=json_format.Parse(record.source.config, pb.SourceConfig(), ignore_unknown_fields=True),
+        state=pb.SourceState.Value(f"SOURCE_STATE_{record.state.name}"),
         problem=record.problem,
         definitions_hash=listed.definitions_hash,
         tools=map(convert.tool_message, listed.tools),
@@ -89,7 +80,7 @@ def _source_message(listed: ListedSource, roles: Collection[str]) -> source_pb2.
     return message
 
 
-def hide_values(config: source_pb2.SourceConfig) -> None:
+def hide_values(config: pb.SourceConfig) -> None:
     """Leave only the names of headers, of variables of the environment, and of what stands in the query of a URL."""
     kind = getattr(config, config.WhichOneof("kind") or "", None)
     for field in ("url", "document_url", "base_url"):
@@ -101,8 +92,8 @@ def hide_values(config: source_pb2.SourceConfig) -> None:
             values[name] = ""
 
 
-def _change_message(change: ToolChange) -> source_pb2.SourceChange:
-    return source_pb2.SourceChange(
+def _change_message(change: ToolChange) -> pb.SourceChange:
+    return pb.SourceChange(
         tool_name=change.tool_name,
         approved=None if change.approved is None else convert.DEFINITION.fields(change.approved),
         found=None if change.found is None else convert.DEFINITION.fields(change.found),

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import grpc
-
-from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
+from pawl.chassis.rpc_kinds import Context
+from pawl.tool.v1 import tool_pb2 as pb
+from pawl.tool.v1 import tool_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.rpc import convert
 from pawl.tool_registry.rpc.convert import calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
@@ -21,26 +17,22 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
-    async def RegisterTool(
-        self, request: tool_pb2.RegisterToolRequest, context: Context
-    ) -> tool_pb2.RegisterToolResponse:
+    async def RegisterTool(self, request: pb.RegisterToolRequest, context: Context) -> pb.RegisterToolResponse:
         definition = convert.DEFINITION.read(request.definition)
         entry = await self._catalog.register(calling_user(), definition, replace=request.replace)
-        return tool_pb2.RegisterToolResponse(tool=convert.tool_message(entry))
+        return pb.RegisterToolResponse(tool=convert.tool_message(entry))
 
-    async def UnregisterTool(
-        self, request: tool_pb2.UnregisterToolRequest, context: Context
-    ) -> tool_pb2.UnregisterToolResponse:
+    async def UnregisterTool(self, request: pb.UnregisterToolRequest, context: Context) -> pb.UnregisterToolResponse:
         await self._catalog.unregister(calling_user(), request.name)
-        return tool_pb2.UnregisterToolResponse()
+        return pb.UnregisterToolResponse()
 
-    async def GetTool(self, request: tool_pb2.GetToolRequest, context: Context) -> tool_pb2.GetToolResponse:
+    async def GetTool(self, request: pb.GetToolRequest, context: Context) -> pb.GetToolResponse:
         entry = await self._catalog.get(calling_user(), request.name, request.version)
-        return tool_pb2.GetToolResponse(tool=convert.tool_message(entry))
+        return pb.GetToolResponse(tool=convert.tool_message(entry))
 
-    async def ListTools(self, request: tool_pb2.ListToolsRequest, context: Context) -> tool_pb2.ListToolsResponse:
+    async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         size = page_size(request.page_size)
         after = place_of("tools", request.page_token)
         entries = [entry for entry in await self._catalog.visible(calling_user()) if entry.definition.name > after]
         page, token = cut(entries, size, lambda entry: page_token("tools", entry.definition.name))
-        return tool_pb2.ListToolsResponse(tools=map(convert.tool_message, page), next_page_token=token)
+        return pb.ListToolsResponse(tools=map(convert.tool_message, page), next_page_token=token)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, Final
+from typing import Final
 
-import grpc
-
+from pawl.chassis.rpc_kinds import Context
 from pawl.errors import DeadlineExceeded
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
 from pawl.tool_registry.app.workers.link import RegistryFrame
@@ -18,8 +17,6 @@ from pawl.tool_registry.rpc import convert_worker
 from pawl.tool_registry.rpc.convert import calling_user
 
 _HELLO_SECONDS_MAX: Final = 15.0
-
-Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import httpx2
 import msgspec
 
+from pawl.chassis import tasks
 from pawl.chassis.clock import Clock
 from pawl.errors import InvalidField, PermissionDenied, SourceUnreachable
 from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig
@@ -233,9 +234,7 @@ class McpConnector:
         """End connections without waiting for it: who calls next has nothing to do with them."""
         for session in sessions:
             session.stop()
-            closing = asyncio.get_running_loop().create_task(session.close(), name="mcp.close")
-            self._closing.add(closing)
-            closing.add_done_callback(self._closing.discard)
+            tasks.start(self._closing, session.close(), name="mcp.close")
 
     def _secret_values(self, source: Source, server: McpServer) -> dict[str, str]:
         """Return the secrets that a server needs, by the names that it knows them by."""

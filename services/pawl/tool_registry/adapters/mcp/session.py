@@ -20,6 +20,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.tasks import within
 from pawl.errors import SourceUnreachable
 from pawl.tool_registry.adapters.mcp.call import Call, Flight, open_pages
 from pawl.tool_registry.adapters.mcp.definitions import ServerTool
@@ -333,9 +334,9 @@ class Session:
             if self._is_stale:
                 await self._list(client)
                 # One that changes all the time is not asked all the time.
-                await _wait(self._stopped, _RELIST_SECONDS)
+                await within(_RELIST_SECONDS, self._stopped.wait())
             else:
-                await _wait(self._wire.news, max(left, 0.05))
+                await within(max(left, 0.05), self._wire.news.wait())
 
     async def _list(self, client: mcp.Client) -> None:
         self._is_stale = False
@@ -436,12 +437,6 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def _wait(event: asyncio.Event, seconds: float) -> None:
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
 
 
 async def _pages(client: mcp.Client) -> AsyncGenerator[mcp.types.Tool, None]:

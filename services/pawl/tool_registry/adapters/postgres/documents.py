@@ -8,7 +8,7 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter
 from pawl.errors import TooLarge
 from pawl.tool_registry.domain.document import DOCUMENTS_MAX, STORE_BYTES_MAX, STORE_OWNER, Document, Hit, parts_of
 
@@ -81,11 +81,8 @@ _HEADLINE: Final = (
 )
 
 
-class PostgresDocumentRepository:
+class PostgresDocumentRepository(DatabaseAdapter):
     """The DocumentRepository port."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def put(self, store_id: str, owner_id: str, name: str, text: str, language: str) -> tuple[Document, bool]:
         key = (store_id, owner_id, name)

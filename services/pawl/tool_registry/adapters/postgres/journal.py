@@ -10,7 +10,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, Database, affected
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
@@ -103,7 +103,7 @@ _of_result: Final = attrgetter(*_RESULT.split(", "))
 _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
 
 
-class PostgresJournal:
+class PostgresExecutionJournal:
     """The ExecutionJournal port. `instance_id` must be new for each start of a process."""
 
     def __init__(self, database: Database, *, instance_id: str, lease_seconds: float) -> None:
@@ -203,7 +203,7 @@ class PostgresJournal:
             tag = await connection.execute(_FORGET, older_than_seconds)
             await connection.execute(_FORGET_LOCKS, *self.watch.unrenewed())
             await connection.execute(_FORGET_INSTANCES, *self.watch.unrenewed())
-        return int(tag.rpartition(" ")[2])
+        return affected(tag)
 
     async def _resume(
         self, connection: Connection, call: JournalCall, unacted: Collection[str]

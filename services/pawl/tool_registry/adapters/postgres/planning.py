@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter
 from pawl.tool_registry.domain.planning import ParentGone, PlanChange, Project, Task, TitleTaken
 
 if TYPE_CHECKING:
-    from pawl.chassis.database import Connection
+    from pawl.chassis.database import Connection, DatabaseAdapter
 
 _TASK_COLUMNS: Final = (
     "task_id, project_id, parent_task_id, title, notes, to_char(due, 'YYYY-MM-DD') AS due, is_done, run_id"
@@ -88,11 +88,8 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 """
 
 
-class PostgresPlanRepository:
+class PostgresPlanRepository(DatabaseAdapter):
     """The PlanRepository port of the planning tools."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
         row = await self._database.fetchrow(_ADD_PROJECT, store_id, user_id, project.project_id, project.title)

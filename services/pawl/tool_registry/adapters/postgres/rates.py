@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 
 _UNUSED_AT: Final = """
@@ -31,11 +31,8 @@ FROM tool_registry.rates WHERE store_id = $1 AND name = $2
 _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - interval '1 hour'"
 
 
-class PostgresRateLimits:
+class PostgresRateLimits(DatabaseAdapter):
     """The RateLimits port."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def take(self, store_id: str, rates: Sequence[Rate]) -> Exceeded | None:
         if len(rates) == 1:

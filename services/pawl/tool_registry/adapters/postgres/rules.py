@@ -11,7 +11,7 @@ from typing import Final
 import asyncpg
 import msgspec
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter
 from pawl.errors import RequestIdReused, RuleNotFound
 from pawl.tool_registry.domain.patterns import ArgumentPattern
 from pawl.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
@@ -82,11 +82,8 @@ DELETE FROM tool_registry.rule_uses WHERE used_at < now() - make_interval(secs =
 _said: Final = attrgetter(*_SAID.split(", "))
 
 
-class PostgresRuleRepository:
+class PostgresRuleRepository(DatabaseAdapter):
     """The RuleRepository port."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def add(self, rule: Rule, request_id: str) -> Rule:
         patterns = msgspec.msgpack.encode(rule.arguments)

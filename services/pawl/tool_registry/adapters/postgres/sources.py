@@ -7,7 +7,7 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import DatabaseAdapter
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.source import SOURCES_MAX, Source, SourceRecord, SourceState
 
@@ -29,11 +29,8 @@ _LIST: Final = 'SELECT * FROM tool_registry.tool_sources WHERE store_id = $1 ORD
 _REMOVE: Final = "DELETE FROM tool_registry.tool_sources WHERE store_id = $1 AND name = $2 RETURNING name"
 
 
-class PostgresSourceRepository:
+class PostgresSourceRepository(DatabaseAdapter):
     """The SourceRepository port."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def put(self, record: SourceRecord) -> None:
         source = record.source

@@ -7,7 +7,7 @@ from typing import Final
 
 import asyncpg
 
-from pawl.chassis.database import Connection, Database
+from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.strict_json import loads
 from pawl.errors import ToolExists, ToolNotFound
 from pawl.tool_registry.domain.definition import (
@@ -61,11 +61,8 @@ WHERE store_id = $1 AND split_part(v.source, ':', 1) = $3
 _UNREGISTER: Final = "DELETE FROM tool_registry.tools WHERE store_id = $1 AND name = $2 RETURNING name"
 
 
-class PostgresToolRepository:
+class PostgresToolRepository(DatabaseAdapter):
     """The ToolRepository port."""
-
-    def __init__(self, database: Database) -> None:
-        self._database = database
 
     async def adopt(self, source: str, definitions: Sequence[ToolDefinition]) -> Sequence[ToolVersion]:
         if not definitions:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from pawl.chassis import logs
+from pawl.chassis.tasks import within
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.process.helper_child import OUT_OF_MEMORY
 from pawl.tool_registry.app.catalog.ports import TooCostly
@@ -202,9 +203,7 @@ class _Process:
             raise
         except (asyncio.IncompleteReadError, OSError):
             # To kill a process that has just ended would lose how it did.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(_EXIT_SECONDS):
-                    await self._process.wait()
+            await within(_EXIT_SECONDS, self._process.wait())
             return None
 
     async def end(self) -> int:

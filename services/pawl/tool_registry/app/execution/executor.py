@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final, Self, TypeVar
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tasks
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.errors import (
     Cancelled,
@@ -104,10 +104,10 @@ class Executor:
         for execution in self._running.values():
             execution.cancel(CancelCause.SHUTDOWN)
         await self._wait_for_tasks(2 * _UNWIND_SECONDS)
-        tasks = self._tasks | self._attempts | set(self._loops)
-        for task in tasks:
+        every = self._tasks | self._attempts | set(self._loops)
+        for task in every:
             task.cancel()
-        left = (await asyncio.wait(tasks, timeout=_UNWIND_SECONDS))[1]
+        left = (await asyncio.wait(every, timeout=_UNWIND_SECONDS))[1]
         if left:
             _log.error("execution.will_not_end", tasks=sorted(task.get_name() for task in left))
         try:
@@ -178,9 +178,7 @@ class Executor:
         self._check_room()
         execution = Execution(job.key, fingerprint=job.fingerprint, effect=job.effect, answers=job.answers)
         self._running[job.key] = execution
-        task = asyncio.create_task(self._drive(execution, job), name=f"execution {job.definition.name}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        tasks.start(self._tasks, self._drive(execution, job), name=f"execution {job.definition.name}")
         return execution
 
     def _check_room(self) -> None:
@@ -238,8 +236,7 @@ class Executor:
         """Make one attempt; what another process holds, or the journal knows, is returned."""
         started = self._clock.monotonic()
         attempt = Attempt(execution, job, self._parts)
-        self._attempts.add(attempt.task)
-        attempt.task.add_done_callback(self._attempts.discard)
+        tasks.hold(self._attempts, attempt.task)
         await self._wait(attempt, execution, job)
         seconds = self._clock.monotonic() - started
         if attempt.outcome.done():
@@ -253,9 +250,7 @@ class Executor:
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
         result = await self._write_end(job, known, attempt)
         if not attempt.task.done():
-            following = asyncio.create_task(self._follow(attempt, job), name="execution late")
-            self._attempts.add(following)
-            following.add_done_callback(self._attempts.discard)
+            tasks.start(self._attempts, self._follow(attempt, job), name="execution late")
         self._observer.ended(job.tool.name, result.outcome, seconds)
         _log.info(
             "execution.ended",

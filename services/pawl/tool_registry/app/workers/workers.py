@@ -13,7 +13,7 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.strict_json import dumps_canonical
-from pawl.chassis.tasks import end
+from pawl.chassis.tasks import end, hold
 from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
@@ -176,8 +176,7 @@ class WorkerHub:
         self._pending[pending.key] = pending
         task = asyncio.current_task()
         if task is not None:
-            self._asking.add(task)
-            task.add_done_callback(self._asking.discard)
+            hold(self._asking, task)
         try:
             return await pending.answer(lambda: self._write_down(call, context))
         finally:
