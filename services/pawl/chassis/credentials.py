@@ -171,7 +171,9 @@ class KeyAuthenticator:
         self._services = services
         self._local_digest = None if local_key is None else digest_of(local_key)
 
-    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+    ) -> Principal:
         key = bearer_key(metadata)
         digest = digest_of(key)
         if digest == self._local_digest:
@@ -181,14 +183,15 @@ class KeyAuthenticator:
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
         if self._issuers and is_token(key):
-            return principal_of(await self._token(self._issuers, key), metadata)
+            return principal_of(await self._token(self._issuers, key, may_look), metadata)
         raise Unauthenticated(UNKNOWN)
 
-    async def _token(self, issuers: Issuers, text: str) -> TokenCredential:
+    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential:
         try:
-            return await issuers.credential(text)
+            return await issuers.credential(text, may_look=may_look)
         except TokenRefused as refused:
-            _log.info("token.refused", reason=str(refused))
+            if may_look():
+                _log.info("token.refused", reason=str(refused))
             raise Unauthenticated(UNKNOWN) from None
 
 
