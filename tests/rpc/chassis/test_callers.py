@@ -10,7 +10,8 @@ import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis.auth import Credential, Principal, service_principal, user_principal
-from pawl.chassis.credentials import FileCredential, KeyAuthenticator, digest_of
+from pawl.chassis.credentials import FileCredential, KeyAuthenticator
+from pawl.chassis.key_rows import digest_of
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.errors import DependencyUnavailable, PawlError, Unauthenticated
