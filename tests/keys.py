@@ -10,7 +10,8 @@ import grpc
 import msgspec
 
 from pawl.chassis.auth import service_principal
-from pawl.chassis.credentials import ApiKey, KeyAuthenticator, digest_of, parse_keys
+from pawl.chassis.credentials import ApiKey, KeyAuthenticator, parse_keys
+from pawl.chassis.key_rows import digest_of
 
 LOCAL_KEY: Final = "local-key-of-the-tests"
 SERVICE_KEY: Final = "service-key-of-the-tests"

@@ -8,7 +8,7 @@ a reason that comes from a peer back into the same class.
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
         InvalidPageToken, DigestRequired, HelloRequired
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
-        DocumentNotFound, NotificationNotFound
+        DocumentNotFound, NotificationNotFound, KeyNotFound
       Unimplemented: MethodNotFound
       AlreadyExists: RequestIdReused, ToolExists, SourceExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
@@ -172,6 +172,10 @@ class DocumentNotFound(NotFound):
 
 class NotificationNotFound(NotFound):
     """No such notification, or none that the caller may see."""
+
+
+class KeyNotFound(NotFound):
+    """No such API key, or none that the caller may see."""
 
 
 class Unimplemented(PawlError):

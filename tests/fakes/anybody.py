@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from pawl.chassis.auth import Principal, local_principal
@@ -12,6 +12,8 @@ from pawl.chassis.roles import AGENT_LOOP
 class Anybody:
     """Takes everybody for the user whom the metadata name, who may also do what agent-loop may."""
 
-    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+    ) -> Principal:
         principal = local_principal(metadata)
         return replace(principal, rights=principal.rights | {AGENT_LOOP})

@@ -29,6 +29,7 @@ _KEEP = RetentionPeriods(
     sent_seconds=_DAY.total_seconds(),
     events_seconds=7 * _DAY.total_seconds(),
     conversations_seconds=30 * _DAY.total_seconds(),
+    keys_seconds=90 * _DAY.total_seconds(),
     interval_seconds=600.0,
 )
 _STEPS = ("", "", "remove_requests", "remove_unsent", "remove_sent", "trim_logs", "remove_summarised")
@@ -48,6 +49,9 @@ class MemoryRetention:
         for key in old:
             del self.tables.requests[key]
         return len(old)
+
+    async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
+        return 0
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         begin = self._begin("remove_unsent", older_than_seconds)

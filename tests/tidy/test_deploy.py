@@ -15,7 +15,7 @@ COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()
 PARTS: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 NETWORKS: dict[str, Any] = yaml.safe_load(COMPOSE)["networks"]
 SERVICES = frozenset({"agent-loop", "job-store", "tool-registry", "notifier"})
-OPEN_PORTS = frozenset({"agent-loop", "tool-registry", "notifier", "prometheus"})
+OPEN_PORTS = frozenset({"agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
 
 
 def test_nats_users_have_the_rights_that_the_launcher_gives_them() -> None:
@@ -65,7 +65,7 @@ def test_containers_meet_only_whom_they_need() -> None:
     assert {network: members(network) for network in inner} == {
         "database": {"postgres", "job-store", "tool-registry", "notifier"},
         "bus": {"nats", "job-store", "agent-loop", "notifier"},
-        "services": {"job-store", "tool-registry", "agent-loop"},
+        "services": set(SERVICES),
         "metrics": {"prometheus", *SERVICES},
     }
     outer = [members(network) for network in NETWORKS if network not in inner]

@@ -19,7 +19,7 @@ from importlinter.cli import lint_imports
 sys.exit(lint_imports(no_cache=True))
 """
 # Run without the site module, for the `pawl` of this checkout would be merged with the model's.
-STUBS = ("agent", "batch", "error", "event", "job", "notify", "tool")
+STUBS = ("agent", "batch", "error", "event", "identity", "job", "notify", "tool")
 SERVICES = ("agent_loop", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
 ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file", "sql")

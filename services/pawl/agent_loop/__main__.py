@@ -17,6 +17,7 @@ from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
@@ -74,7 +75,7 @@ async def main(stop: asyncio.Event) -> None:
             defaults=settings.run_defaults,
         )
         await service.enter(clients.watches)
-        server = service.rpc_server()
+        server = service.rpc_server(KeySyncClient(job_store))
         clients.add_to(server)
         await _beside(service.serve(server, stop), stop, worker.hand_over)
 

@@ -8,7 +8,8 @@ acts for users of its store. A service has a key of its own, and names store and
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
@@ -17,6 +18,8 @@ from pawl.chassis.ids import check_id
 from pawl.chassis.roles import ROLES_OF_A_STORE, Role, rights
 from pawl.errors import PermissionDenied, Unauthenticated
 
+WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
+"""The metadata that say who calls."""
 LOCAL_CREDENTIAL: Final = "local"
 """The id of the local key."""
 DECIDES_NOTHING: Final = (
@@ -135,8 +138,13 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
 class Authenticator(Protocol):
     """Turns the metadata of a request into a Principal."""
 
-    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+    ) -> Principal:
         """Return who calls; `source` is the address of the caller.
+
+        What is known here is found at no cost. Else `may_look` is asked whether to look
+        further, where others know more; if not, it counts as unknown.
 
         Raises:
             Unauthenticated: no credential, or one that is not known.
@@ -144,6 +152,30 @@ class Authenticator(Protocol):
             InvalidId: the metadata name a store or user that cannot exist.
             Unavailable: who it is cannot be told now.
         """
+
+
+def check_said_once(metadata: Iterable[tuple[str, str | bytes]]) -> None:
+    """Return if a call does not say twice who calls: readers before this one may have believed the other.
+
+    Raises:
+        Unauthenticated: it does.
+    """
+    named = Counter(name for name, _ in metadata if name in WHO_CALLS)
+    if twice := [name for name, times in named.items() if times > 1]:
+        raise Unauthenticated(f"send the metadata `{twice[0]}` once")
+
+
+def check_still(principal: Principal, again: Principal) -> None:
+    """Return if whoever called as `principal` is `again` the same, with no less.
+
+    Raises:
+        Unauthenticated: the credential stands for somebody else by now, or for less.
+    """
+    same = (principal.store_id, principal.user_id) == (again.store_id, again.user_id)
+    if not same or not principal.roles <= again.roles or not principal.rights <= again.rights:
+        raise Unauthenticated("the key has changed: call again")
+    if principal.decides and not again.decides:
+        raise Unauthenticated("the key has changed: call again")
 
 
 def bearer_key(metadata: Mapping[str, str]) -> str:

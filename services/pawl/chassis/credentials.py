@@ -1,8 +1,7 @@
-"""The credentials that a process knows: the local key, the keys of the services, those of a file, and tokens."""
+"""The credentials that a process knows: the local key, keys of services, those of a file and of rows, and tokens."""
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Final, Generic, TypeVar
@@ -21,6 +20,7 @@ from pawl.chassis.auth import (
 )
 from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.issuers import Issuers
+from pawl.chassis.key_rows import KeyRows, digest_of
 from pawl.chassis.roles import Role
 from pawl.chassis.settings import ServiceSettings
 from pawl.chassis.start import StartError
@@ -63,11 +63,6 @@ class FileCredential(msgspec.Struct, frozen=True, kw_only=True):
     roles: frozenset[str]
     decides_for_users: bool
     expires_at: float | None = None
-
-
-def digest_of(key: str) -> bytes:
-    """Return the digest under which a key is looked up and kept: SHA-256. Keys are random, so it needs no salt."""
-    return hashlib.sha256(key.encode()).digest()
 
 
 def parse_keys(content: bytes) -> dict[bytes, FileCredential]:
@@ -163,15 +158,19 @@ class KeyAuthenticator:
         *,
         keys: Callable[[], Mapping[bytes, Credential]] = dict,
         services: Callable[[], Mapping[bytes, Principal]] = dict,
+        rows: KeyRows | None = None,
         local_key: str | None = None,
         issuers: Issuers | None = None,
     ) -> None:
         self._issuers = issuers
         self._keys = keys
+        self._rows = rows
         self._services = services
         self._local_digest = None if local_key is None else digest_of(local_key)
 
-    async def authenticate(self, metadata: Mapping[str, str], *, source: str) -> Principal:
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+    ) -> Principal:
         key = bearer_key(metadata)
         digest = digest_of(key)
         if digest == self._local_digest:
@@ -180,15 +179,18 @@ class KeyAuthenticator:
             return service
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
+        if self._rows is not None and (row := await self._rows.find(key)):
+            return principal_of(row, metadata)
         if self._issuers and is_token(key):
-            return principal_of(await self._token(self._issuers, key), metadata)
+            return principal_of(await self._token(self._issuers, key, may_look), metadata)
         raise Unauthenticated(UNKNOWN)
 
-    async def _token(self, issuers: Issuers, text: str) -> TokenCredential:
+    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential:
         try:
-            return await issuers.credential(text)
+            return await issuers.credential(text, may_look=may_look)
         except TokenRefused as refused:
-            _log.info("token.refused", reason=str(refused))
+            if may_look():
+                _log.info("token.refused", reason=str(refused))
             raise Unauthenticated(UNKNOWN) from None
 
 
@@ -203,8 +205,10 @@ def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
     return Issuers(WatchedFile(settings.oidc_file, "PAWL_OIDC_FILE", parse_providers, clock), clock=clock)
 
 
-def authenticator(settings: ServiceSettings, issuers: Issuers | None = None) -> Authenticator:
-    """Return what the settings ask for.
+def authenticator(
+    settings: ServiceSettings, *, rows: KeyRows | None = None, issuers: Issuers | None = None
+) -> Authenticator:
+    """Return what the settings ask for, beside keys that are rows, and tokens.
 
     Raises:
         StartError: a file of keys cannot be used.
@@ -217,4 +221,4 @@ def authenticator(settings: ServiceSettings, issuers: Issuers | None = None) -> 
         keys = WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock)
     if settings.service_keys_file:
         services = WatchedFile(settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock)
-    return KeyAuthenticator(keys=keys, services=services, local_key=local_key, issuers=issuers)
+    return KeyAuthenticator(keys=keys, services=services, rows=rows, local_key=local_key, issuers=issuers)

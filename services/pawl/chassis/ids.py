@@ -26,6 +26,7 @@ WorkerId = NewType("WorkerId", str)
 ClientId = NewType("ClientId", str)
 SessionId = NewType("SessionId", str)
 CredentialId = NewType("CredentialId", str)
+KeyId = NewType("KeyId", str)
 
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
 

@@ -113,14 +113,14 @@ class IssuerKeys:
         self._is_down = False
         self._fetching: asyncio.Task[None] | None = None
 
-    async def fitting(self, token: Token) -> list[PublicKey]:
-        """Return the keys that a token may be signed with; where none is known, after a look at the issuer.
+    async def fitting(self, token: Token, *, may_look: Callable[[], bool]) -> list[PublicKey]:
+        """Return the keys that a token may be signed with; where none is known, after a look at the issuer if allowed.
 
         Raises:
             DependencyUnavailable: the issuer cannot be asked, so nobody knows.
         """
         found = fitting(self._keys, token)
-        if not found or self._is_outdated():
+        if (not found or self._is_outdated()) and may_look():
             await self.refresh()
             found = fitting(self._keys, token)
         if self._is_outdated() or (self._is_down and not found):
@@ -184,8 +184,8 @@ class Issuers:
         self._fetch = fetch or KeyFetcher()
         self._keys: dict[tuple[str, str | None], IssuerKeys] = {}
 
-    async def credential(self, text: str) -> TokenCredential:
-        """Return the credential that a token is.
+    async def credential(self, text: str, *, may_look: Callable[[], bool] = lambda: True) -> TokenCredential:
+        """Return the credential that a token is; `may_look` is asked before its issuer is, for keys that are not known.
 
         Raises:
             TokenRefused: it does not count.
@@ -195,10 +195,11 @@ class Issuers:
         provider = provider_of(self._providers(), token)
         check_claims(provider, token, self._clock.now())
         keys = self._keys_of(provider)
-        found = await keys.fitting(token)
+        found = await keys.fitting(token, may_look=may_look)
         is_good = is_signed(token, found)
-        if found and not is_good and token.key_id is None and await keys.refresh():
-            is_good = is_signed(token, await keys.fitting(token))
+        is_new = found and not is_good and token.key_id is None and may_look()
+        if is_new and await keys.refresh():
+            is_good = is_signed(token, await keys.fitting(token, may_look=may_look))
         if not is_good:
             raise TokenRefused("the signature is wrong" if found else "its issuer has no such key")
         return credential_of(provider, token.claims)

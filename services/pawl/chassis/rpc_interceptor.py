@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -27,8 +26,10 @@ from typing import Any, Final, NoReturn, TypeVar
 import grpc
 
 from pawl.chassis import auth, logs, status, tls
-from pawl.chassis.auth import Authenticator, Principal
+from pawl.chassis.auth import WHO_CALLS, Authenticator, Principal
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource, is_id
+from pawl.chassis.login_failures import LoginFailures, source_of
 from pawl.chassis.metrics import RpcMetrics
 from pawl.chassis.roles import ANYBODY
 from pawl.chassis.rpc_kinds import Behaviour, Context, read_raw
@@ -47,8 +48,6 @@ REQUEST_ID_KEY: Final = "pawl-request-id"
 """Metadata that names a request through all services and logs; made up where absent."""
 
 _UNKNOWN: Final = "unknown"
-# Metadata that says who calls.
-_WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 # Their requests are small, and come with the call.
 _STRANGERS_ARRIVING_MAX: Final = 8
 # What is left for sending the status after a handler ran out of time.
@@ -108,6 +107,7 @@ class Interceptor(grpc.aio.ServerInterceptor):
     ) -> None:
         self.authenticator = authenticator
         self.certified_services = certified_services
+        self.failures = LoginFailures(metrics.login_failures, SystemClock())
         self.callers = callers
         self.ids = ids
         self.metrics = metrics
@@ -178,6 +178,30 @@ class Interceptor(grpc.aio.ServerInterceptor):
         for places in list(call.places):
             call.give_back(places)
 
+    async def end_outdated(self) -> None:
+        """End the calls of those who would not be let in any more, with what they would be told."""
+        found: dict[tuple[tuple[str, str], ...], Principal | PawlError] = {}
+        for call in list(self._active):
+            if call.caller is None:
+                continue
+            shown = tuple(call.shown.items())
+            if shown not in found:
+                found[shown] = await self._again(call.shown)
+            try:
+                if isinstance(again := found[shown], PawlError):
+                    raise again
+                auth.check_still(call.caller, again)
+            except PawlError as error:
+                call.end(error)
+
+    async def _again(self, shown: Mapping[str, str]) -> Principal | PawlError:
+        # What is known costs nothing, so nothing waits here; calls of others go on in between.
+        await asyncio.sleep(0)
+        try:
+            return await self.authenticator.authenticate(shown, source="", may_look=lambda: False)
+        except PawlError as error:
+            return error
+
     def stop_calls(self, *, drainable: bool) -> None:
         """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""
         self.stopping = True
@@ -190,7 +214,19 @@ class Interceptor(grpc.aio.ServerInterceptor):
 class _ActiveCall:
     """One RPC from its first to its last moment here."""
 
-    __slots__ = ("code", "method", "places", "principal", "reason", "running", "scope", "started")
+    __slots__ = (
+        "caller",
+        "code",
+        "is_told",
+        "method",
+        "places",
+        "principal",
+        "reason",
+        "running",
+        "scope",
+        "shown",
+        "started",
+    )
 
     def __init__(self, method: Method) -> None:
         self.method = method
@@ -200,6 +236,9 @@ class _ActiveCall:
         self.principal: Principal | None = None
         self.reason: PawlError | None = None
         self.running = False
+        self.is_told = False
+        self.caller: Principal | None = None
+        self.shown: dict[str, str] = {}
         self.scope: asyncio.Timeout | None = None
 
     def take(self, places: Places, principal: Principal) -> None:
@@ -309,16 +348,31 @@ class Method:
         if self.access.open:
             self.interceptor.enter_stranger(call, context.peer())
         else:
-            _refuse_ambiguity(context)
-            principal = await self.interceptor.authenticator.authenticate(metadata, source=context.peer())
-            if principal.is_service and self.interceptor.certified_services:
-                tls.check_service(principal.credential_id, context.auth_context())
+            principal = await self._login(call, context, metadata)
             auth.set_principal(principal)
             logs.bind(request_id=request_id, **_caller(principal))
             auth.check_may_call(principal, self.callers)
             self.interceptor.enter(call, principal)
+            call.caller = principal
         _current_call.set(call)
         return await _in_time(call, _time_left(context), lambda: behaviour(requests, context))
+
+    async def _login(self, call: _ActiveCall, context: Context, metadata: dict[str, str]) -> Principal:
+        """Return who calls, and remember by which metadata; note a failure."""
+        source, failures = source_of(context.peer()), self.interceptor.failures
+        call.shown = {name: metadata[name] for name in WHO_CALLS if name in metadata}
+        try:
+            auth.check_said_once(context.invocation_metadata() or ())
+            principal = await self.interceptor.authenticator.authenticate(
+                metadata, source=source, may_look=lambda: failures.may_look(source, metadata["authorization"])
+            )
+            if principal.is_service and self.interceptor.certified_services:
+                tls.check_service(principal.credential_id, context.auth_context())
+            return principal
+        except Unauthenticated:
+            call.is_told = True
+            failures.note(source, tuple(context.invocation_metadata() or ()), self.name)
+            raise
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""
@@ -341,7 +395,7 @@ class Method:
         seconds = time.perf_counter() - call.started
         self._seconds.observe(seconds)
         self.interceptor.metrics.requests.labels(self.name, call.code).inc()
-        if not self.access.open:
+        if not self.access.open and not call.is_told:
             fields = {"reason": refused} if refused else {}
             # What services ask each other every second is news only when it goes wrong.
             routine = self.access.service_only and call.code == grpc.StatusCode.OK.name
@@ -364,17 +418,6 @@ async def _in_time(call: _ActiveCall, seconds: float | None, serve: Callable[[],
 
 def _metadata(context: Context) -> dict[str, str]:
     return {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
-
-
-def _refuse_ambiguity(context: Context) -> None:
-    """Refuse a call that says twice who calls: readers before this one may have believed the other.
-
-    Raises:
-        Unauthenticated: it does.
-    """
-    named = Counter(key for key, _ in context.invocation_metadata() or () if key in _WHO_CALLS)
-    if twice := [key for key, times in named.items() if times > 1]:
-        raise Unauthenticated(f"send the metadata `{twice[0]}` once")
 
 
 def _caller(principal: Principal) -> dict[str, str]:

@@ -10,7 +10,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
-from pawl.chassis import logs, rpc_reflection
+from pawl.chassis import logs, rpc_reflection, tasks
 from pawl.chassis.auth import KEY_LENGTH_MAX, Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
@@ -44,6 +44,9 @@ class RpcServer:
     With `tls` both listeners speak TLS. If it has an authority, services must show a
     certificate of their own too, and call at `internal_listen`, where nobody else gets in:
     gRPC cannot ask for certificates on a port without demanding them.
+
+    Every `callers_seconds` it looks again who calls: the calls of a credential that
+    has expired, was revoked or stands for less by now end with UNAUTHENTICATED.
     """
 
     def __init__(
@@ -57,11 +60,14 @@ class RpcServer:
         drain_seconds: float = 1.5,
         tls: Tls | None = None,
         internal_listen: str | None = None,
+        callers_seconds: float = 2.0,
     ) -> None:
         self._listen = listen
         self._internal_listen = internal_listen
         self._tls = tls
         self._drain_seconds = drain_seconds
+        self._callers_seconds = callers_seconds
+        self._watching: asyncio.Task[None] | None = None
         self._callers = dict(CALLERS)
         self._access = {
             health.SERVICE_NAME: Access(open=True),
@@ -129,10 +135,13 @@ class RpcServer:
             internal_port = self._bind(self._internal_listen, from_services=True)
             self.internal_address = _bound_address(self._internal_listen, internal_port)
         await self._server.start()
+        self._watching = asyncio.get_running_loop().create_task(self._watch_callers(), name="rpc.callers")
         _log.info("grpc.listening", address=self.address, internal=self.internal_address, tls=self._tls is not None)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        if self._watching is not None:
+            await tasks.end([self._watching])
         await self.health.enter_graceful_shutdown()
         self._batches.close_streams()
         await asyncio.sleep(min(_NEWS_SECONDS, self._drain_seconds / 10))
@@ -142,6 +151,15 @@ class RpcServer:
         self._interceptor.stop_calls(drainable=True)
         await stop
         _log.info("grpc.stopped")
+
+    async def _watch_callers(self) -> None:
+        while True:
+            await asyncio.sleep(self._callers_seconds)
+            try:
+                await self._interceptor.end_outdated()
+                self._interceptor.failures.report()
+            except Exception:  # noqa: BLE001  # the next look may go better
+                _log.exception("callers.not_checked")
 
     def _bind(self, listen: str, *, from_services: bool) -> int:
         """Take a port, and return its number."""

@@ -6,7 +6,7 @@ async def main(stop: asyncio.Event) -> None:
         database = await service.open_database()
         await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
         bus = await service.open_bus()
-        server = service.rpc_server()
+        server = service.rpc_server(keys)
         server.add(add_LedgerServiceServicer_to_server, Ledger(...), service_only=True)
         await service.serve(server, stop)
 
@@ -34,6 +34,7 @@ from pawl.chassis.durability import require_durable
 from pawl.chassis.health import HealthMonitor
 from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.ids import IdSource
+from pawl.chassis.key_rows import KeyRows, KeySource
 from pawl.chassis.lifecycle import Background
 from pawl.chassis.metrics import CONTENT_TYPE, Metrics
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
@@ -144,14 +145,20 @@ class Service:
         self.health.add(peer, lambda: ping(channel), optional=optional)
         return channel
 
-    def rpc_server(self) -> RpcServer:
-        """Return the server that the settings describe; add the servicers, then `serve` it."""
+    def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
+        """Return the server that the settings describe; add the servicers, then `serve` it.
+
+        Callers may show `keys` beside those of the settings.
+        """
         issuers = read_issuers(self._settings, self.clock)
         if issuers:
             self.background.start("issuers", issuers.run)
+        rows = KeyRows(keys, self.clock) if keys else None
+        if rows:
+            self.background.start("keys", rows.run)
         return RpcServer(
             self._settings.listen,
-            authenticator=authenticator(self._settings, issuers),
+            authenticator=authenticator(self._settings, rows=rows, issuers=issuers),
             ids=self.ids,
             metrics=self.metrics,
             limits=Limits(

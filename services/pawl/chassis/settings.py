@@ -130,13 +130,12 @@ class ServiceSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> Self:
-        strangers = self.api_keys_file or self.oidc_file
-        if (self.local_key or not strangers) and not is_loopback(self.listen):
+        if self.local_key is not None and not is_loopback(self.listen):
             raise ValueError(
-                "PAWL_LISTEN: to listen beyond loopback, give PAWL_API_KEYS_FILE or PAWL_OIDC_FILE"
-                " and no PAWL_LOCAL_KEY, so that callers say who they are"
+                "PAWL_LOCAL_KEY: may do everything, so it is for PAWL_LISTEN on loopback only;"
+                " beyond it callers have keys of their own"
             )
-        if (self.api_keys_file and self.local_key) or not (strangers or self.local_key):
+        if self.local_key is not None and self.api_keys_file is not None:
             raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")
         return self
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Final
 
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
@@ -13,6 +14,9 @@ from pawl.job_store.app.sweeps import RetentionPeriods
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.settings import UNSENT_HOURS_MIN, JobStoreSettings
 from pawl.job_store.wiring import on_postgres
+
+_KEYS_DAYS: Final = 90.0
+"""So long a key that has ended can still be listed."""
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -30,6 +34,7 @@ async def main(stop: asyncio.Event) -> None:
         sent_seconds=timedelta(hours=settings.lifecycle_resend_hours).total_seconds(),
         events_seconds=timedelta(days=settings.event_retention_days).total_seconds(),
         conversations_seconds=timedelta(days=settings.conversation_retention_days).total_seconds(),
+        keys_seconds=timedelta(days=_KEYS_DAYS).total_seconds(),
         interval_seconds=settings.retention_interval_seconds,
     )
     async with Service("job_store", settings) as service:
@@ -50,7 +55,7 @@ async def main(stop: asyncio.Event) -> None:
         await service.enter(parts.group_commit)
         for name, loop in parts.loops.items():
             service.background.start(name, loop)
-        server = service.rpc_server()
+        server = service.rpc_server(parts.keys)
         parts.add_to(server)
         await service.serve(server, stop)
 

@@ -12,10 +12,13 @@ from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
+from pawl.identity.v1.key_pb2_grpc import add_KeyServiceServicer_to_server
+from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
 from pawl.job_store.adapters.journal import PostgresJournal
+from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.lifecycle_stream import JetStreamLifecycle
 from pawl.job_store.adapters.metrics import CountedLeases, PrometheusMeter
@@ -25,9 +28,11 @@ from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
 from pawl.job_store.app import sweeps
 from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
+from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import encode_event
 from pawl.job_store.rpc.servicer import LedgerServicer
 
@@ -45,19 +50,24 @@ class Upkeep:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStore:
-    """A job store that is not running yet: enter `group_commit`, start `loops`, add the servicer to a server."""
+    """A job store that is not running yet: enter `group_commit`, start `loops`, add the servicers to a server."""
 
     group_commit: GroupCommit
     ledger: Ledger
     servicer: LedgerServicer
+    keys: Keys | None
+    """None for one of runs alone."""
     loops: Mapping[str, Callable[[], Awaitable[None]]]
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
         server.add(add_LedgerServiceServicer_to_server, self.servicer, service_only=True)
+        if self.keys is not None:
+            server.add(add_KeyServiceServicer_to_server, KeyServicer(self.keys))
+            server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
 
 
-def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore:
+def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None, keys: Keys | None = None) -> JobStore:
     """Return a job store over these ports; without `upkeep` its loops leave the database as it is."""
     relay = Relay(upkeep.outbox, upkeep.stream, ports.meter) if upkeep else None
     group_commit = GroupCommit(
@@ -77,7 +87,7 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None) -> JobStore
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
         loops["stats"] = partial(sweeps.collect_stats, upkeep.stats, ports.meter, ports.clock)
-    return JobStore(group_commit=group_commit, ledger=ledger, servicer=LedgerServicer(ledger), loops=loops)
+    return JobStore(group_commit=group_commit, ledger=ledger, servicer=LedgerServicer(ledger), keys=keys, loops=loops)
 
 
 def on_postgres(
@@ -111,4 +121,4 @@ def on_postgres(
         stats=PostgresLedgerStats(database, limits.places),
         periods=periods,
     )
-    return wire(ports, limits, upkeep)
+    return wire(ports, limits, upkeep, Keys(PostgresKeyRepository(database), clock, ids))

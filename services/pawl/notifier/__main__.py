@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
@@ -35,7 +36,9 @@ async def main(stop: asyncio.Event) -> None:
         JetStreamLifecycle(bus, parts.intake.take).start()
         for name, loop in parts.loops.items():
             service.background.start(name, loop)
-        server = service.rpc_server()
+        # For keys: who has one of a file, or the local one, needs no job-store.
+        job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
+        server = service.rpc_server(KeySyncClient(job_store))
         parts.add_to(server)
         await service.serve(server, stop)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
-from pawl.chassis.settings import ListenAddress, ServiceSettings
+from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 
 
 class NotifierSettings(ServiceSettings):
@@ -12,5 +12,7 @@ class NotifierSettings(ServiceSettings):
 
     listen: ListenAddress = "127.0.0.1:7604"
     metrics_listen: ListenAddress = "127.0.0.1:7614"
+    service_key: SecretStr
+    job_store_address: PeerAddresses = "127.0.0.1:7603"
     message_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     notifications_keep_days: float = Field(default=30.0, gt=0)

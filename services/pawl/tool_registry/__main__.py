@@ -9,6 +9,7 @@ from typing import Any
 import httpx2
 
 from pawl.chassis.database import Database
+from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
@@ -57,7 +58,8 @@ async def main(stop: asyncio.Event) -> None:
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         helpers = await service.enter(Helpers())
         mcp = await service.enter(_mcp(service, settings, database, secrets, egress=egress, helpers=helpers))
-        ledger = LedgerReads(await service.open_channel("job_store", settings.job_store_address, optional=True))
+        job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
+        ledger = LedgerReads(job_store)
         metrics = RegistryMetrics(service.metrics)
 
         ports = Ports(
@@ -95,7 +97,7 @@ async def main(stop: asyncio.Event) -> None:
         for module in load_modules(module_names(settings.tools)):
             await registry.catalog.load(f"module:{module.name}", module.tools)
         await service.enter(registry.executor)
-        server = service.rpc_server()
+        server = service.rpc_server(KeySyncClient(job_store))
         registry.add_to(server)
         await service.serve(server, stop)
 

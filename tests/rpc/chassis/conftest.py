@@ -43,6 +43,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
         listen: str = f"unix:{tmp_path}/echo",
         drain_seconds: float = 0.2,
         tls: Tls | None = None,
+        callers_seconds: float = 2.0,
         **limits: Any,
     ) -> AsyncIterator[RpcServer]:
         anybody = frozenset({AGENT_LOOP}) if service_only else ANYBODY
@@ -55,6 +56,7 @@ def serve(servicer: EchoServicer, ids: IdSource, metrics: Metrics, tmp_path: Pat
             drain_seconds=drain_seconds,
             tls=tls,
             internal_listen="127.0.0.1:0",
+            callers_seconds=callers_seconds,
         )
         server.add(
             add_echo_to_server,

@@ -89,8 +89,8 @@ def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(databas
     [
         ({}, "PAWL_DATABASE_URL: is required"),
         ({"PAWL_DATABASE_URL": "nonsense://"}, "PAWL_DATABASE_URL: "),
-        ({"PAWL_LISTEN": "0.0.0.0:0"}, "PAWL_API_KEYS_FILE"),
-        ({"PAWL_LOCAL_KEY": ""}, "PAWL_API_KEYS_FILE: give either it or"),
+        ({"PAWL_LISTEN": "0.0.0.0:0"}, "PAWL_LOCAL_KEY: may do everything"),
+        ({"PAWL_API_KEYS_FILE": "keys.json"}, "PAWL_API_KEYS_FILE: give either it or"),
     ],
 )
 def test_a_service_that_cannot_start_says_why(variables: dict[str, str], says: str) -> None:

@@ -45,6 +45,7 @@ RETENTION = RetentionPeriods(
     sent_seconds=DAY_SECONDS,
     events_seconds=7 * DAY_SECONDS,
     conversations_seconds=30 * DAY_SECONDS,
+    keys_seconds=90 * DAY_SECONDS,
     interval_seconds=600,
 )
 

@@ -97,6 +97,22 @@ async def test_unknown_keys_cost_three_fetches_in_thirty_seconds_at_most() -> No
     assert world.fetches == 6
 
 
+async def test_who_fails_too_often_causes_no_fetch_and_known_keys_do_for_him_too() -> None:
+    world = World(OLD)
+    assert await world.user(OLD) == "ann"
+    await world.clock.advance(60)
+    now = int(world.clock.now())
+    for made in (
+        token(private=NEW, iat=now, exp=now + 60),
+        token(private=NEW, iat=now, exp=now + 60, header={"kid": None}),
+    ):
+        with pytest.raises(TokenRefused):
+            await world.issuers.credential(made, may_look=lambda: False)
+    good = await world.issuers.credential(token(private=OLD, iat=now, exp=now + 60), may_look=lambda: False)
+    assert good.user_id == "ann"
+    assert world.fetches == 1
+
+
 async def test_bad_signatures_expired_tokens_and_other_issuers_cost_no_fetch() -> None:
     world = World(OLD)
     assert await world.user(OLD) == "ann"

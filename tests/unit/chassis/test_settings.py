@@ -8,6 +8,7 @@ from pydantic import Field, SecretStr
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.chassis.settings import PeerAddresses, ServiceSettings, SettingsError, is_loopback, load, read
 from pawl.job_store.settings import JobStoreSettings
+from pawl.notifier.settings import NotifierSettings
 from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY
 
@@ -88,13 +89,14 @@ def test_an_empty_secret_file_is_a_problem(environment: pytest.MonkeyPatch, tmp_
     assert problems() == [f"PAWL_SERVICE_KEY_FILE: {tmp_path}/key is empty"]
 
 
-def test_listening_beyond_loopback_needs_keys(environment: pytest.MonkeyPatch) -> None:
-    """OPS-1."""
+def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> None:
+    """OPS-1: beyond it callers have keys of their own, in a file or as rows."""
     environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
     assert len(problems()) == 1
-    assert "PAWL_API_KEYS_FILE" in problems()[0]
-    environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
+    assert "PAWL_LOCAL_KEY" in problems()[0]
     environment.delenv("PAWL_LOCAL_KEY")
+    assert read(Settings).listen == "0.0.0.0:7603"
+    environment.setenv("PAWL_API_KEYS_FILE", "keys.json")
     assert read(Settings).listen == "0.0.0.0:7603"
 
 
@@ -108,10 +110,8 @@ def test_tokens_alone_are_enough_to_know_callers(environment: pytest.MonkeyPatch
     assert read(Settings).listen == "0.0.0.0:7603"
 
 
-def test_also_on_loopback_nothing_starts_without_keys(environment: pytest.MonkeyPatch) -> None:
+def test_the_local_key_is_long_and_goes_with_no_key_file(environment: pytest.MonkeyPatch) -> None:
     """OPS-1."""
-    environment.delenv("PAWL_LOCAL_KEY")
-    assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
     environment.setenv("PAWL_LOCAL_KEY", "short")
     assert "at least 16" in problems()[0]
     environment.setenv("PAWL_LOCAL_KEY", LOCAL_KEY)
@@ -119,7 +119,7 @@ def test_also_on_loopback_nothing_starts_without_keys(environment: pytest.Monkey
     assert problems() == ["PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY"]
 
 
-@pytest.mark.parametrize("cls", [AgentLoopSettings, JobStoreSettings, ToolRegistrySettings])
+@pytest.mark.parametrize("cls", [AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings])
 def test_services_that_talk_to_each_other_do_not_start_without_their_key(cls: type[ServiceSettings]) -> None:
     """OPS-1."""
     with pytest.raises(SettingsError) as caught:

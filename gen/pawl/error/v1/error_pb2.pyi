@@ -87,6 +87,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No such rule in this store, or none that the caller may see."""
     ERROR_REASON_DOCUMENT_NOT_FOUND: _ErrorReason.ValueType  # 28
     """NOT_FOUND. No such document in this store, or none that the caller may see."""
+    ERROR_REASON_KEY_NOT_FOUND: _ErrorReason.ValueType  # 29
+    """NOT_FOUND. No such API key, or none that the caller may see."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -241,6 +243,8 @@ ERROR_REASON_RULE_NOT_FOUND: ErrorReason.ValueType  # 27
 """NOT_FOUND. No such rule in this store, or none that the caller may see."""
 ERROR_REASON_DOCUMENT_NOT_FOUND: ErrorReason.ValueType  # 28
 """NOT_FOUND. No such document in this store, or none that the caller may see."""
+ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 29
+"""NOT_FOUND. No such API key, or none that the caller may see."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40

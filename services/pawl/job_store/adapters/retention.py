@@ -26,6 +26,12 @@ DELETE FROM job_store.sent WHERE id IN (
     SELECT id FROM job_store.sent WHERE sent_time < now() - make_interval(secs => $1) ORDER BY sent_time LIMIT $2
 )
 """
+_OLD_KEYS: Final = """
+DELETE FROM job_store.api_keys WHERE key_id IN (
+    SELECT key_id FROM job_store.api_keys WHERE least(revoke_time, expire_time) < now() - make_interval(secs => $1)
+    ORDER BY least(revoke_time, expire_time) LIMIT $2
+)
+"""
 # The events of a run whose end is still in the outbox have not all been sent.
 _TRIM: Final = """
 WITH old AS MATERIALIZED (
@@ -143,6 +149,9 @@ class PostgresRetention(DatabaseAdapter):
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await _deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
+
+    async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
+        return await _deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await _deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)

@@ -121,6 +121,7 @@ class RetentionPeriods:
     sent_seconds: float
     events_seconds: float
     conversations_seconds: float
+    keys_seconds: float
     interval_seconds: float
 
 
@@ -142,6 +143,7 @@ class RetentionSweep:
         """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
         keep, retention = self._periods, self._retention
         await self._empty(retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
+        await self._empty(retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
         await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
         await self._empty(retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
         await self._empty(retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)

@@ -1,0 +1,178 @@
+"""Governing API keys, and letting the services know them."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final, Protocol
+
+import msgspec
+
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import IdSource, KeyId, StoreId, UserId
+from pawl.chassis.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
+from pawl.chassis.roles import Role
+from pawl.errors import InvalidField, KeyNotFound
+from pawl.job_store.domain import keys
+from pawl.job_store.domain.keys import Governor, Key
+
+CHANGES_MAX: Final = 1000
+"""Most keys that one sync returns."""
+
+
+class KeysExist(Exception):
+    """The deployment has a key already."""
+
+    def __init__(self) -> None:
+        super().__init__("The deployment has a key: make others with it, or revoke it first.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewKey:
+    """A key to be kept, and the request that made it; an empty request id is of none."""
+
+    key: Key
+    digest: bytes
+    request_id: str = ""
+    request_hash: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MadeKey:
+    """A key as made, with its secret; that is empty where the same request had made the key before."""
+
+    key: Key
+    secret: str
+
+
+class KeyRepository(Protocol):
+    """Keeps keys. Whoever reads changes after one misses none that comes later."""
+
+    async def add(self, new: NewKey, check_room: Callable[[int], None]) -> Key:
+        """Keep a key, or return that of the same request; `check_room` gets the number of live ones of the store.
+
+        Raises:
+            RequestIdReused: the request made another key.
+            InvalidField: there is no room.
+        """
+
+    async def get(self, key_id: KeyId) -> Key | None:
+        """Return a key, None if there is none."""
+
+    async def revoke(self, key: Key) -> Key:
+        """Keep that a key was revoked, if it was not yet; returns it as it is now."""
+
+    async def list(
+        self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
+    ) -> Sequence[Key]:
+        """Return keys of a store, the newest first, from the one before `before` on."""
+
+    async def changes(self, after_change: int, *, keys_max: int) -> KeyChanges:
+        """Return the keys that have changed since."""
+
+    async def note_uses(self, key_ids: Sequence[str]) -> None:
+        """Note that keys were used now, of each at most once a minute."""
+
+
+class Keys:
+    """The use cases of keys; also the KeySource of its own process."""
+
+    def __init__(
+        self,
+        repository: KeyRepository,
+        clock: Clock,
+        ids: IdSource,
+        random_bytes: Callable[[int], bytes] = secrets.token_bytes,
+    ) -> None:
+        self._repository = repository
+        self._clock = clock
+        self._ids = ids
+        self._random_bytes = random_bytes
+
+    async def create(self, governor: Governor, asked: Key, request_id: str = "") -> MadeKey:
+        """Make a key, once for a request id.
+
+        Raises:
+            PermissionDenied: the governor may not make it.
+            InvalidField: it has no meaning, or the store has too many.
+            InvalidId: its store or user cannot exist.
+            RequestIdReused: the request made another key.
+        """
+        key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
+        secret = secret_of(self._random_bytes(SECRET_BYTES))
+        new = NewKey(key=key, digest=digest_of(secret), request_id=request_id, request_hash=_hash(key))
+        kept = await self._repository.add(new, keys.check_room)
+        return MadeKey(key=kept, secret=secret if kept.key_id == key.key_id else "")
+
+    async def bootstrap(self) -> MadeKey:
+        """Make the first key of the deployment, for whoever has access to the database.
+
+        Raises:
+            KeysExist: there is one.
+        """
+        key = Key(
+            key_id=KeyId(self._ids.new("key")),
+            name="bootstrap",
+            user_id=UserId("deployment"),
+            roles=frozenset({Role.DEPLOYMENT}),
+            create_time=self._now(),
+        )
+        secret = secret_of(self._random_bytes(SECRET_BYTES))
+        return MadeKey(
+            key=await self._repository.add(NewKey(key=key, digest=digest_of(secret)), _check_first), secret=secret
+        )
+
+    async def list(
+        self, governor: Governor, store_id: str, *, include_ended: bool, before: str, keys_max: int
+    ) -> Sequence[Key]:
+        """Return keys of a store that the governor governs, the newest first.
+
+        Raises:
+            PermissionDenied: it is another one's.
+            InvalidId: it cannot exist.
+        """
+        governed = keys.governed_store(governor, store_id)
+        return await self._repository.list(
+            governed, include_ended=include_ended, before=before, keys_max=keys_max, now=self._now()
+        )
+
+    async def revoke(self, governor: Governor, key_id: KeyId) -> Key:
+        """Revoke a key, for good. Idempotent.
+
+        Raises:
+            KeyNotFound: it is none that the governor governs.
+        """
+        key = await self._repository.get(key_id)
+        if key is None:
+            raise KeyNotFound
+        revoked = keys.revoked(governor, key, now=self._now())
+        return revoked if revoked is key else await self._repository.revoke(revoked)
+
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        """Return the keys that have changed since, and note which were used.
+
+        Raises:
+            InvalidField: more were used than one call may name.
+        """
+        if len(used_key_ids) > USES_MAX:
+            raise InvalidField(f"used_key_ids: at most {USES_MAX}", field="used_key_ids")
+        if used_key_ids:
+            await self._repository.note_uses(used_key_ids)
+        return await self._repository.changes(after_change, keys_max=CHANGES_MAX)
+
+    def _now(self) -> datetime:
+        return datetime.fromtimestamp(self._clock.now(), UTC)
+
+
+def _check_first(live_keys: int) -> None:
+    if live_keys:
+        raise KeysExist
+
+
+def _hash(key: Key) -> bytes:
+    """Return the digest of what was asked for."""
+    asked = (key.name, key.store_id, key.user_id, sorted(key.roles), key.decides_for_users, key.expire_time)
+    return hashlib.sha256(msgspec.msgpack.encode(asked)).digest()

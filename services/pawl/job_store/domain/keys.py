@@ -1,0 +1,152 @@
+"""API keys, and the rules of who may govern which."""
+
+from __future__ import annotations
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
+from pawl.chassis.roles import Role
+from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
+
+KEYS_MAX: Final = 1000
+"""Most keys of a store that are neither revoked nor expired."""
+NAME_LENGTH_MAX: Final = 200
+ROLES_MAX: Final = 32
+DEPLOYMENT_STORE: Final = StoreId("")
+"""The store of keys that belong to no store."""
+
+_ANYBODY_GIVES: Final = frozenset[str]({Role.VIEWER, Role.MEMBER})
+_DECIDERS: Final = frozenset[str]({Role.APPROVER, Role.ADMIN})
+_TIME_MAX: Final = datetime(9999, 1, 1, tzinfo=UTC)
+
+
+class Key(msgspec.Struct, frozen=True, kw_only=True):
+    """An API key, without its secret. Without roles it decides its own calls."""
+
+    key_id: KeyId = KeyId("")
+    name: str = ""
+    store_id: StoreId = DEPLOYMENT_STORE
+    user_id: UserId
+    roles: frozenset[str] = frozenset()
+    decides_for_users: bool = False
+    expire_time: datetime | None = None
+    create_time: datetime
+    create_user_id: str = ""
+    create_credential_id: str = ""
+    revoke_time: datetime | None = None
+    revoke_user_id: str = ""
+    revoke_credential_id: str = ""
+    last_use_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Governor:
+    """Somebody who governs keys: an operator those of its store, the deployment all."""
+
+    store_id: StoreId
+    user_id: str
+    credential_id: str
+    roles: AbstractSet[str]
+    decides: bool = True
+    """False for a delegate that decides nothing for those it acts for."""
+
+    @property
+    def is_deployment(self) -> bool:
+        """True for the deployment, which has no store of its own."""
+        return Role.DEPLOYMENT in self.roles
+
+
+def governed_store(governor: Governor, named: str) -> StoreId:
+    """Return the store whose keys are meant; none named is the governor's own.
+
+    Raises:
+        PermissionDenied: it is another one's.
+        InvalidId: it cannot exist.
+    """
+    if not named:
+        return governor.store_id
+    store_id = check_id(named, "store_id")
+    if store_id != governor.store_id and not governor.is_deployment:
+        raise PermissionDenied("keys of another store are governed by its operators and by the deployment")
+    return store_id
+
+
+def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
+    """Return the key that is made when a governor asks for one.
+
+    Raises:
+        PermissionDenied: the governor may not make it.
+        InvalidField: it has no meaning.
+        InvalidId: its store or user cannot exist.
+    """
+    store_id = governed_store(governor, asked.store_id)
+    _check_meaning(asked, store_id, now=now)
+    _check_may_give(governor, asked.roles)
+    return Key(
+        key_id=key_id,
+        name=asked.name,
+        store_id=store_id,
+        user_id=asked.user_id,
+        roles=asked.roles,
+        decides_for_users=asked.decides_for_users,
+        expire_time=asked.expire_time,
+        create_time=now,
+        create_user_id=governor.user_id,
+        create_credential_id=governor.credential_id,
+    )
+
+
+def check_room(live_keys: int) -> None:
+    """Return if a store that has so many keys may have one more.
+
+    Raises:
+        InvalidField: it may not.
+    """
+    if live_keys >= KEYS_MAX:
+        raise InvalidField(f"a store has at most {KEYS_MAX} keys: revoke one first", field="key")
+
+
+def revoked(governor: Governor, key: Key, *, now: datetime) -> Key:
+    """Return a key as it is once a governor has revoked it; one that was revoked stays as it is.
+
+    Raises:
+        KeyNotFound: it is none that the governor governs.
+    """
+    if key.store_id != governor.store_id and not governor.is_deployment:
+        raise KeyNotFound
+    if key.revoke_time is not None:
+        return key
+    return replace(key, revoke_time=now, revoke_user_id=governor.user_id, revoke_credential_id=governor.credential_id)
+
+
+def _check_meaning(asked: Key, store_id: StoreId, *, now: datetime) -> None:
+    check_id(asked.user_id, "user_id")
+    if len(asked.name) > NAME_LENGTH_MAX or not asked.name.isprintable():
+        raise InvalidField(f"name: at most {NAME_LENGTH_MAX} characters that can be printed", field="key.name")
+    if len(asked.roles) > ROLES_MAX or not all(map(is_id, asked.roles)):
+        raise InvalidField(f"roles: at most {ROLES_MAX}, each like ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles")
+    if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
+        raise InvalidField("roles: deployment stands alone", field="key.roles")
+    if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
+        raise InvalidField("store_id: name the store, or give the role deployment and none", field="key.store_id")
+    if asked.decides_for_users and Role.DELEGATE not in asked.roles:
+        raise InvalidField("decides_for_users: only a delegate acts for users", field="key.decides_for_users")
+    if asked.expire_time is not None and not now < asked.expire_time < _TIME_MAX:
+        raise InvalidField("expire_time: must be a time in the future", field="key.expire_time")
+
+
+def _check_may_give(governor: Governor, roles: AbstractSet[str]) -> None:
+    if governor.is_deployment:
+        return
+    if not governor.decides:
+        raise PermissionDenied("a delegate that decides nothing for those it acts for makes no keys")
+    if not roles and not governor.roles & _DECIDERS:
+        raise PermissionDenied("a key without roles decides its own calls: give it a role, such as member")
+    if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):
+        raise PermissionDenied(f"nobody makes a key with a role that it has not itself: {', '.join(beyond):.200}")

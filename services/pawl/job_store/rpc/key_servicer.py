@@ -1,0 +1,101 @@
+"""pawl.identity.v1: API keys for those who govern them, and for the services; translates, nothing else."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any, Final, TypeAlias
+
+import grpc
+
+from pawl.chassis import key_sync
+from pawl.chassis.auth import current_principal
+from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
+from pawl.chassis.translate import Translator
+from pawl.errors import InvalidField, KeyNotFound
+from pawl.identity.v1 import key_pb2 as pb
+from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
+from pawl.job_store.app.keys import Keys
+from pawl.job_store.app.pages import Id, make_token, page_size, read_token
+from pawl.job_store.domain.keys import Governor, Key
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_KEY: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is none of ours")).struct(Key, pb.Key)
+
+
+class KeyServicer(key_pb2_grpc.KeyServiceServicer):
+    """Serves those who govern keys."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    async def CreateKey(self, request: pb.CreateKeyRequest, context: Context) -> pb.CreateKeyResponse:
+        request_id = check_id(request.request_id, "request_id", optional=True)
+        made = await self._keys.create(_governor(), _asked(request.key), request_id)
+        return pb.CreateKeyResponse(key=_KEY.write(made.key), secret=made.secret)
+
+    async def ListKeys(self, request: pb.ListKeysRequest, context: Context) -> pb.ListKeysResponse:
+        size = page_size(request.page_size)
+        governor = _governor()
+        selection = (request.store_id or governor.store_id, request.include_ended)
+        found = await self._keys.list(
+            governor,
+            request.store_id,
+            include_ended=request.include_ended,
+            before=read_token(request.page_token, "ListKeys", selection, Id) or "",
+            keys_max=size + 1,
+        )
+        page = found[:size]
+        token = make_token("ListKeys", selection, page[-1].key_id) if len(found) > size else ""
+        return pb.ListKeysResponse(keys=map(_KEY.write, page), next_page_token=token)
+
+    async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
+        if not is_id(request.key_id):
+            raise KeyNotFound
+        return pb.RevokeKeyResponse(key=_KEY.write(await self._keys.revoke(_governor(), KeyId(request.key_id))))
+
+
+class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
+    """Serves the other services."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+
+    async def SyncKeys(self, request: key_sync_pb2.SyncKeysRequest, context: Context) -> key_sync_pb2.SyncKeysResponse:
+        if request.after_change >= 1 << 63:
+            raise InvalidField("after_change: is a change that was returned", field="after_change")
+        return key_sync.CHANGES.write(await self._keys.sync_keys(request.after_change, request.used_key_ids))
+
+
+def _governor() -> Governor:
+    principal = current_principal()
+    return Governor(
+        store_id=StoreId(principal.store_id),
+        user_id=principal.user_id,
+        credential_id=principal.credential_id,
+        roles=principal.roles,
+        decides=principal.decides,
+    )
+
+
+def _asked(message: pb.Key) -> Key:
+    """Return what somebody asks for; the service gives the rest.
+
+    Raises:
+        InvalidField: the time it ends is none.
+    """
+    expire_time = None
+    if message.HasField("expire_time"):
+        try:
+            expire_time = message.expire_time.ToDatetime(tzinfo=UTC)
+        except (ValueError, OverflowError):
+            raise InvalidField("expire_time: must be a time in the future", field="key.expire_time") from None
+    return Key(
+        name=message.name,
+        store_id=StoreId(message.store_id),
+        user_id=UserId(message.user_id),
+        roles=frozenset(message.roles),
+        decides_for_users=message.decides_for_users,
+        expire_time=expire_time,
+        create_time=datetime.fromtimestamp(0, UTC),
+    )

@@ -1,0 +1,143 @@
+"""Logins that fail, and calls whose caller would not be let in any more."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from pawl.chassis.auth import Credential, Principal, service_principal, user_principal
+from pawl.chassis.credentials import FileCredential, KeyAuthenticator
+from pawl.chassis.key_rows import digest_of
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel, translating
+from pawl.errors import DependencyUnavailable, PawlError, Unauthenticated
+from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
+
+ANN, BOB, SERVICE = "key-of-ann-0123456789", "key-of-bob-0123456789", "key-of-service-01234"
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    return (("authorization", f"Bearer {key}"),)
+
+
+class Known(KeyAuthenticator):
+    """Keys of ann and bob of acme and of agent-loop, which a test takes away and changes."""
+
+    def __init__(self) -> None:
+        self.users = {key: self.of(user, "member") for key, user in ((ANN, "ann"), (BOB, "bob"))}
+        self.peers = {digest_of(SERVICE): service_principal("agent-loop")}
+        super().__init__(keys=self._by_digest, services=lambda: self.peers)
+
+    def of(self, user: str, *roles: str) -> FileCredential:
+        return FileCredential(
+            credential_id=f"of-{user}", store_id="acme", user_id=user, roles=frozenset(roles), decides_for_users=False
+        )
+
+    def _by_digest(self) -> Mapping[bytes, Credential]:
+        return {digest_of(key): credential for key, credential in self.users.items()}
+
+
+async def waiting(stub: EchoStub, servicer: EchoServicer, kind: str, text: str, keys: list[str]) -> list[Any]:
+    """Calls that wait, of each key one."""
+    calls = [asyncio.ensure_future(stub.call(kind, text, metadata=bearer(key))) for key in keys]
+    while servicer.waiting < len(keys):
+        await asyncio.sleep(0.001)
+    return calls
+
+
+@pytest.mark.parametrize(("kind", "text"), [*((kind, "wait") for kind in KINDS), ("unary", "long-poll")])
+async def test_the_calls_of_a_key_that_was_taken_away_end(
+    serve: Serve, servicer: EchoServicer, kind: str, text: str
+) -> None:
+    known = Known()
+    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        ann, bob = await waiting(stub, servicer, kind, text, [ANN, BOB])
+        del known.users[ANN]
+        with pytest.raises(Unauthenticated, match="not known"), translating():
+            await ann
+        servicer.release.set()
+        assert (await bob)[-1] == text
+
+
+async def test_the_calls_of_a_key_that_says_less_end_and_those_of_one_that_says_more_go_on(
+    serve: Serve, servicer: EchoServicer
+) -> None:
+    known = Known()
+    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        ann, bob = await waiting(stub, servicer, "talk", "wait", [ANN, BOB])
+        known.users[BOB] = known.of("bob", "member", "admin")
+        known.users[ANN] = known.of("ann", "viewer")
+        with pytest.raises(Unauthenticated, match="changed"), translating():
+            await ann
+        servicer.release.set()
+        assert await bob == ["wait"]
+
+
+async def test_a_stream_with_calls_of_a_service_ends_with_its_key(serve: Serve, servicer: EchoServicer) -> None:
+    known = Known()
+    async with (
+        serve(authenticator=known, service_only=True, callers_seconds=0.01) as server,
+        open_channel(server.address, service_key=SERVICE, batches=True) as channel,
+    ):
+        call = asyncio.ensure_future(EchoStub(channel).unary(StringValue(value="wait")))
+        await servicer.entered.wait()
+        known.peers.clear()
+        with pytest.raises(Unauthenticated), translating():
+            await call
+        await servicer.cancelled.wait()
+
+
+class Told:
+    """Knows everybody, or says what a test tells it; notes whether it might have looked further."""
+
+    def __init__(self, *, error: PawlError | None = None) -> None:
+        self.error = error
+        self.looks: list[bool] = []
+
+    async def authenticate(
+        self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+    ) -> Principal:
+        if metadata.get("authorization") == f"Bearer {BOB}":
+            return user_principal("acme", "bob", frozenset())
+        if self.error:
+            self.looks.append(may_look())
+            raise self.error
+        return user_principal("acme", "ann", frozenset())
+
+
+async def test_the_calls_of_a_key_that_cannot_be_checked_end_so_that_they_are_tried_again(
+    serve: Serve, servicer: EchoServicer
+) -> None:
+    told = Told()
+    async with serve(authenticator=told, callers_seconds=0.01) as server, open_channel(server.address) as channel:
+        [call] = await waiting(EchoStub(channel), servicer, "talk", "wait", [ANN])
+        told.error = DependencyUnavailable("keys cannot be checked now")
+        with pytest.raises(DependencyUnavailable), translating():
+            await call
+        assert not any(told.looks)
+
+
+async def test_too_many_failures_cost_nothing_and_keep_nobody_out(
+    serve: Serve, metrics: Metrics, capfd: pytest.CaptureFixture[str]
+) -> None:
+    told = Told(error=Unauthenticated("no"))
+    many = 200
+    async with serve(authenticator=told) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        for number in range(many):
+            with pytest.raises(Unauthenticated), translating():
+                await stub.call("unary", "hello", metadata=bearer(f"guess-{number:016}"))
+            assert await stub.call("unary", "hello", metadata=bearer(BOB)) == ["hello"]
+    assert len(told.looks) == many
+    assert told.looks[0]
+    assert not told.looks[-1]
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert 0 < sum("login.failed" in line for line in lines) == sum(told.looks) < many
+    assert not any("UNAUTHENTICATED" in line or "guess-" in line for line in lines)
+    assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == many

@@ -1,0 +1,358 @@
+"""API keys over real gRPC and a real database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from pawl.chassis.auth import service_principal
+from pawl.chassis.bus import Bus
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
+from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.chassis.key_rows import KeyRows, digest_of, is_secret
+from pawl.chassis.key_sync import KeySyncClient
+from pawl.chassis.lifecycle import Background
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.rpc_server import RpcServer
+from pawl.identity.v1 import key_pb2 as pb
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
+from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
+from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
+from pawl.job_store import bootstrap
+from pawl.job_store.adapters.keys import PostgresKeyRepository
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.app.keys import Keys, KeysExist
+from pawl.job_store.app.ports import Limits
+from pawl.job_store.domain import keys as rules
+from pawl.job_store.wiring import on_postgres
+from tests.keys import LOCAL_KEY, SERVICE_KEY
+from tests.rpc.job_store.conftest import PLACES, RETENTION
+
+if TYPE_CHECKING:
+    from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
+
+
+class World:
+    """A job store that asks for keys, and its clients."""
+
+    def __init__(self, address: str, stack: AsyncExitStack, database: Database, keys: Keys) -> None:
+        self._stack = stack
+        self.address = address
+        self.database = database
+        self.keys = keys
+
+    async def stub(self, key: str) -> KeyServiceAsyncStub:
+        return KeyServiceStub(await self._stack.enter_async_context(open_channel(self.address, service_key=key)))
+
+    async def sync_client(self) -> KeySyncClient:
+        channel = open_channel(self.address, service_key=SERVICE_KEY, batches=True)
+        return KeySyncClient(await self._stack.enter_async_context(channel))
+
+    async def deployment(self) -> KeyServiceAsyncStub:
+        """The API as the deployment sees it."""
+        return await self.stub((await self.keys.bootstrap()).secret)
+
+
+@pytest.fixture
+async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
+    async with AsyncExitStack() as stack:
+        clock = SystemClock()
+        metrics = Metrics("job_store")
+        limits = Limits(crashes_max=3, queue_max=5, store_queue_max=5, places=PLACES)
+        bus = await stack.enter_async_context(Bus(None, name="test", metrics=metrics))
+        parts = on_postgres(
+            database,
+            bus,
+            limits,
+            RETENTION,
+            clock=clock,
+            ids=IdSource(clock),
+            metrics=metrics,
+            keeps_lifecycle=False,
+        )
+        await stack.enter_async_context(parts.group_commit)
+        assert parts.keys is not None
+        rows = KeyRows(parts.keys, clock)
+        background = await stack.enter_async_context(Background())
+        background.start("keys", rows.run)
+        services = {digest_of(SERVICE_KEY): service_principal("agent-loop")}
+        server = RpcServer(
+            f"unix:{tmp_path}/keys",
+            authenticator=KeyAuthenticator(rows=rows, services=lambda: services, local_key=LOCAL_KEY),
+            ids=IdSource(clock),
+            metrics=metrics,
+        )
+        parts.add_to(server)
+        await stack.enter_async_context(server)
+        yield World(f"unix:{tmp_path}/keys", stack, database, parts.keys)
+
+
+@asynccontextmanager
+async def refused(code: str, says: str = "") -> AsyncIterator[None]:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        yield
+    assert caught.value.code().name == code
+    assert says in (caught.value.details() or "")
+
+
+def key(**fields: Any) -> pb.Key:
+    return pb.Key(**{"user_id": "ann", "roles": ["member"], **fields})
+
+
+async def create(stub: KeyServiceAsyncStub, request_id: str = "", **fields: Any) -> pb.CreateKeyResponse:
+    return await stub.CreateKey(pb.CreateKeyRequest(request_id=request_id, key=key(**fields)))
+
+
+async def listed(stub: KeyServiceAsyncStub, **fields: Any) -> list[str]:
+    return [each.name for each in (await stub.ListKeys(pb.ListKeysRequest(**fields))).keys]
+
+
+async def test_a_key_is_made_used_and_revoked(world: World) -> None:
+    """OPS-1: and its secret is told once."""
+    owner = await world.stub(LOCAL_KEY)
+    made = await create(owner, name="laptop", roles=["operator"])
+    assert is_secret(made.secret)
+    assert made.key.store_id == "local"
+    assert made.key.create_credential_id == "local"
+    assert made.key.create_user_id == "me"
+    mine = await world.stub(made.secret)
+    assert await listed(mine) == ["laptop"]
+    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+    async with refused("UNAUTHENTICATED", UNKNOWN), asyncio.timeout(20):
+        while await listed(mine) is not None:
+            await asyncio.sleep(0.05)
+    (row,) = (await owner.ListKeys(pb.ListKeysRequest(include_ended=True))).keys
+    assert row.revoke_credential_id == "local"
+    assert row.HasField("revoke_time")
+
+
+async def test_only_the_digest_of_a_secret_is_kept(world: World) -> None:
+    made = await create(await world.stub(LOCAL_KEY))
+    (row,) = await world.database.fetch("SELECT api_keys::text AS text FROM job_store.api_keys")
+    assert made.secret not in row["text"]
+    assert made.secret[5:48] not in row["text"]
+
+
+async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World) -> None:
+    """OPS-1."""
+    owner = await world.stub(LOCAL_KEY)
+    gone = await create(owner, roles=["operator"])
+    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=gone.key.key_id))
+    over = await create(owner, roles=["operator"], expire_time=datetime.now(UTC) + timedelta(hours=1))
+    await world.database.execute(
+        "UPDATE job_store.api_keys SET expire_time = now() - interval '1 second' WHERE key_id = $1", over.key.key_id
+    )
+    for secret in (gone.secret, over.secret, "pawl_garbage", "of-something-else-altogether"):
+        async with refused("UNAUTHENTICATED", UNKNOWN):
+            await listed(await world.stub(secret))
+
+
+async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(world: World) -> None:
+    owner = await world.stub(LOCAL_KEY)
+    made, again = [await create(owner, "req_1", name="laptop") for _ in range(2)]
+    assert again.key == made.key
+    assert again.secret == ""
+    async with refused("ALREADY_EXISTS"):
+        await create(owner, "req_1", name="another")
+    assert len(await listed(owner)) == 1
+    await create(owner, name="laptop")
+    assert len(await listed(owner)) == 2
+
+
+async def test_keys_are_listed_in_pages_the_newest_first(world: World) -> None:
+    owner = await world.stub(LOCAL_KEY)
+    for number in range(5):
+        await create(owner, name=f"k{number}")
+    names, token = [], ""
+    while True:
+        page = await owner.ListKeys(pb.ListKeysRequest(page_size=2, page_token=token))
+        names += [each.name for each in page.keys]
+        assert len(page.keys) <= 2
+        token = page.next_page_token
+        if not token:
+            break
+    assert names == ["k4", "k3", "k2", "k1", "k0"]
+    first = await owner.ListKeys(pb.ListKeysRequest(page_size=2))
+    async with refused("INVALID_ARGUMENT"):
+        await owner.ListKeys(pb.ListKeysRequest(page_token=first.next_page_token, include_ended=True))
+    async with refused("INVALID_ARGUMENT"):
+        await owner.ListKeys(pb.ListKeysRequest(page_token="garbage"))
+
+
+async def test_ended_keys_are_listed_when_asked_for(world: World) -> None:
+    owner = await world.stub(LOCAL_KEY)
+    gone = await create(owner, name="gone")
+    await create(owner, name="over", expire_time=datetime.now(UTC) + timedelta(hours=1))
+    await create(owner, name="here")
+    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=gone.key.key_id))
+    await world.database.execute("UPDATE job_store.api_keys SET expire_time = create_time WHERE name = 'over'")
+    assert await listed(owner) == ["here"]
+    assert await listed(owner, include_ended=True) == ["here", "over", "gone"]
+
+
+async def test_the_deployment_governs_all_stores_and_an_operator_its_own(world: World) -> None:
+    """OPS-1: an operator of one store does not own the deployment."""
+    deployment = await world.deployment()
+    olga = await create(deployment, name="olga", store_id="acme", roles=["operator"])
+    rival = await create(deployment, name="rival", store_id="other", roles=["operator", "delegate"])
+    operator = await world.stub(olga.secret)
+    assert await listed(deployment, store_id="acme") == ["olga"]
+    assert await listed(deployment) == ["bootstrap"]
+    assert await listed(operator) == ["olga"]
+    async with refused("PERMISSION_DENIED"):
+        await listed(operator, store_id="other")
+    async with refused("PERMISSION_DENIED"):
+        await create(operator, store_id="other")
+    async with refused("NOT_FOUND"):
+        await operator.RevokeKey(pb.RevokeKeyRequest(key_id=rival.key.key_id))
+    async with refused("NOT_FOUND"):
+        await operator.RevokeKey(pb.RevokeKeyRequest(key_id="key_that_is_none"))
+    async with refused("PERMISSION_DENIED", "admin"):
+        await create(operator, roles=["admin"])
+    made = await create(operator)
+    await deployment.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+    another = await create(deployment, roles=["deployment"])
+    assert another.key.store_id == ""
+
+
+@pytest.mark.parametrize("roles", [["member"], ["viewer"], ["approver", "admin"], ["worker"], []])
+async def test_others_govern_no_keys(world: World, roles: list[str]) -> None:
+    made = await create(await world.deployment(), store_id="acme", roles=roles)
+    async with refused("PERMISSION_DENIED", "operator"):
+        await listed(await world.stub(made.secret))
+
+
+async def test_a_service_governs_no_keys_and_a_user_syncs_none(world: World) -> None:
+    async with refused("PERMISSION_DENIED"):
+        await listed(await world.stub(SERVICE_KEY))
+    channel = open_channel(world.address, service_key=LOCAL_KEY)
+    async with channel, refused("PERMISSION_DENIED"):
+        await KeySyncServiceStub(channel).SyncKeys(SyncKeysRequest())
+
+
+async def test_changes_come_in_order_and_in_pages(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pawl.job_store.app.keys.CHANGES_MAX", 2)
+    owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
+    made = [await create(owner, name=f"k{number}") for number in range(3)]
+    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made[0].key.key_id))
+    first = await source.sync_keys(0, ())
+    rest = await source.sync_keys(first.last_change, ())
+    assert [grant.key_id for grant in (*first.keys, *rest.keys)] == [made[at].key.key_id for at in (1, 2, 0)]
+    assert [grant.is_revoked for grant in (*first.keys, *rest.keys)] == [False, False, True]
+    assert (first.has_more, rest.has_more) == (True, False)
+    nothing = await source.sync_keys(rest.last_change, ())
+    assert (list(nothing.keys), nothing.last_change) == ([], rest.last_change)
+    assert (await source.sync_keys(rest.last_change + 5, ())).last_change == rest.last_change
+
+
+async def test_no_change_is_missed_however_many_are_made_at_once(world: World) -> None:
+    """Who reads on from the last change that it saw has seen all of before."""
+    owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
+    making = [asyncio.ensure_future(create(owner)) for _ in range(40)]
+    seen: set[str] = set()
+    after = 0
+    while not all(task.done() for task in making):
+        changes = await source.sync_keys(after, ())
+        after = changes.last_change
+        seen |= {grant.key_id for grant in changes.keys}
+    seen |= {grant.key_id for grant in (await source.sync_keys(after, ())).keys}
+    assert seen == {(await task).key.key_id for task in making}
+
+
+async def test_the_last_use_is_kept_with_one_write_a_minute(world: World) -> None:
+    owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
+    made = await create(owner)
+    assert not made.key.HasField("last_use_time")
+    await source.sync_keys(0, [made.key.key_id, "key_that_is_none"])
+    (first,) = (await owner.ListKeys(pb.ListKeysRequest())).keys
+    assert first.HasField("last_use_time")
+    await source.sync_keys(0, [made.key.key_id])
+    (second,) = (await owner.ListKeys(pb.ListKeysRequest())).keys
+    assert second.last_use_time == first.last_use_time
+    await world.database.execute("UPDATE job_store.api_keys SET last_use_time = now() - interval '61 seconds'")
+    before = (await source.sync_keys(0, ())).last_change
+    after = (await source.sync_keys(0, [made.key.key_id])).last_change
+    (third,) = (await owner.ListKeys(pb.ListKeysRequest())).keys
+    assert third.last_use_time.ToDatetime() >= first.last_use_time.ToDatetime()
+    assert after == before, "a use is no change that the replicas hear of"
+
+
+async def test_a_store_has_a_limit_of_live_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rules, "KEYS_MAX", 2)
+    owner = await world.stub(LOCAL_KEY)
+    made = [await create(owner) for _ in range(2)]
+    async with refused("INVALID_ARGUMENT", "revoke one first"):
+        await create(owner)
+    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made[0].key.key_id))
+    await create(owner)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"user_id": ""},
+        {"user_id": "no user"},
+        {"store_id": "no store"},
+        {"name": "x" * 201},
+        {"name": "two\nlines"},
+        {"roles": ["no role"]},
+        {"expire_time": datetime(2020, 1, 1, tzinfo=UTC)},
+        {"decides_for_users": True},
+    ],
+)
+async def test_what_has_no_meaning_is_refused(world: World, fields: dict[str, Any]) -> None:
+    async with refused("INVALID_ARGUMENT"):
+        await create(await world.stub(LOCAL_KEY), **fields)
+
+
+async def test_a_time_beyond_the_calendar_is_refused(world: World) -> None:
+    asked = key()
+    asked.expire_time.seconds = 2**62
+    async with refused("INVALID_ARGUMENT"):
+        await (await world.stub(LOCAL_KEY)).CreateKey(pb.CreateKeyRequest(key=asked))
+
+
+async def test_the_first_key_of_the_deployment_is_made_once(world: World, database_url: str) -> None:
+    """OPS-1: also by several at once; again once it is revoked."""
+    made = await asyncio.gather(*(bootstrap.bootstrap(database_url) for _ in range(3)), return_exceptions=True)
+    (first,) = (each for each in made if not isinstance(each, BaseException))
+    assert [type(each) for each in made if isinstance(each, BaseException)] == [KeysExist, KeysExist]
+    deployment = await world.stub(first.secret)
+    assert await listed(deployment) == ["bootstrap"]
+    await deployment.RevokeKey(pb.RevokeKeyRequest(key_id=first.key.key_id))
+    await bootstrap.bootstrap(database_url)
+
+
+async def test_keys_that_ended_long_ago_are_forgotten(world: World) -> None:
+    owner, retention = await world.stub(LOCAL_KEY), PostgresRetention(world.database)
+    gone, over, _ = [await create(owner, name=name) for name in ("gone", "over", "here")]
+    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=gone.key.key_id))
+    assert await retention.remove_keys(older_than_seconds=3600, rows_max=10) == 0
+    await world.database.execute(
+        "UPDATE job_store.api_keys SET revoke_time = now() - interval '2 hours' WHERE name = 'gone'"
+    )
+    await world.database.execute(
+        "UPDATE job_store.api_keys SET expire_time = now() - interval '2 hours' WHERE name = 'over'"
+    )
+    assert await retention.remove_keys(older_than_seconds=3600, rows_max=10) == 2
+    assert await listed(owner, include_ended=True) == ["here"]
+    assert over.key.key_id
+
+
+async def test_statements_without_changes_write_nothing(world: World) -> None:
+    """What every process asks every two seconds costs one read."""
+    repository = PostgresKeyRepository(world.database)
+    before = await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text")
+    for _ in range(20):
+        assert not (await repository.changes(0, keys_max=10)).keys
+    assert await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text") == before

@@ -1,0 +1,283 @@
+"""The snapshot of API keys that each process keeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.chassis.auth import user_principal
+from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
+from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
+from pawl.errors import DependencyUnavailable, Unauthenticated
+from tests.fakes.manual_clock import ManualClock
+
+SECRETS = [secret_of(bytes([number]) * 32) for number in range(8)]
+UNKNOWN_SECRET = SECRETS[7]
+
+
+def grant(number: int, *, expire_time: float | None = None, is_revoked: bool = False) -> KeyGrant:
+    return KeyGrant(
+        key_id=f"key_{number}",
+        digest=digest_of(SECRETS[number]),
+        store_id="acme",
+        user_id="ann",
+        roles=frozenset({"member"}),
+        decides_for_users=False,
+        expire_time=expire_time,
+        is_revoked=is_revoked,
+    )
+
+
+class Source:
+    """Keys in memory, in pages of two; it can be down, and it can be slow."""
+
+    def __init__(self) -> None:
+        self.changes: list[KeyGrant] = []
+        self.syncs: list[int] = []
+        self.used: list[Sequence[str]] = []
+        self.is_down = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+
+    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+        self.syncs.append(after_change)
+        changes = list(self.changes)
+        await self.gate.wait()
+        if self.is_down:
+            raise DependencyUnavailable
+        if used_key_ids:
+            self.used.append(sorted(used_key_ids))
+        page = changes[after_change : after_change + 2]
+        last = after_change + len(page) if after_change <= len(changes) else len(changes)
+        return KeyChanges(keys=page, last_change=last, has_more=last < len(changes))
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def source() -> Source:
+    return Source()
+
+
+@pytest.fixture
+async def rows(source: Source, clock: ManualClock) -> AsyncIterator[KeyRows]:
+    rows = KeyRows(source, clock)
+    task = asyncio.ensure_future(rows.run())
+    await clock.advance(0)
+    yield rows
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | None:
+    """Look a key up, and let the time pass that this may take."""
+    task = asyncio.ensure_future(rows.find(secret))
+    await clock.advance(0.5)
+    return await task
+
+
+@given(st.binary(min_size=32, max_size=32), st.integers(min_value=0, max_value=53), st.characters(codec="ascii"))
+def test_a_secret_has_its_form_and_a_mistyped_one_has_not(random: bytes, place: int, other: str) -> None:
+    secret = secret_of(random)
+    assert len(secret) == 5 + 43 + 6
+    assert is_secret(secret)
+    mistyped = secret[:place] + other + secret[place + 1 :]
+    assert is_secret(mistyped) == (mistyped == secret)
+
+
+def test_each_secret_is_its_own() -> None:
+    assert len(set(SECRETS)) == len(SECRETS)
+    assert not is_secret(SECRETS[0] + "\n")
+
+
+async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    """OPS-1."""
+    source.changes = [grant(0), grant(1)]
+    await clock.advance(2)
+    assert rows.is_live("key_0")
+    source.changes.append(grant(0, is_revoked=True))
+    await clock.advance(1.9)
+    assert rows.is_live("key_0")
+    await clock.advance(0.1)
+    assert not rows.is_live("key_0")
+    assert await found(rows, SECRETS[0], clock) is None
+    assert await found(rows, SECRETS[1], clock) == grant(1)
+
+
+async def test_many_changes_are_read_page_by_page(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(number) for number in range(5)]
+    await clock.advance(2)
+    assert all(rows.is_live(f"key_{number}") for number in range(5))
+    assert source.syncs == [0, 0, 2, 4]
+
+
+async def test_a_key_expires_by_itself(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0, expire_time=clock.now() + 10)]
+    await clock.advance(9)
+    assert await found(rows, SECRETS[0], clock) is not None
+    await clock.advance(1)
+    assert not rows.is_live("key_0")
+    assert await found(rows, SECRETS[0], clock) is None
+
+
+async def test_a_new_key_works_at_once(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    """It is looked for before it is refused."""
+    source.changes = [grant(0)]
+    assert await found(rows, SECRETS[0], clock) == grant(0)
+
+
+async def test_a_key_made_during_a_look_is_found_by_the_next(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    """A look that began before the question proves nothing."""
+    source.gate.clear()
+    await clock.advance(2)
+    source.changes = [grant(0)]
+    asked = asyncio.ensure_future(rows.find(SECRETS[0]))
+    await clock.advance(0.6)
+    source.gate.set()
+    await clock.advance(0)
+    assert await asked == grant(0)
+
+
+async def test_a_stampede_of_unknown_keys_costs_one_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    before = len(source.syncs)
+    asked = [asyncio.ensure_future(rows.find(UNKNOWN_SECRET)) for _ in range(1000)]
+    await clock.advance(0.5)
+    assert await asyncio.gather(*asked) == [None] * 1000
+    assert len(source.syncs) == before + 1
+    for _ in range(4):
+        await found(rows, UNKNOWN_SECRET, clock)
+    # Half a second each; and that of every two seconds, which may come in between.
+    assert len(source.syncs) <= before + 1 + 4 + 1
+
+
+async def test_known_keys_wait_for_nobody(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0)]
+    await clock.advance(2)
+    source.gate.clear()
+    asked = asyncio.ensure_future(rows.find(UNKNOWN_SECRET))
+    await clock.advance(1)
+    assert await rows.find(SECRETS[0]) == grant(0)
+    source.gate.set()
+    await clock.advance(0.5)
+    assert await asked is None
+
+
+async def test_garbage_is_refused_without_a_look(rows: KeyRows, source: Source) -> None:
+    before = list(source.syncs)
+    assert await rows.find("pawl_" + "x" * 49) is None
+    assert await rows.find("header.payload.signature") is None
+    assert source.syncs == before
+
+
+async def test_without_news_for_a_minute_no_key_is_taken(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    """Fail closed: any of them may have been revoked meanwhile."""
+    source.changes = [grant(0)]
+    await clock.advance(2)
+    source.is_down = True
+    await clock.advance(59)
+    assert await rows.find(SECRETS[0]) == grant(0)
+    await clock.advance(1)
+    for secret in (SECRETS[0], UNKNOWN_SECRET):
+        with pytest.raises(DependencyUnavailable):
+            await found(rows, secret, clock)
+    source.is_down = False
+    assert await found(rows, SECRETS[0], clock) == grant(0)
+
+
+async def test_after_a_long_silence_all_is_read_again(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    """The database may be an older copy by then, or may have forgotten a key that was revoked."""
+    source.changes = [grant(0), grant(1)]
+    await clock.advance(2)
+    source.is_down = True
+    await clock.advance(60)
+    source.changes = [grant(2), grant(3)]
+    source.is_down = False
+    await clock.advance(2)
+    assert [rows.is_live(f"key_{number}") for number in range(4)] == [False, False, True, True]
+
+
+async def test_an_older_copy_of_the_database_is_read_from_the_start(
+    rows: KeyRows, source: Source, clock: ManualClock
+) -> None:
+    source.changes = [grant(0), grant(1)]
+    await clock.advance(2)
+    source.changes = [grant(0)]
+    await clock.advance(2)
+    assert rows.is_live("key_0")
+    assert not rows.is_live("key_1")
+
+
+async def test_an_unknown_key_is_not_refused_while_nobody_can_tell(
+    rows: KeyRows, source: Source, clock: ManualClock
+) -> None:
+    source.is_down = True
+    with pytest.raises(DependencyUnavailable):
+        await found(rows, UNKNOWN_SECRET, clock)
+
+
+async def test_a_first_call_waits_for_the_first_look(source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0)]
+    assert await found(KeyRows(source, clock), SECRETS[0], clock) == grant(0)
+
+
+async def test_uses_are_told_once_a_minute(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0), grant(1)]
+    await clock.advance(2)
+    for _ in range(30):
+        await rows.find(SECRETS[0])
+        await clock.advance(1)
+    assert source.used == [["key_0"]]
+    await clock.advance(40)
+    assert source.used == [["key_0"], ["key_0"]]
+    await clock.advance(600)
+    assert source.used == [["key_0"], ["key_0"]]
+
+
+async def test_uses_survive_an_outage(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0)]
+    await clock.advance(2)
+    source.is_down = True
+    await rows.find(SECRETS[0])
+    await clock.advance(10)
+    source.is_down = False
+    await clock.advance(2)
+    assert source.used == [["key_0"]]
+
+
+async def test_a_caller_who_leaves_ends_nobody_elses_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0)]
+    leaving, staying = (asyncio.ensure_future(rows.find(SECRETS[0])) for _ in range(2))
+    await clock.advance(0)
+    leaving.cancel()
+    await clock.advance(0.5)
+    assert await staying == grant(0)
+
+
+async def test_revoked_expired_and_unknown_keys_get_one_answer(
+    rows: KeyRows, source: Source, clock: ManualClock
+) -> None:
+    """OPS-1: it does not tell which exist."""
+    source.changes = [
+        grant(0),
+        grant(1, is_revoked=True),
+        grant(2, expire_time=clock.now() + 1),
+        replace(grant(3), roles=frozenset()),
+    ]
+    await clock.advance(2)
+    keys = KeyAuthenticator(rows=rows)
+    for secret in (SECRETS[1], SECRETS[2], UNKNOWN_SECRET):
+        asked = asyncio.ensure_future(keys.authenticate({"authorization": f"Bearer {secret}"}, source="ipv4:"))
+        await clock.advance(0.5)
+        with pytest.raises(Unauthenticated) as caught:
+            await asked
+        assert caught.value.message == UNKNOWN
+    found = await keys.authenticate({"authorization": f"Bearer {SECRETS[0]}"}, source="ipv4:")
+    assert found == user_principal("acme", "ann", frozenset({"member"}), credential_id="key_0")

@@ -1,0 +1,148 @@
+"""Who may make and revoke which key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace as with_fields
+
+from pawl.chassis.ids import KeyId, StoreId, UserId
+from pawl.chassis.roles import ROLES, ROLES_OF_A_STORE, Role
+from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, PermissionDenied
+from pawl.job_store.domain.keys import KEYS_MAX, Governor, Key, check_room, governed_store, new_key, revoked
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+CUSTOM = ("finance", "night-shift")
+STORES = ("acme", "other")
+
+
+def operator(store_id: str = "acme", *roles: str) -> Governor:
+    return Governor(
+        store_id=StoreId(store_id), user_id="olga", credential_id="key_o", roles=frozenset({Role.OPERATOR, *roles})
+    )
+
+
+DEPLOYMENT = Governor(
+    store_id=StoreId(""), user_id="deployment", credential_id="key_d", roles=frozenset({Role.DEPLOYMENT})
+)
+OPERATORS = st.builds(
+    lambda store, roles, decides: replace(operator(store, *roles), decides=decides),
+    st.sampled_from(STORES),
+    st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])),
+    st.booleans(),
+)
+GOVERNORS = OPERATORS | st.just(DEPLOYMENT)
+# Mostly what has a meaning, so that there is something left to judge.
+KEYS = st.builds(
+    Key,
+    name=st.sampled_from(["", "laptop", "x" * 200]) | st.sampled_from(["x" * 201, "two\nlines"]),
+    store_id=st.just(StoreId("")) | st.sampled_from([*map(StoreId, STORES), StoreId("no store")]),
+    user_id=st.just(UserId("ann")) | st.sampled_from([UserId("ann"), UserId(""), UserId("no user")]),
+    roles=st.just(frozenset({"deployment"}))
+    | st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM]), max_size=3)
+    | st.frozensets(st.sampled_from([*sorted(ROLES), "no role"])),
+    decides_for_users=st.sampled_from([False, False, False, True]),
+    expire_time=st.sampled_from([None, NOW + timedelta(days=1)]) | st.sampled_from([None, NOW]),
+    create_time=st.just(NOW),
+)
+ORDINARY = Key(user_id=UserId("ann"), roles=frozenset({"member"}), create_time=NOW)
+
+
+def made(governor: Governor, asked: Key) -> Key | None:
+    try:
+        return new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
+    except PawlError:
+        return None
+
+
+@given(OPERATORS, KEYS)
+def test_an_operator_gives_no_more_than_it_has(governor: Governor, asked: Key) -> None:
+    """OPS-1: of its own store only, and never a way to decide that it has not."""
+    key = made(governor, asked)
+    if key is None:
+        return
+    assert governor.decides
+    assert key.store_id == governor.store_id
+    assert key.roles - {"viewer", "member"} <= governor.roles
+    assert Role.DEPLOYMENT not in key.roles
+    if not key.roles:
+        assert governor.roles & {"approver", "admin"}
+
+
+@given(GOVERNORS, KEYS)
+def test_a_key_has_a_meaning(governor: Governor, asked: Key) -> None:
+    key = made(governor, asked)
+    if key is None:
+        return
+    assert (key.store_id == "") == (key.roles == {Role.DEPLOYMENT})
+    assert key.user_id == "ann"
+    assert key.expire_time is None or key.expire_time > NOW
+    assert not key.decides_for_users or Role.DELEGATE in key.roles
+    assert (key.create_user_id, key.create_credential_id) == (governor.user_id, governor.credential_id)
+    assert (key.key_id, key.create_time, key.revoke_time, key.last_use_time) == ("key_1", NOW, None, None)
+
+
+@given(st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])), st.sampled_from(STORES))
+def test_the_deployment_gives_any_role_of_any_store(roles: frozenset[str], store_id: str) -> None:
+    assert made(DEPLOYMENT, with_fields(ORDINARY, roles=roles, store_id=StoreId(store_id))) is not None
+
+
+@given(GOVERNORS, st.sampled_from(["", *STORES]), st.booleans())
+def test_who_may_make_keys_of_a_store_may_revoke_and_list_them_and_nobody_else(
+    governor: Governor, store_id: str, ended: bool
+) -> None:
+    key = with_fields(ORDINARY, store_id=StoreId(store_id), revoke_time=NOW if ended else None)
+    later = NOW + timedelta(hours=1)
+    if not governor.is_deployment and store_id != governor.store_id:
+        with pytest.raises(KeyNotFound):
+            revoked(governor, key, now=later)
+        if store_id:
+            with pytest.raises(PermissionDenied):
+                governed_store(governor, store_id)
+        return
+    assert governed_store(governor, store_id) == store_id
+    assert revoked(governor, key, now=later).revoke_time == (NOW if ended else later)
+    again = revoked(governor, revoked(governor, key, now=later), now=later + timedelta(hours=1))
+    assert again.revoke_time == (NOW if ended else later)
+
+
+def test_no_store_named_is_the_governors_own() -> None:
+    assert governed_store(operator(), "") == "acme"
+    assert governed_store(DEPLOYMENT, "") == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "says"),
+    [
+        (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "a role that it has not itself: admin"),
+        (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
+        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "store_id"),
+        (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "decides its own calls"),
+        (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "another store"),
+        (with_fields(ORDINARY, user_id=UserId("")), InvalidId, "user_id"),
+        (with_fields(ORDINARY, decides_for_users=True), InvalidField, "only a delegate"),
+        (with_fields(ORDINARY, expire_time=NOW), InvalidField, "in the future"),
+        (with_fields(ORDINARY, name="x" * 201), InvalidField, "name"),
+        (with_fields(ORDINARY, roles=frozenset(f"role-{number}" for number in range(33))), InvalidField, "roles"),
+    ],
+)
+def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> None:
+    with pytest.raises(error, match=says):
+        new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW)
+
+
+def test_a_delegate_that_decides_nothing_makes_no_key_that_would() -> None:
+    """Else it could decide with that one."""
+    governor = replace(operator("acme", "approver"), decides=False)
+    with pytest.raises(PermissionDenied, match="makes no keys"):
+        new_key(governor, ORDINARY, key_id=KeyId("key_1"), now=NOW)
+
+
+def test_a_store_has_a_limit_of_keys() -> None:
+    check_room(KEYS_MAX - 1)
+    with pytest.raises(InvalidField, match="revoke one first"):
+        check_room(KEYS_MAX)
