@@ -85,7 +85,7 @@ def test_nested_structs_that_may_be_absent_repeated_ones_and_sets() -> None:
         above: tuple[Above, ...] = ()
         user_roles: frozenset[str] = frozenset()
 
-    rest = ("user_id", "conversation_id", "run_id", "approvals_required")
+    rest = set(execution_pb2.CallContext.DESCRIPTOR.fields_by_name) - {"store_id", "above", "user_roles"}
     contexts = STRICT.struct(Context, execution_pb2.CallContext, Exceptions(of_message=rest))
     context = Context(
         store_id="s", above=(Above(run_id=RunId("r"), conversation_id="c"),), user_roles=frozenset({"b", "a"})
