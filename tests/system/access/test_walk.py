@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,14 @@ from typing import Any
 import grpc
 import pytest
 import pytest_asyncio
+import trustme
 
 from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
 from pawl.chassis.roles import CALLERS, ROLES
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import service_key_file
 from pawl.launcher.suite import Suite
+from tests import certificates
 from tests.system.access.walk import OPEN, Answer, Metadata, methods, served, walk, wrong
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -29,6 +31,7 @@ KNOW_SERVICES = ("tool-registry", "job-store")
 ROLES_OF_CALLERS = {
     **{role.value: [role.value] for role in ROLES},
     "nobody": [],
+    "leaving": ["member"],
     "finance": ["finance"],
     "viewer-and-worker": ["viewer", "worker"],
     "delegate-and-member": ["delegate", "member"],
@@ -57,19 +60,24 @@ def key(caller: str) -> Metadata:
     return (("authorization", f"Bearer key-of-{caller}-0123456789"),)
 
 
+Channels = Mapping[str, grpc.aio.Channel]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Walked:
-    """A running suite: a channel to each listener, and the methods that it has."""
+    """A running suite: channels to its listeners, for people and for each service, and the methods that they have."""
 
-    channels: Mapping[str, grpc.aio.Channel]
+    people: Channels
+    services: Mapping[str, Channels]
     methods: Mapping[str, Mapping[str, bool]]
     secrets: Path
+    keys: Path
 
-    async def answers(self, metadata: Metadata) -> dict[tuple[str, str], Answer]:
+    async def answers(self, metadata: Metadata, channels: Channels | None = None) -> dict[tuple[str, str], Answer]:
         """Call everything everywhere."""
         return {
             (listener, name): answer
-            for listener, channel in self.channels.items()
+            for listener, channel in (channels or self.people).items()
             for name, answer in (await walk(channel, self.methods[listener], metadata)).items()
         }
 
@@ -78,27 +86,60 @@ class Walked:
         return (("authorization", f"Bearer {(self.secrets / service_key_file(service)).read_text().strip()}"),)
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def walked() -> AsyncIterator[Walked]:
-    """A suite whose callers have keys of a file."""
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    # Not pytest's own: that is closed to the account under which PostgreSQL runs when the tests run as root.
+    with tempfile.TemporaryDirectory(prefix="pawl-suite-") as folder:
+        yield Path(folder)
+
+
+def write_keys(path: Path, callers: Iterable[str]) -> None:
     entries = [
-        {"key": f"key-of-{caller}-0123456789", "user_id": caller, "roles": roles}
-        | ({} if "deployment" in roles else {"store_id": "acme"})
-        for caller, roles in ROLES_OF_CALLERS.items()
+        {"key": f"key-of-{caller}-0123456789", "user_id": caller, "roles": ROLES_OF_CALLERS[caller]}
+        | ({} if "deployment" in ROLES_OF_CALLERS[caller] else {"store_id": "acme"})
+        for caller in callers
     ]
-    async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pawl-suite-")))
-        keys = folder / "keys.json"
-        keys.write_text(json.dumps(entries))
-        options = SuiteOptions(data=folder / "data", environment={"PAWL_API_KEYS_FILE": str(keys)})
-        endpoints = (await stack.enter_async_context(Suite(options))).endpoints
-        addresses = {listener: endpoints.services[listener][0].grpc for listener in LISTENERS}
-        has = {listener: await served(address, key("member")) for listener, address in addresses.items()}
-        channels = {
-            listener: await stack.enter_async_context(grpc.aio.insecure_channel(address))
-            for listener, address in addresses.items()
-        }
-        yield Walked(channels=channels, methods=has, secrets=Path(endpoints.secrets))
+    path.with_suffix(".part").write_text(json.dumps(entries))
+    path.with_suffix(".part").replace(path)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["plain", "tls"])
+async def walked(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[Walked]:
+    """A suite whose callers have keys of a file; with certificates, services call at listeners of their own."""
+    files: dict[str, certificates.Files] = {}
+    keys = folder / f"{request.param}.json"
+    write_keys(keys, ROLES_OF_CALLERS)
+    if request.param == "tls":
+        authority = trustme.CA()
+        files = {name: certificates.write(folder, name, authority) for name in LISTENERS}
+    options = SuiteOptions(
+        data=folder / request.param,
+        environment={"PAWL_API_KEYS_FILE": str(keys)},
+        service_environment={name: its.environment for name, its in files.items()},
+    )
+    async with Suite(options) as suite, AsyncExitStack() as stack:
+
+        async def channels(protocol: str, shown: certificates.Files | None) -> Channels:
+            addresses = {name: (suite.process(name).addresses or {})[protocol] for name in LISTENERS}
+            trusted = files["agent-loop"].authority if files else None
+            opened = {name: _channel(address, trusted, shown) for name, address in addresses.items()}
+            return {name: await stack.enter_async_context(channel) for name, channel in opened.items()}
+
+        people = await channels("grpc", None)
+        yield Walked(
+            people=people,
+            services={name: await channels("internal", files[name]) if files else people for name in LISTENERS},
+            methods={name: await served(channel, key("member")) for name, channel in people.items()},
+            secrets=suite.folder.path / "secrets",
+            keys=keys,
+        )
+
+
+def _channel(address: str, trusted: Path | None, shown: certificates.Files | None) -> grpc.aio.Channel:
+    if trusted is None:
+        return grpc.aio.insecure_channel(address)
+    own = (shown.key.read_bytes(), shown.certificate.read_bytes()) if shown else (None, None)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(trusted.read_bytes(), *own))
 
 
 async def test_every_method_of_the_contract_is_walked(walked: Walked) -> None:
@@ -117,17 +158,27 @@ async def test_a_role_calls_what_the_table_says(walked: Walked, caller: str) -> 
 
 @pytest.mark.parametrize("service", LISTENERS)
 async def test_a_service_calls_what_the_table_says(walked: Walked, service: str) -> None:
-    answers = await walked.answers(walked.of_service(service))
+    answers = await walked.answers(walked.of_service(service), walked.services[service])
     known = {at: answer for at, answer in answers.items() if at[0] in KNOW_SERVICES}
     assert wrong(known, {f"service:{service}"}, "PERMISSION_DENIED") == {}
     others = {at: answer for at, answer in answers.items() if at[0] not in KNOW_SERVICES}
     assert wrong(others, set(), "UNAUTHENTICATED") == {}
 
 
+@pytest.mark.parametrize("service", LISTENERS)
+async def test_the_key_of_a_service_opens_nothing_without_its_certificate(walked: Walked, service: str) -> None:
+    if walked.services[service] is walked.people:
+        return  # There are none.
+    shown = walked.of_service(service)
+    another = walked.services["notifier" if service != "notifier" else "job-store"]
+    for channels in (walked.people, another):
+        assert wrong(await walked.answers(shown, channels), set(), "UNAUTHENTICATED") == {}
+
+
 @pytest.mark.parametrize("listener", KNOW_SERVICES)
 @pytest.mark.parametrize("service", CARRIED)
 async def test_a_batch_carries_what_the_table_says(walked: Walked, listener: str, service: str) -> None:
-    stub: Any = batch_pb2_grpc.BatchServiceStub(walked.channels[listener])
+    stub: Any = batch_pb2_grpc.BatchServiceStub(walked.services[service][listener])
     names = [
         name for name, many in walked.methods[listener].items() if not many and not CALLERS.get(name, ROLES) & ROLES
     ]
@@ -156,3 +207,27 @@ async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked)
         assert wrong(answers, set(), "UNAUTHENTICATED") == {}
         told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
     assert len(told) == 1
+
+
+@pytest.mark.parametrize(
+    ("listener", "method"),
+    [
+        ("agent-loop", "/pawl.agent.v1.AgentService/WatchPending"),
+        ("notifier", "/pawl.notify.v1.NotifyService/Subscribe"),
+    ],
+)
+async def test_what_a_caller_has_open_ends_when_the_key_is_taken_out_of_the_file(
+    walked: Walked, listener: str, method: str
+) -> None:
+    begin: Any = walked.people[listener].unary_stream(method)
+    ann, other = (begin(b"", metadata=key(caller)) for caller in ("leaving", "member"))
+    try:
+        write_keys(walked.keys, ROLES_OF_CALLERS.keys() - {"leaving"})
+        with pytest.raises(grpc.aio.AioRpcError) as ended:
+            while await ann.read():
+                pass
+        assert ended.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        assert not other.done()
+    finally:
+        other.cancel()
+        write_keys(walked.keys, ROLES_OF_CALLERS)

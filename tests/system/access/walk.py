@@ -51,18 +51,17 @@ def methods() -> dict[str, bool]:
     return found | dict.fromkeys((f"/{name}/ServerReflectionInfo" for name in (NAME, OLD_NAME)), True)
 
 
-async def served(address: str, metadata: Metadata) -> dict[str, bool]:
+async def served(channel: grpc.aio.Channel, metadata: Metadata) -> dict[str, bool]:
     """Return those that a listener says it has, and may leave out none of."""
-    async with grpc.aio.insecure_channel(address) as channel:
-        ask: Any = channel.stream_stream(
-            f"/{NAME}/ServerReflectionInfo",
-            request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
-            response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
-        )
-        stream = ask(metadata=metadata, timeout=_SECONDS_MAX)
-        await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
-        answer = await stream.read()
-        stream.cancel()
+    ask: Any = channel.stream_stream(
+        f"/{NAME}/ServerReflectionInfo",
+        request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
+        response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
+    )
+    stream = ask(metadata=metadata, timeout=_SECONDS_MAX)
+    await stream.write(reflection_pb2.ServerReflectionRequest(list_services=""))
+    answer = await stream.read()
+    stream.cancel()
     has = {service.name for service in answer.list_services_response.service}
     return {name: many for name, many in methods().items() if name.split("/")[1] in has}
 

@@ -79,7 +79,7 @@ async def test_the_local_key_calls_what_the_table_says(
     """OPS-1."""
     address = suite.endpoints.services[listener][0].grpc
     async with grpc.aio.insecure_channel(address) as channel:
-        answers = await walk(channel, await served(address, METADATA), (*METADATA, *more))
+        answers = await walk(channel, await served(channel, METADATA), (*METADATA, *more))
     assert wrong({(listener, name): answer for name, answer in answers.items()}, callers, "PERMISSION_DENIED") == {}
 
 
