@@ -179,7 +179,7 @@ class KeyAuthenticator:
             return service
         if credential := self._keys().get(digest):
             return principal_of(credential, metadata)
-        if self._rows is not None and (row := await self._rows.find(key)):
+        if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):
             return principal_of(row, metadata)
         if self._issuers and is_token(key):
             return principal_of(await self._token(self._issuers, key, may_look), metadata)

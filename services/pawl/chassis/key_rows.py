@@ -7,7 +7,7 @@ import base64
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, Protocol
 
 import msgspec
@@ -137,8 +137,10 @@ class KeyRows:
                 await self._sync()
             await self._clock.sleep(_SYNC_SECONDS)
 
-    async def find(self, secret: str) -> KeyGrant | None:
+    async def find(self, secret: str, *, may_look: Callable[[], bool] = lambda: True) -> KeyGrant | None:
         """Return the key with that secret, None if there is none that is in force; counts as its use.
+
+        `may_look` is asked before a look for what the snapshot cannot tell.
 
         Raises:
             DependencyUnavailable: it cannot be told now.
@@ -148,16 +150,12 @@ class KeyRows:
         digest = digest_of(secret)
         found = self._in_force(self._by_digest.get(digest))
         if found is None or self._is_stale:
-            if not await self._sync_at_once():
+            if (may_look() and not await self._sync_at_once()) or self._is_stale:
                 raise DependencyUnavailable("keys cannot be checked now: try again")
             found = self._in_force(self._by_digest.get(digest))
         if found is not None:
             self._used.add(found.key_id)
         return found
-
-    def is_live(self, credential_id: str) -> bool:
-        """Return whether a key was in force when last heard of, and has not expired since."""
-        return self._in_force(self._by_id.get(credential_id)) is not None
 
     @property
     def _is_stale(self) -> bool:

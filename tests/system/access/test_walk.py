@@ -120,9 +120,9 @@ async def walked(request: pytest.FixtureRequest, folder: Path) -> AsyncIterator[
     async with Suite(options) as suite, AsyncExitStack() as stack:
 
         async def channels(protocol: str, shown: certificates.Files | None) -> Channels:
-            addresses = {name: (suite.process(name).addresses or {})[protocol] for name in LISTENERS}
+            addresses = {name: (suite.process(name).addresses or {}).get(protocol) for name in LISTENERS}
             trusted = files["agent-loop"].authority if files else None
-            opened = {name: _channel(address, trusted, shown) for name, address in addresses.items()}
+            opened = {name: _channel(address, trusted, shown) for name, address in addresses.items() if address}
             return {name: await stack.enter_async_context(channel) for name, channel in opened.items()}
 
         people = await channels("grpc", None)

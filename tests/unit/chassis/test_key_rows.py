@@ -84,6 +84,11 @@ async def found(rows: KeyRows, secret: str, clock: ManualClock) -> KeyGrant | No
     return await task
 
 
+async def is_live(rows: KeyRows, number: int) -> bool:
+    """Return whether a key is known, without a look."""
+    return await rows.find(SECRETS[number], may_look=lambda: False) is not None
+
+
 @given(st.binary(min_size=32, max_size=32), st.integers(min_value=0, max_value=53), st.characters(codec="ascii"))
 def test_a_secret_has_its_form_and_a_mistyped_one_has_not(random: bytes, place: int, other: str) -> None:
     secret = secret_of(random)
@@ -102,12 +107,12 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
     """OPS-1."""
     source.changes = [grant(0), grant(1)]
     await clock.advance(2)
-    assert rows.is_live("key_0")
+    assert await is_live(rows, 0)
     source.changes.append(grant(0, is_revoked=True))
     await clock.advance(1.9)
-    assert rows.is_live("key_0")
+    assert await is_live(rows, 0)
     await clock.advance(0.1)
-    assert not rows.is_live("key_0")
+    assert not await is_live(rows, 0)
     assert await found(rows, SECRETS[0], clock) is None
     assert await found(rows, SECRETS[1], clock) == grant(1)
 
@@ -115,7 +120,7 @@ async def test_what_changes_is_known_within_two_seconds(rows: KeyRows, source: S
 async def test_many_changes_are_read_page_by_page(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     source.changes = [grant(number) for number in range(5)]
     await clock.advance(2)
-    assert all(rows.is_live(f"key_{number}") for number in range(5))
+    assert all([await is_live(rows, number) for number in range(5)])
     assert source.syncs == [0, 0, 2, 4]
 
 
@@ -124,7 +129,7 @@ async def test_a_key_expires_by_itself(rows: KeyRows, source: Source, clock: Man
     await clock.advance(9)
     assert await found(rows, SECRETS[0], clock) is not None
     await clock.advance(1)
-    assert not rows.is_live("key_0")
+    assert not await is_live(rows, 0)
     assert await found(rows, SECRETS[0], clock) is None
 
 
@@ -156,6 +161,22 @@ async def test_a_stampede_of_unknown_keys_costs_one_look(rows: KeyRows, source: 
         await found(rows, UNKNOWN_SECRET, clock)
     # Half a second each; and that of every two seconds, which may come in between.
     assert len(source.syncs) <= before + 1 + 4 + 1
+
+
+async def test_who_fails_too_often_causes_no_look(rows: KeyRows, source: Source, clock: ManualClock) -> None:
+    source.changes = [grant(0)]
+    await clock.advance(2)
+    before = len(source.syncs)
+    assert await rows.find(UNKNOWN_SECRET, may_look=lambda: False) is None
+    assert await rows.find(SECRETS[0], may_look=lambda: False) == grant(0)
+    assert len(source.syncs) == before
+    source.is_down = True
+    await clock.advance(60)
+    before = len(source.syncs)
+    for secret in (SECRETS[0], UNKNOWN_SECRET):
+        with pytest.raises(DependencyUnavailable):
+            await rows.find(secret, may_look=lambda: False)
+    assert len(source.syncs) == before
 
 
 async def test_known_keys_wait_for_nobody(rows: KeyRows, source: Source, clock: ManualClock) -> None:
@@ -201,7 +222,7 @@ async def test_after_a_long_silence_all_is_read_again(rows: KeyRows, source: Sou
     source.changes = [grant(2), grant(3)]
     source.is_down = False
     await clock.advance(2)
-    assert [rows.is_live(f"key_{number}") for number in range(4)] == [False, False, True, True]
+    assert [await is_live(rows, number) for number in range(4)] == [False, False, True, True]
 
 
 async def test_an_older_copy_of_the_database_is_read_from_the_start(
@@ -211,8 +232,8 @@ async def test_an_older_copy_of_the_database_is_read_from_the_start(
     await clock.advance(2)
     source.changes = [grant(0)]
     await clock.advance(2)
-    assert rows.is_live("key_0")
-    assert not rows.is_live("key_1")
+    assert await is_live(rows, 0)
+    assert not await is_live(rows, 1)
 
 
 async def test_an_unknown_key_is_not_refused_while_nobody_can_tell(
