@@ -22,6 +22,7 @@ from pawl.cli import (
     documents,
     events,
     inbox,
+    keys,
     lists,
     rules,
     runs,
@@ -132,6 +133,7 @@ app.add_typer(documents.commands)
 app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)
 app.add_typer(rules.app, name="rules")
+app.add_typer(keys.app, name="keys")
 app.command()(demo.demo)
 
 

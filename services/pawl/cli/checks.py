@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import typer
 
@@ -22,7 +22,7 @@ def check(context: typer.Context) -> None:
         arguments += ["--store", flags.store]
     if flags.user is not None:
         arguments += ["--user", flags.user]
-    _run("pawl.tool_registry.check", arguments)
+    run_program("pawl.tool_registry.check", arguments)
 
 
 def check_model(context: typer.Context) -> None:
@@ -30,9 +30,10 @@ def check_model(context: typer.Context) -> None:
 
     Its key is OPENAI_API_KEY. It costs four short answers.
     """
-    _run("pawl.agent_loop.check", context.args)
+    run_program("pawl.agent_loop.check", context.args)
 
 
-def _run(program: str, arguments: Sequence[str]) -> None:
-    done = subprocess.run([sys.executable, "-m", program, *arguments], check=False)
+def run_program(program: str, arguments: Sequence[str] = (), environment: Mapping[str, str] | None = None) -> None:
+    """Run a program of a service, and end with its exit code."""
+    done = subprocess.run([sys.executable, "-m", program, *arguments], check=False, env=environment)
     raise typer.Exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)

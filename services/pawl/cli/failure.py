@@ -13,10 +13,15 @@ from pawl.chassis.status import from_rpc_error
 from pawl.cli.client import Refused
 from pawl.errors import PawlError, by_reason
 
-Asks: TypeAlias = Literal["agent", "tools", "notifications"]
+Asks: TypeAlias = Literal["agent", "tools", "notifications", "keys"]
 """The service that a command talks to."""
 
-SERVICES: Final = {"agent": "agent-loop", "tools": "tool-registry", "notifications": "notifier"}
+SERVICES: Final = {
+    "agent": "agent-loop",
+    "tools": "tool-registry",
+    "notifications": "notifier",
+    "keys": "job-store",
+}
 """The names of the services, in logs and certificates."""
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 
@@ -33,6 +38,7 @@ _NEXT: Final = {
     "DOCUMENT_NOT_FOUND": "`pawl documents list` shows those that you can see; --shared means those of the store.",
     "SOURCE_NOT_FOUND": "`pawl sources list` shows those of the store.",
     "SOURCE_EXISTS": "Add `--replace` to put this one in its place.",
+    "KEY_NOT_FOUND": "`pawl keys list` shows those that you govern.",
     "CONVERSATION_NOT_FOUND": "`pawl runs` shows your conversations.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",

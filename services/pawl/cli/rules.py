@@ -15,6 +15,7 @@ from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.cli.target import Target
+from pawl.identity.v1 import key_pb2
 from pawl.tool.v1 import rule_pb2
 
 app = typer.Typer(help="Rules that allow, ask about or deny calls without asking you again.", no_args_is_help=True)
@@ -136,8 +137,8 @@ async def end(target: Target, rule_id: str) -> None:
     await target.rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
 
 
-def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
-    """Have a rule end by itself after a time like 30m, 2h or 7d.
+def set_end(thing: rule_pb2.Rule | key_pb2.Key, lasts: str) -> None:
+    """Have a rule or a key end by itself after a time like 30m, 2h or 7d.
 
     Raises:
         CommandError: that is no time.
@@ -146,7 +147,7 @@ def set_end(rule: rule_pb2.Rule, lasts: str) -> None:
     if match is None:
         raise CommandError(f"{lasts!r} is no duration like 30m, 2h or 7d.")
     seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
-    rule.expire_time.FromMicroseconds(int((time.time() + seconds) * 1e6))
+    thing.expire_time.FromMicroseconds(int((time.time() + seconds) * 1e6))
 
 
 def says(rule: rule_pb2.Rule) -> str:

@@ -20,6 +20,7 @@ from pawl.chassis.local_key import find_key
 from pawl.chassis.rpc_client import connect, open_channel
 from pawl.chassis.settings import split_address
 from pawl.cli.failure import SERVICES, Asks, CommandError
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher.endpoints import Endpoints, read_endpoints
 from pawl.launcher.services import DEFAULT_PORTS
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
@@ -57,6 +58,7 @@ class Target:
     agent: tuple[str, ...]
     tools: tuple[str, ...]
     notifications: tuple[str, ...]
+    keys: tuple[str, ...] = ()
     key: Callable[[], str | None] = lambda: None
     """Looks for the key, for each call: others may listen there by then."""
     names: tuple[tuple[str, str], ...] = ()
@@ -74,6 +76,7 @@ class Target:
     documents = _stub(DocumentServiceStub, "tools")
     sources = _stub(SourceServiceStub, "tools")
     notifier = _stub(NotifyServiceStub, "notifications")
+    key_register = _stub(KeyServiceStub, "keys")
 
     async def __aenter__(self) -> Self:
         return self
@@ -128,10 +131,10 @@ def find(
     """Return where to send requests: `address`, else what runs in the data folder, else the default ports.
 
     A folder that was named must have a suite that runs; the default ports may
-    belong to another one. With addresses of another suite, tool-registry and notifier are looked for on
-    their default ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS or
-    PAWL_NOTIFIER_ADDRESS say where they are. `authority` has the certificates by which to check those of
-    the services; a suite of the data folder says itself whether it speaks TLS.
+    belong to another one. With addresses of another suite, the other services are looked for on
+    their default ports beside it, unless PAWL_TOOL_REGISTRY_ADDRESS,
+    PAWL_NOTIFIER_ADDRESS or PAWL_JOB_STORE_ADDRESS say where they are. `authority` has the certificates by which
+    to check those of the services; a suite of the data folder says itself whether it speaks TLS.
 
     Raises:
         CommandError: the address has another form, or no suite runs on `data`.
@@ -153,11 +156,13 @@ def find(
     agent = named or of("agent-loop", None)
     tools = of("tool-registry", environment.get("PAWL_TOOL_REGISTRY_ADDRESS"))
     notifications = of("notifier", environment.get("PAWL_NOTIFIER_ADDRESS"))
+    keys = of("job-store", environment.get("PAWL_JOB_STORE_ADDRESS"))
     return Target(
         agent=agent,
         tools=tools,
         notifications=notifications,
-        key=partial(find_key, (*agent, *tools, *notifications), data=data, environment=environment),
+        keys=keys,
+        key=partial(find_key, (*agent, *tools, *notifications, *keys), data=data, environment=environment),
         data=folder,
         certificates=tls.of_client(_authority_of(running) if running else authority, SystemClock()),
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),

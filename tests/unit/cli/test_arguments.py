@@ -147,6 +147,7 @@ def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_
         "agent-loop": [replica("127.0.0.1:1"), replica("127.0.0.1:2")],
         "tool-registry": [replica("127.0.0.1:3")],
         "notifier": [replica("127.0.0.1:4")],
+        "job-store": [replica("127.0.0.1:6")],
     }
     write_endpoints(Endpoints(launcher_pid=os.getpid(), data=str(tmp_path), secrets="", services=services))
     bearer = {"authorization": "Bearer the-key-of-the-folder"}

@@ -1,0 +1,129 @@
+"""`pawl keys`: keys are made, used everywhere at once, and refused everywhere soon after they are revoked (OPS-1)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis.credentials import UNKNOWN
+from pawl.chassis.key_rows import is_secret
+from pawl.chassis.rpc_client import open_channel
+from pawl.identity.v1 import key_pb2
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
+from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.tool.v1 import tool_pb2
+from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
+from tests import commands
+from tests.system.cli.conftest import CommandLine
+
+SECONDS_MAX = 5.0
+"""Within so long a revoked key is refused everywhere."""
+
+# A call to each service, which an operator may make.
+CALLS: Mapping[str, Callable[[grpc.aio.Channel], Any]] = {
+    "agent-loop": lambda channel: AgentServiceStub(channel).ListRuns(agent_pb2.ListRunsRequest()),
+    "tool-registry": lambda channel: ToolServiceStub(channel).ListTools(tool_pb2.ListToolsRequest()),
+    "job-store": lambda channel: KeyServiceStub(channel).ListKeys(key_pb2.ListKeysRequest()),
+    "notifier": lambda channel: NotifyServiceStub(channel).ListNotifications(notify_pb2.ListNotificationsRequest()),
+}
+
+
+def addresses(pawl: CommandLine) -> dict[str, str]:
+    endpoints = json.loads((pawl.data / "endpoints.json").read_text())
+    return {service: endpoints["services"][service][0]["grpc"] for service in CALLS}
+
+
+async def answers(pawl: CommandLine, secret: str) -> dict[str, str]:
+    """What each service says to a key."""
+
+    async def ask(service: str, address: str) -> str:
+        async with open_channel(address, service_key=secret) as channel:
+            try:
+                await CALLS[service](channel)
+            except grpc.aio.AioRpcError as error:
+                return f"{error.code().name}: {error.details()}"
+            return "OK"
+
+    found = addresses(pawl)
+    said = await asyncio.gather(*(ask(service, address) for service, address in found.items()))
+    return dict(zip(found, said, strict=True))
+
+
+async def made(pawl: CommandLine, *arguments: str) -> tuple[str, str]:
+    """Make a key; return its id and its secret."""
+    code, output, errors = await asyncio.to_thread(pawl.run, "keys", "create", *arguments)
+    assert code == 0, errors
+    return errors.split()[1].rstrip("."), output.strip()
+
+
+async def test_a_key_works_everywhere_at_once_and_nowhere_soon_after_it_is_revoked(pawl: CommandLine) -> None:
+    key_id, secret = await made(pawl, "olga", "--role", "operator", "--name", "laptop", "--for", "1h")
+    assert is_secret(secret)
+    assert await answers(pawl, secret) == dict.fromkeys(CALLS, "OK")
+    listed = await asyncio.to_thread(pawl.succeed, "keys", "list")
+    (line,) = (line for line in listed.splitlines() if key_id in line)
+    assert "olga\toperator\t" in line
+    assert line.endswith("\tme\tlaptop")
+    assert secret not in listed
+    await asyncio.to_thread(pawl.succeed, "keys", "revoke", key_id)
+    async with asyncio.timeout(SECONDS_MAX):
+        while set((await answers(pawl, secret)).values()) != {f"UNAUTHENTICATED: {UNKNOWN}"}:
+            await asyncio.sleep(0.1)
+    assert key_id not in await asyncio.to_thread(pawl.succeed, "keys", "list")
+    assert key_id in await asyncio.to_thread(pawl.succeed, "keys", "list", "--all")
+
+
+async def test_the_key_is_that_of_its_user(pawl: CommandLine) -> None:
+    _, secret = await made(pawl, "ann", "--role", "viewer")
+    done = await asyncio.to_thread(
+        commands.pawl, "run", "--detach", "hello", environment=pawl.environment() | {"PAWL_API_KEY": secret}
+    )
+    assert done.code == 2
+    assert "needs one of the roles" in done.errors
+
+
+async def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(pawl: CommandLine) -> None:
+    code, output, errors = await asyncio.to_thread(pawl.run, "keys", "bootstrap")
+    assert code == 0, errors
+    deployment = pawl.environment() | {"PAWL_API_KEY": output.strip()}
+    code, again, errors = await asyncio.to_thread(pawl.run, "keys", "bootstrap")
+    assert (code, again) == (2, "")
+    assert "The deployment has a key" in errors
+
+    async def run(*arguments: str) -> Any:
+        return await asyncio.to_thread(commands.pawl, "keys", *arguments, environment=deployment)
+
+    created = await run("create", "backend", "--in-store", "acme", "--role", "delegate", "--role", "member")
+    assert created.code == 0, created.errors
+    assert "backend\tdelegate, member" in (await run("list", "--in-store", "acme")).output
+    assert "bootstrap" in (await run("list")).output
+    secret = created.output.strip()
+    expected = dict.fromkeys(CALLS, "OK") | {"job-store": "PERMISSION_DENIED: this needs one of the roles operator"}
+    assert await answers(pawl, secret) == expected
+    bootstrap_id = (await run("list")).output.split("\t")[0]
+    assert (await run("revoke", bootstrap_id)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("create", "ann", "--role", "delegate"), "role that it has not itself"),
+        (("create", "ann", "--role", "member", "--in-store", "acme"), "another store"),
+        (("create", "ann", "--role", "member", "--for", "soon"), "no duration like"),
+        (("create", "no user"), "user_id must match"),
+        (("revoke", "key_x"), "`pawl keys list`"),
+        (("bootstrap", "--database-url", "postgresql://127.0.0.1:1/nothing"), "no database answers"),
+    ],
+)
+def test_what_cannot_be_done_is_said_in_a_sentence(pawl: CommandLine, arguments: tuple[str, ...], says: str) -> None:
+    code, _, errors = pawl.run("keys", *arguments)
+    assert code == 2
+    assert says in errors
