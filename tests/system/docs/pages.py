@@ -57,9 +57,12 @@ class Block:
         return self.text.partition("\n")[0]
 
 
-def blocks(page: Path) -> Iterator[Block]:
-    """Every block of a page, in order."""
+def blocks(page: Path, section: str = "") -> Iterator[Block]:
+    """Every block of a page, or of one of its sections, in order."""
     text = page.read_text(encoding="utf-8")
+    if section:
+        before, _, rest = text.partition(f"\n## {section}\n")
+        text = "\n" * before.count("\n") + rest.partition("\n## ")[0]
     assert text.count("```") == 2 * len(_BLOCK.findall(text)), f"{page.name} has a block without a language"
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start()) + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +24,9 @@ NOT_RUN = {
 """First lines of blocks that are not run, and why."""
 
 
-def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
+def with_output(page: Path, section: str = "") -> Iterator[tuple[Block, Block | None]]:
     """The blocks to follow, each with what it must print."""
-    found = list(blocks(page))
+    found = list(blocks(page, section))
     for number, block in enumerate(found):
         if block.language == "text":
             assert found[number - 1].language == "sh", f"{page.name}:{block.line} is the output of nothing"
@@ -49,6 +50,13 @@ def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) ->
                     if "npm install" in block.text and any(code in str(error) for code in NO_NETWORK):
                         pytest.skip("npm cannot reach a registry")
                     raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the commands make certificates by openssl")
+def test_the_blocks_about_tls_work() -> None:
+    with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
+        for block, output in with_output(DOCS / "operations.md", "TLS"):
+            reader.follow(block, output)
 
 
 def test_what_is_not_run_is_there() -> None:
