@@ -12,8 +12,10 @@ from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+import trustme
 
 from pawl.chassis.rpc_client import open_channel
+from tests import certificates
 from tests.keys import ENVIRONMENT, LOCAL_KEY
 from tests.rpc.chassis.echo import EchoStub
 from tests.rpc.chassis.waiting import wait_for_file
@@ -99,3 +101,27 @@ def test_a_service_that_cannot_start_says_why(variables: dict[str, str], says: s
     assert process.returncode in {1, 2}
     assert says in log
     assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(("over_tls", "warnings"), [(False, 1), (True, 0)])
+async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
+    database_url: str, tmp_path: Path, over_tls: bool, warnings: int
+) -> None:
+    """It is not refused: something in front may end TLS."""
+    address_file, keys = tmp_path / "addresses.json", tmp_path / "keys.json"
+    keys.write_text("[]")
+    files = certificates.write(tmp_path, "echo", trustme.CA())
+    process = start(
+        PAWL_DATABASE_URL=database_url,
+        PAWL_DATABASE_UNSAFE="true",
+        PAWL_ADDRESS_FILE=str(address_file),
+        PAWL_LOCAL_KEY="",
+        PAWL_API_KEYS_FILE=str(keys),
+        PAWL_METRICS_LISTEN="0.0.0.0:0",
+        **(files.environment if over_tls else {}),
+    )
+    await wait_for_file(address_file, process)
+    process.send_signal(signal.SIGTERM)
+    _, log = await asyncio.to_thread(process.communicate, timeout=20)
+    assert process.returncode == 0, log
+    assert [json.loads(line)["event"] for line in log.splitlines()].count("tls.absent") == warnings

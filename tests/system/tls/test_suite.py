@@ -22,6 +22,7 @@ from pawl.chassis.rpc_client import open_channel
 from pawl.event.v1 import run_pb2
 from pawl.launcher import Suite, SuiteOptions
 from pawl.launcher.services import STAGES
+from pawl.worker import Worker
 from tests import certificates, commands
 from tests.keys import LOCAL_KEY
 from tests.poll import until
@@ -58,9 +59,9 @@ async def suite(folder: Path, authorities: list[trustme.CA]) -> AsyncIterator[Su
         yield suite
 
 
-def pawl(*arguments: str, **variables: str) -> commands.Done:
+def pawl(*arguments: str, keyboard: str = "", **variables: str) -> commands.Done:
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
-    return commands.pawl(*arguments, environment={**kept, "COLUMNS": "200", **variables})
+    return commands.pawl(*arguments, environment={**kept, "COLUMNS": "200", **variables}, keyboard=keyboard)
 
 
 async def test_a_run_of_four_processes_with_certificates(suite: Suite, folder: Path) -> None:
@@ -98,6 +99,37 @@ async def test_the_command_line_says_what_is_wrong_with_tls(suite: Suite, folder
         2,
         f"{nats} does not speak TLS. Leave out --ca and PAWL_TLS_CA_FILE.",
     )
+
+
+async def test_a_conversation_and_a_worker_over_tls(
+    suite: Suite, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stream of a session goes to one replica, the worker to the registry."""
+    data = str(suite.folder.path)
+    words = "what is 17 * 23?\n/quit\n"
+    done = await asyncio.to_thread(lambda: pawl("chat", keyboard=words, PAWL_DATA=data))
+    assert (done.code, done.errors) == (0, "")
+    assert "391" in done.output
+    (address,) = suite.endpoints.addresses("tool-registry")
+    monkeypatch.setenv("PAWL_TLS_CA_FILE", str(folder / "tool-registry-authority.pem"))
+    for number, authority in enumerate((None, folder / "tool-registry-authority.pem")):
+        worker = Worker(address, name=f"billing-{number}", api_key=LOCAL_KEY, authority=authority)
+
+        async def pay() -> str:
+            """Pay."""
+            return "paid"
+
+        pay.__name__ = f"pay_{number}"
+        worker.tool(category="SAFE")(pay)
+        running = asyncio.create_task(worker.run())
+
+        async def is_there(name: str = pay.__name__) -> bool:
+            return f"{name}\t" in (await asyncio.to_thread(pawl, "tools", PAWL_DATA=data)).output
+
+        await until(is_there)
+        worker.drain()
+        await running
+        monkeypatch.delenv("PAWL_TLS_CA_FILE", raising=False)
 
 
 async def test_metrics_and_health_are_pages_over_tls(suite: Suite, folder: Path) -> None:

@@ -72,3 +72,13 @@ def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> 
     for spec in (spec for stage in STAGES for spec in stage):
         found = environment_of(spec, tmp_path, SuiteOptions(data=tmp_path))
         assert ("PAWL_FILES_DIR" in found) is ("PAWL_PRIVATE_DIR" in found) is (spec.name == "tool-registry")
+
+
+@pytest.mark.parametrize("certificate", ["", "/certificate"])
+def test_an_authority_for_commands_is_none_for_services_without_certificates(tmp_path: Path, certificate: str) -> None:
+    """Whoever talks to another suite over TLS can start one here without."""
+    given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate, "PAWL_INTERNAL_LISTEN": "x:1"}
+    for spec in (spec for stage in STAGES for spec in stage):
+        found = environment_of(spec, tmp_path, read_options(given, data=tmp_path))
+        assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
+        assert found.get("PAWL_INTERNAL_LISTEN", "127.0.0.1:0") == "127.0.0.1:0"
