@@ -139,9 +139,8 @@ class LoginFailures:
         key = ""
         if kind is FailureKind.UNKNOWN:
             key = _short(next(str(value) for name, value in metadata if name == "authorization"))
-        # Both are spent, whatever the other one says.
-        is_said = all([self._sources.spend(source), not key or self._keys.spend(key)])
-        if is_said:
+        # One program with an old key, which tries again and again, holds up nothing else from its address.
+        if (not key or self._keys.spend(key)) and self._sources.spend(source):
             _log.warning("login.failed", kind=kind.value, source=source, key=key, method=method)
             return
         if not self._unsaid:

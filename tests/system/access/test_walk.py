@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,13 +15,18 @@ import grpc
 import pytest
 import pytest_asyncio
 import trustme
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.batch.v1 import batch_pb2, batch_pb2_grpc
+from pawl.chassis.key_rows import secret_of
 from pawl.chassis.roles import CALLERS, ROLES
+from pawl.identity.v1 import key_pb2
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import service_key_file
 from pawl.launcher.suite import Suite
 from tests import certificates
+from tests.poll import until
 from tests.system.access.walk import OPEN, Answer, Metadata, methods, served, walk, wrong
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -56,8 +62,12 @@ UNKNOWN = {
 }
 
 
+def bearer(secret: str) -> Metadata:
+    return (("authorization", f"Bearer {secret}"),)
+
+
 def key(caller: str) -> Metadata:
-    return (("authorization", f"Bearer key-of-{caller}-0123456789"),)
+    return bearer(f"key-of-{caller}-0123456789")
 
 
 Channels = Mapping[str, grpc.aio.Channel]
@@ -83,7 +93,7 @@ class Walked:
 
     def of_service(self, service: str) -> Metadata:
         """Return the credential of one of the services."""
-        return (("authorization", f"Bearer {(self.secrets / service_key_file(service)).read_text().strip()}"),)
+        return bearer((self.secrets / service_key_file(service)).read_text().strip())
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +213,35 @@ async def test_every_unknown_key_gets_the_same_answer_everywhere(walked: Walked)
     """It does not tell which keys, users or methods there are."""
     told = set()
     for unknown in UNKNOWN.values():
-        answers = await walked.answers((("authorization", f"Bearer {unknown}"),))
+        answers = await walked.answers(bearer(unknown))
         assert wrong(answers, set(), "UNAUTHENTICATED") == {}
+        told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
+    assert len(told) == 1
+
+
+async def test_keys_that_were_revoked_have_expired_or_are_of_elsewhere_are_unknown(walked: Walked) -> None:
+    stub: Any = KeyServiceStub(walked.people["job-store"])
+    soon = Timestamp()
+    soon.FromMilliseconds(int(time.time() * 1000) + 1500)
+    made = {
+        name: await stub.CreateKey(
+            key_pb2.CreateKeyRequest(
+                key=key_pb2.Key(name=name, store_id="acme", user_id="ann", roles=[role], expire_time=expire_time)
+            ),
+            metadata=key("deployment"),
+        )
+        for name, role, expire_time in (("live", "viewer", None), ("revoked", "admin", None), ("old", "admin", soon))
+    }
+
+    async def is_right(secret: str, callers: set[str], refusal: str) -> bool:
+        return not wrong(await walked.answers(bearer(secret)), callers, refusal)
+
+    await until(lambda: is_right(made["live"].secret, {"viewer"}, "PERMISSION_DENIED"))
+    await stub.RevokeKey(key_pb2.RevokeKeyRequest(key_id=made["revoked"].key.key_id), metadata=key("deployment"))
+    told = set()
+    for secret in (made["revoked"].secret, made["old"].secret, secret_of(bytes(32)), UNKNOWN["short"]):
+        await until(lambda secret=secret: is_right(secret, set(), "UNAUTHENTICATED"))  # type: ignore[misc]
+        answers = await walked.answers(bearer(secret))
         told |= {answer for (_, name), answer in answers.items() if name not in OPEN}
     assert len(told) == 1
 

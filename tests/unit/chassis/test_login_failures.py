@@ -113,6 +113,13 @@ async def test_a_key_that_many_sources_show_causes_no_looks_either() -> None:
     assert failed.may_look("10.0.2.1", shown)
 
 
+def test_one_key_that_is_tried_again_and_again_leaves_others_of_its_source_alone() -> None:
+    failed, _ = failures(ManualClock())
+    for _ in range(1000):
+        failed.note(HERE, WRONG, "/m")
+    assert failed.may_look(HERE, "Bearer another")
+
+
 def test_the_log_has_no_secret() -> None:
     failed, _ = failures(ManualClock())
     with capture_logs() as lines:
