@@ -20,6 +20,7 @@ from pawl.chassis.credentials import UNKNOWN, ApiKey
 from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.rpc_server import RpcServer
+from pawl.cli.failure import explain
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests import certificates
 from tests.certificates import Files
@@ -153,6 +154,39 @@ async def test_a_channel_believes_only_the_right_name_of_the_right_authority_in_
     async with serve(tls=of(foreign, clock), listen=LOOPBACK, authenticator=keys()) as server:
         with pytest.raises(DependencyUnavailable):
             await call_as_user(server.address, foreign.authority, clock)
+
+
+async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refuses(
+    serve: Serve, tmp_path: Path, authority: trustme.CA, stranger: trustme.CA, clock: ManualClock
+) -> None:
+    """By the words of the real thing, which may change."""
+    trusted = certificates.write(tmp_path, "agent-loop", authority).authority
+    own = ("127.0.0.1",)
+    shown: dict[str, Files | None] = {
+        "has expired": certificates.write(tmp_path, "late", authority, names=own, expired=True),
+        "has not this name": certificates.write(tmp_path, "elsewhere", authority, names=("elsewhere.example",)),
+        "is of another authority": certificates.write(tmp_path, "foreign", stranger, names=own),
+        "does not speak TLS": None,
+    }
+    for words, files in shown.items():
+        async with (
+            serve(tls=of(files, clock) if files else None, listen=LOOPBACK) as server,
+            open_channel(server.address, tls=tls.of_client(trusted, clock)) as channel,
+        ):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await EchoStub(channel).call("unary", "hello", timeout=5)
+            told = explain(caught.value, [server.address])
+            assert words in told
+            assert server.address in told
+    of_itself = of(certificates.write(tmp_path, "job-store", authority), clock)
+    async with serve(tls=of_itself, listen=LOOPBACK) as server, open_channel(server.address) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await EchoStub(channel).call("unary", "hello", timeout=5)
+        told = await asyncio.to_thread(explain, caught.value, [server.address])
+        assert (
+            told
+            == f"{server.address} speaks TLS. Give the certificate of its authority with --ca FILE or PAWL_TLS_CA_FILE."
+        )
 
 
 async def test_without_certificates_there_is_no_second_port(serve: Serve) -> None:

@@ -18,7 +18,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
     "HTTPS_PROXY": frozenset({"agent-loop"}),
     "PAWL_SMTP_URL": frozenset({"tool-registry"}),
     "PAWL_TOOL_SECRETS_FILE": frozenset({"tool-registry"}),
-    "PAWL_SERVICE_KEY_FILE": frozenset({"agent-loop", "tool-registry"}),
+    "PAWL_SERVICE_KEY_FILE": frozenset({"agent-loop", "tool-registry", "notifier"}),
     "PAWL_DATABASE_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),
     "PAWL_NATS_URL_FILE": frozenset({"job-store", "agent-loop", "notifier"}),
     "AWS_SECRET_ACCESS_KEY": frozenset(),
