@@ -120,7 +120,6 @@ class KeyRows:
         self._source = source
         self._clock = clock
         self._by_digest: dict[bytes, KeyGrant] = {}
-        self._by_id: dict[str, KeyGrant] = {}
         self._last_change = 0
         self._began_at = float("-inf")
         self._fresh_at = float("-inf")
@@ -220,17 +219,16 @@ class KeyRows:
                 found += changes.keys
                 after_change, has_more = changes.last_change, changes.has_more
         if is_anew:
-            self._by_digest, self._by_id = {}, {}
+            self._by_digest = {}
         if found or is_anew:
             self._apply(found)
         self._last_change = after_change
 
     def _apply(self, changed: Iterable[KeyGrant]) -> None:
-        for grant in changed:
-            self._by_digest[grant.digest] = self._by_id[grant.key_id] = grant
-        gone = [grant for grant in self._by_id.values() if grant.is_revoked or self._in_force(grant) is None]
-        for grant in gone:
-            del self._by_digest[grant.digest], self._by_id[grant.key_id]
+        self._by_digest |= {grant.digest: grant for grant in changed}
+        known = self._by_digest.values()
+        for grant in [grant for grant in known if grant.is_revoked or self._in_force(grant) is None]:
+            del self._by_digest[grant.digest]
             self._used.discard(grant.key_id)
             self._reported.pop(grant.key_id, None)
 
