@@ -143,6 +143,21 @@ async def test_only_the_digest_of_a_secret_is_kept(world: World) -> None:
     assert made.secret[5:48] not in row["text"]
 
 
+async def test_the_log_says_who_made_and_revoked_a_key_and_not_its_secret(
+    world: World, capfd: pytest.CaptureFixture[str]
+) -> None:
+    owner = await world.stub(LOCAL_KEY)
+    made = await create(owner, name="laptop", roles=["operator"])
+    for _ in range(2):
+        await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
+    told = [line for line in "".join(capfd.readouterr()).splitlines() if made.key.key_id in line]
+    assert [("key.created" in line, "key.revoked" in line, "local" in line) for line in told] == [
+        (True, False, True),
+        (False, True, True),
+    ]
+    assert made.secret not in "".join(told)
+
+
 async def test_unknown_revoked_and_expired_keys_get_one_answer(world: World) -> None:
     """OPS-1."""
     owner = await world.stub(LOCAL_KEY)

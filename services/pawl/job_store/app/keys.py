@@ -11,6 +11,7 @@ from typing import Final, Protocol
 
 import msgspec
 
+from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
@@ -21,6 +22,8 @@ from pawl.job_store.domain.keys import Governor, Key
 
 CHANGES_MAX: Final = 1000
 """Most keys that one sync returns."""
+
+_log = logs.get_logger(__name__)
 
 
 class KeysExist(Exception):
@@ -105,7 +108,18 @@ class Keys:
         secret = secret_of(self._random_bytes(SECRET_BYTES))
         new = NewKey(key=key, digest=digest_of(secret), request_id=request_id, request_hash=_hash(key))
         kept = await self._repository.add(new, keys.check_room)
-        return MadeKey(key=kept, secret=secret if kept.key_id == key.key_id else "")
+        if kept.key_id != key.key_id:
+            return MadeKey(key=kept, secret="")
+        _log.info(
+            "key.created",
+            key_id=kept.key_id,
+            key_store=kept.store_id,
+            key_user=kept.user_id,
+            roles=sorted(kept.roles),
+            by=kept.create_user_id,
+            credential=kept.create_credential_id,
+        )
+        return MadeKey(key=kept, secret=secret)
 
     async def bootstrap(self) -> MadeKey:
         """Make the first key of the deployment, for whoever has access to the database.
@@ -149,7 +163,11 @@ class Keys:
         if key is None:
             raise KeyNotFound
         revoked = keys.revoked(governor, key, now=self._now())
-        return revoked if revoked is key else await self._repository.revoke(revoked)
+        if revoked is key:
+            return key
+        kept = await self._repository.revoke(revoked)
+        _log.info("key.revoked", key_id=key_id, by=kept.revoke_user_id, credential=kept.revoke_credential_id)
+        return kept
 
     async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
         """Return the keys that have changed since, and note which were used.
