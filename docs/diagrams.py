@@ -18,7 +18,7 @@ from pawl.job_store.domain.states import CallState
 
 StateT = TypeVar("StateT", bound=Enum)
 
-PAGES: Final = tuple(map(Path(__file__).with_name, ("architecture.md", "operations.md")))
+PAGES: Final = tuple(map(Path(__file__).with_name, ("architecture.md", "identity.md")))
 
 
 def rendered(page: str) -> str:

@@ -68,7 +68,7 @@ def flags(
         str | None, typer.Option(help="Act in this store; only with the key of a suite on this machine.")
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="Act as this user; only with the key of a suite on this machine.")
+        str | None, typer.Option(help="Act as this user; with the key of a suite on this machine, or a delegate's.")
     ] = None,
     authority: Annotated[
         Path | None,

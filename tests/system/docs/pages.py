@@ -7,7 +7,7 @@ What a block is stands behind its language:
     sh terminal                 a command for a terminal of its own, which goes on
     text                        what the commands before it print; `...` stands for anything
 
-RUN, CALL and RULE in commands stand for the newest id of that kind that was printed.
+RUN, CALL, RULE and KEY in commands stand for the newest id of that kind that was printed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ _IDS: Final = {
     "RUN": re.compile(r"\brun_[a-z0-9]{26}\b"),
     "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|undo_\d+_[0-9a-f]{32})\b"),
     "RULE": re.compile(r"\brule_[a-z0-9]{26}\b"),
+    "KEY": re.compile(r"\bkey_[a-z0-9]{26}\b"),
 }
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}
 """Ports in the pages: of two services, and of a program of the reader's."""
@@ -57,12 +58,9 @@ class Block:
         return self.text.partition("\n")[0]
 
 
-def blocks(page: Path, section: str = "") -> Iterator[Block]:
-    """Every block of a page, or of one of its sections, in order."""
+def blocks(page: Path) -> Iterator[Block]:
+    """Every block of a page, in order."""
     text = page.read_text(encoding="utf-8")
-    if section:
-        before, _, rest = text.partition(f"\n## {section}\n")
-        text = "\n" * before.count("\n") + rest.partition("\n## ")[0]
     assert text.count("```") == 2 * len(_BLOCK.findall(text)), f"{page.name} has a block without a language"
     for match in _BLOCK.finditer(text):
         line = text.count("\n", 0, match.start()) + 1

@@ -15,7 +15,14 @@ from tests.system.docs.pages import Block, Reader, blocks
 pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 DOCS = Path(__file__).parents[3] / "docs"
-PAGES = (("tools.md",), ("tool-sources.md",), ("builtin-tools.md", "approvals.md"), ("nats.md",), ("from-node.md",))
+PAGES = (
+    ("tools.md",),
+    ("tool-sources.md",),
+    ("builtin-tools.md", "approvals.md"),
+    ("nats.md",),
+    ("from-node.md",),
+    ("identity.md",),
+)
 """Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 NOT_RUN = {
@@ -24,9 +31,9 @@ NOT_RUN = {
 """First lines of blocks that are not run, and why."""
 
 
-def with_output(page: Path, section: str = "") -> Iterator[tuple[Block, Block | None]]:
+def with_output(page: Path) -> Iterator[tuple[Block, Block | None]]:
     """The blocks to follow, each with what it must print."""
-    found = list(blocks(page, section))
+    found = list(blocks(page))
     for number, block in enumerate(found):
         if block.language == "text":
             assert found[number - 1].language == "sh", f"{page.name}:{block.line} is the output of nothing"
@@ -44,19 +51,14 @@ def test_the_blocks_of_a_page_work_from_top_to_bottom(names: tuple[str, ...]) ->
             for block, output in with_output(DOCS / name):
                 if block.first_line in NOT_RUN:
                     continue
+                if "openssl" in block.text and shutil.which("openssl") is None:
+                    pytest.skip("the commands make certificates by openssl")
                 try:
                     reader.follow(block, output)
                 except AssertionError as error:
                     if "npm install" in block.text and any(code in str(error) for code in NO_NETWORK):
                         pytest.skip("npm cannot reach a registry")
                     raise AssertionError(f"{name}:{block.line}: {block.first_line}\n{error}") from None
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="the commands make certificates by openssl")
-def test_the_blocks_about_tls_work() -> None:
-    with tempfile.TemporaryDirectory(prefix="pawl-page-") as folder, Reader(Path(folder)) as reader:
-        for block, output in with_output(DOCS / "operations.md", "TLS"):
-            reader.follow(block, output)
 
 
 def test_what_is_not_run_is_there() -> None:
