@@ -102,7 +102,7 @@ async def stranger() -> AsyncIterator[Stranger]:
 def write_folder(folder: Path, address: str, *, launcher: int) -> None:
     SecretFiles(folder / "secrets").put(LOCAL_KEY, "the-key-of-the-folder")
     replica = {"grpc": address, "metrics": "", "pid": 1, "ready": True}
-    names = ("agent-loop", "tool-registry", "notifier")
+    names = ("agent-loop", "tool-registry", "notifier", "job-store")
     endpoints = {
         "launcher_pid": launcher,
         "data": str(folder),
