@@ -1,19 +1,25 @@
 #!/bin/sh
-# Makes a role for each service, the owner of its own schema and of nothing else. PostgreSQL's image runs this once, when
-# it makes its files; with an older volume, run it by hand as a superuser.
+# Makes two roles for each service: <service>_owner, which owns its schema and makes its migrations, and <service>, which
+# works in it with the rights that the migrations give. None may touch anything else. PostgreSQL's image runs this once,
+# when it makes its files. With an older volume, stop the services and run it by hand as a superuser: roles that are there
+# keep their passwords, and what services own in this database goes to the owners.
 set -eu
-psql --set=ON_ERROR_STOP=1 --no-psqlrc --quiet --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" <<'SQL'
+for service in job_store tool_registry notifier; do
+    upper=$(printf %s "$service" | tr '[:lower:]' '[:upper:]')
+    eval "PAWL_PASSWORD=\$POSTGRES_${upper}_PASSWORD PAWL_OWNER_PASSWORD=\$POSTGRES_${upper}_OWNER_PASSWORD"
+    export PAWL_PASSWORD PAWL_OWNER_PASSWORD
+    psql --set=ON_ERROR_STOP=1 --no-psqlrc --quiet --single-transaction --set=service="$service" \
+        --set=owner="${service}_owner" --username "$POSTGRES_USER" --dbname "$POSTGRES_DB" <<'SQL'
 \getenv database POSTGRES_DB
-\getenv job_store POSTGRES_JOB_STORE_PASSWORD
-\getenv tool_registry POSTGRES_TOOL_REGISTRY_PASSWORD
-\getenv notifier POSTGRES_NOTIFIER_PASSWORD
-CREATE ROLE job_store LOGIN PASSWORD :'job_store';
-CREATE ROLE tool_registry LOGIN PASSWORD :'tool_registry';
-CREATE ROLE notifier LOGIN PASSWORD :'notifier';
+\getenv password PAWL_PASSWORD
+\getenv owner_password PAWL_OWNER_PASSWORD
+SELECT format('CREATE ROLE %I LOGIN PASSWORD %L', role, password)
+    FROM (VALUES (:'service', :'password'), (:'owner', :'owner_password')) roles (role, password)
+    WHERE to_regrole(role) IS NULL \gexec
 REVOKE ALL ON DATABASE :"database" FROM PUBLIC;
-GRANT CONNECT ON DATABASE :"database" TO job_store, tool_registry, notifier;
 REVOKE ALL ON SCHEMA public FROM PUBLIC;
-CREATE SCHEMA job_store AUTHORIZATION job_store;
-CREATE SCHEMA tool_registry AUTHORIZATION tool_registry;
-CREATE SCHEMA notifier AUTHORIZATION notifier;
+GRANT CONNECT ON DATABASE :"database" TO :"service", :"owner";
+CREATE SCHEMA IF NOT EXISTS :"service" AUTHORIZATION :"owner";
+REASSIGN OWNED BY :"service" TO :"owner";
 SQL
+done

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from pawl.launcher import nats
+from pawl.launcher.postgres import ROLES
 from pawl.launcher.services import DEFAULT_PORTS, STAGES
 from tests.tidy import tree
 
@@ -82,10 +83,12 @@ def test_each_container_has_limits_and_gains_no_privileges() -> None:
 def test_each_service_has_a_database_role_of_its_own_and_none_is_the_superuser() -> None:
     """OPS-1."""
     roles = dict(re.findall(r"PAWL_DATABASE_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
-    assert roles == {name: f"POSTGRES_{name.upper()}_PASSWORD" for name in ("job_store", "tool_registry", "notifier")}
-    assert PARTS["postgres"]["environment"]["POSTGRES_USER"] not in roles
+    owners = dict(re.findall(r"PAWL_DATABASE_OWNER_URL: postgresql://(\w+):\$\{(\w+)\}@", COMPOSE))
+    assert roles == {name: f"POSTGRES_{name.upper()}_PASSWORD" for name in ROLES}
+    assert owners == {f"{name}_owner": f"POSTGRES_{name.upper()}_OWNER_PASSWORD" for name in ROLES}
+    assert PARTS["postgres"]["environment"]["POSTGRES_USER"] not in roles | owners
     script = (tree.ROOT / "deploy/postgres-roles.sh").read_text()
-    assert set(re.findall(r"CREATE ROLE (\w+)", script)) == set(roles)
+    assert f"for service in {' '.join(ROLES)}; do" in script
     assert not re.search(r"SUPERUSER|CREATEDB|CREATEROLE|BYPASSRLS", script)
 
 

@@ -15,6 +15,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from pawl.chassis import logs, migrations
 from pawl.chassis.database_heartbeat import Heartbeat
+from pawl.chassis.database_rights import Rights
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable
 
@@ -72,7 +73,8 @@ class Database:
     """A pool of connections to PostgreSQL; an async context manager.
 
     Entering waits up to `start_timeout_seconds` for the server. Statements are
-    cut off by the server after `statement_timeout_seconds`.
+    cut off by the server after `statement_timeout_seconds`. `variable` is where the
+    URL comes from, for whoever has to mend it.
     """
 
     def __init__(
@@ -83,8 +85,10 @@ class Database:
         connections_max: int = 10,
         statement_timeout_seconds: float = 10.0,
         start_timeout_seconds: float = 30.0,
+        variable: str = "PAWL_DATABASE_URL",
     ) -> None:
         self._url = url
+        self._variable = variable
         self._application_name = application_name
         self._connections_max = connections_max
         self._statement_timeout_seconds = statement_timeout_seconds
@@ -234,11 +238,12 @@ class Database:
         if self._pool is not None:
             await self._pool.expire_connections()
 
-    async def migrate(self, schema: str, source: migrations.Source) -> int:
+    async def migrate(self, schema: str, source: migrations.Source, rights: Rights | None = None) -> int:
         """Bring `schema` to the newest migration of `source`; returns how many were applied.
 
         Safe to call from several processes at once: they take turns, and each
-        migration is applied once. See `chassis.migrations`.
+        migration is applied once. See `chassis.migrations`, and for the `rights` of
+        another role than this pool's `chassis.database_rights`.
 
         Raises:
             StartError: an applied migration has changed, or one fails.
@@ -246,7 +251,7 @@ class Database:
         """
         known = migrations.read_migrations(source)
         async with self.acquire(urgent=True) as connection:
-            return await migrations.migrate(connection, schema, known)
+            return await migrations.migrate(connection, schema, known, rights)
 
     async def _take_back(self, connection: Connection) -> None:
         """Take a connection back into the pool, without a round trip as a rule.
@@ -286,18 +291,18 @@ class Database:
                     },
                 )
             except _REFUSALS as error:
-                raise StartError(f"PAWL_DATABASE_URL: the database refuses: {error}") from None
+                raise StartError(f"{self._variable}: the database refuses: {error}") from None
             except ssl.SSLCertVerificationError as error:
                 raise StartError(
-                    f"PAWL_DATABASE_URL: the certificate of the database is not accepted: {error.verify_message}"
+                    f"{self._variable}: the certificate of the database is not accepted: {error.verify_message}"
                 ) from None
             except (ValueError, asyncpg.exceptions.ClientConfigurationError) as error:
-                raise StartError(f"PAWL_DATABASE_URL: {error}") from None
+                raise StartError(f"{self._variable}: {error}") from None
             except (*_UNREACHABLE, TargetServerAttributeNotMatched) as error:
                 pause = _BACKOFF_SECONDS[min(attempt, len(_BACKOFF_SECONDS) - 1)]
                 if loop.time() + pause > deadline:
                     raise StartError(
-                        f"PAWL_DATABASE_URL: no database answers after {self._start_timeout_seconds:g} s"
+                        f"{self._variable}: no database answers after {self._start_timeout_seconds:g} s"
                         f" ({type(error).__name__}): is PostgreSQL running at that address?"
                     ) from None
                 if attempt == 0:

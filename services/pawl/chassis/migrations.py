@@ -26,11 +26,12 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 import asyncpg
 
-from pawl.chassis import logs
+from pawl.chassis import database_rights, logs
 from pawl.chassis.start import StartError
 
 if TYPE_CHECKING:
     from pawl.chassis.database import Connection
+    from pawl.chassis.database_rights import Rights
 
 Source: TypeAlias = str | ModuleType | Path
 """The name of a package, the package, or a folder."""
@@ -85,11 +86,13 @@ def read_migrations(source: Source) -> list[Migration]:
     return migrations
 
 
-async def migrate(connection: Connection, schema: str, known: Sequence[Migration]) -> int:
+async def migrate(connection: Connection, schema: str, known: Sequence[Migration], rights: Rights | None = None) -> int:
     """Bring `schema` to the newest of the known migrations, each in a transaction of its own; returns how many it took.
 
+    `rights` are given at the end, unless the database is newer: which of its tables only grow is not known then.
+
     Raises:
-        StartError: an applied migration has changed, or one fails.
+        StartError: an applied migration has changed, one fails, or the role of the connection may not do that.
     """
     if not _SCHEMA.fullmatch(schema):
         raise ValueError(f"{schema!r} is not the name of a schema")
@@ -103,6 +106,13 @@ async def migrate(connection: Connection, schema: str, known: Sequence[Migration
         missing = known[len(applied) :]
         for migration in missing:
             await _apply(connection, schema, migration)
+        if rights is not None and len(applied) <= len(known):
+            await database_rights.give(connection, schema, rights)
+    except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedObjectError) as error:
+        raise StartError(
+            f"schema {schema}: {error}: PAWL_DATABASE_OWNER_URL, or PAWL_DATABASE_URL without it, must be of the role"
+            " that owns this schema (deploy/postgres-roles.sh makes such roles)"
+        ) from error
     finally:
         await connection.execute("RESET statement_timeout")
         await connection.execute("SELECT pg_advisory_unlock(hashtext('pawl.migrations'), hashtext($1))", schema)
@@ -114,11 +124,13 @@ async def _read_applied(connection: Connection, schema: str) -> list[tuple[str, 
         # Where the schema is made for the role beforehand, the role need not be one that may make schemas.
         if not await connection.fetchval("SELECT to_regnamespace($1) IS NOT NULL", schema):
             await connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
-        await connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {schema}.migrations ("
-            " number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,"
-            " applied_at timestamptz NOT NULL DEFAULT now())"
-        )
+        # Nor one that may make tables, where there is nothing left to do.
+        if not await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", f"{schema}.migrations"):
+            await connection.execute(
+                f"CREATE TABLE IF NOT EXISTS {schema}.migrations ("
+                " number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL,"
+                " applied_at timestamptz NOT NULL DEFAULT now())"
+            )
         rows = await connection.fetch(
             f"SELECT name, checksum FROM {schema}.migrations ORDER BY number"  # noqa: S608  # checked
         )

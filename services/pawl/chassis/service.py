@@ -4,7 +4,7 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(JobStoreSettings)
     async with Service("job_store", settings) as service:
         database = await service.open_database()
-        await database.migrate("job_store", "pawl.job_store.adapters.sql.migrations")
+        await service.migrate(database, "job_store", "pawl.job_store.adapters.sql.migrations")
         bus = await service.open_bus()
         server = service.rpc_server(keys)
         server.add(add_LedgerServiceServicer_to_server, Ledger(...), service_only=True)
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
 from typing import Self, TypeVar
@@ -30,6 +31,7 @@ from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import authenticator, read_issuers
 from pawl.chassis.database import Database
+from pawl.chassis.database_rights import Rights, changeable, role_of
 from pawl.chassis.durability import require_durable
 from pawl.chassis.health import HealthMonitor
 from pawl.chassis.http_server import HttpServer, Response
@@ -37,6 +39,7 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.key_rows import KeyRows, KeySource
 from pawl.chassis.lifecycle import Background
 from pawl.chassis.metrics import CONTENT_TYPE, Metrics
+from pawl.chassis.migrations import Source
 from pawl.chassis.rpc_client import PEER_MESSAGE_BYTES_MAX, open_channel, ping
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
@@ -107,6 +110,39 @@ class Service:
         await require_durable(database, unsafe_allowed=self._settings.database_unsafe)
         self.health.add("database", database.ping)
         return database
+
+    async def migrate(
+        self, database: Database, schema: str, source: Source, *, append_only: Collection[str] = ()
+    ) -> None:
+        """Bring `schema` to the newest migration of `source`.
+
+        With PAWL_DATABASE_OWNER_URL, the owner does that and leaves, and the role of
+        `database` has what a service needs: of tables that are `append_only` it reads
+        and adds rows. The log says so where it can do more with them.
+
+        Raises:
+            StartError: a migration fails, or the roles may not do their part.
+            DependencyUnavailable: the server cannot be reached.
+        """
+        owner_url = self._settings.database_owner_url
+        if owner_url is not None:
+            rights = Rights(role=await role_of(database), append_only=frozenset(append_only))
+            owner = Database(
+                owner_url.get_secret_value(),
+                application_name=f"pawl-{self.name}-{self._settings.instance_id}-owner",
+                connections_max=1,
+                variable="PAWL_DATABASE_OWNER_URL",
+            )
+            async with owner:
+                await owner.migrate(schema, source, rights)
+        # After the owner there is nothing left to do, if it was in the same database.
+        await database.migrate(schema, source)
+        if exposed := await changeable(database, schema, append_only):
+            _log.warning(
+                "database.append_only_unprotected",
+                tables=[f"{schema}.{table}" for table in exposed],
+                because="the role of PAWL_DATABASE_URL could change them; with PAWL_DATABASE_OWNER_URL it has less",
+            )
 
     async def open_bus(self) -> Bus:
         """Return the bus, connected or not; health reports it and does not depend on it."""

@@ -98,6 +98,7 @@ class ServiceSettings(BaseSettings):
     )
 
     database_url: SecretStr | None = None
+    database_owner_url: SecretStr | None = None
     nats_url: SecretStr | None = None
     service_key: SecretStr | None = None
     service_keys_file: Path | None = None

@@ -27,6 +27,7 @@ class SuiteOptions:
     ports: Mapping[str, int] = dataclasses.field(default_factory=dict)
     replicas: Mapping[str, int] = dataclasses.field(default_factory=dict)
     database_url: str | None = None
+    database_owner_url: str | None = None
     nats_url: str | None = None
     local_key: str | None = None
     scripted_model: bool = True
@@ -53,7 +54,8 @@ def read_options(
 
     `data` or PAWL_DATA (default `.pawl`); `ports` as `name=number`, or PAWL_PORTS with commas between, where the name
     `all` stands for every one that is not named; `replicas` as `service=count`, or PAWL_REPLICAS. PAWL_DATABASE_URL and
-    PAWL_NATS_URL, or the files that PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers,
+    PAWL_NATS_URL, or the files that PAWL_DATABASE_URL_FILE and PAWL_NATS_URL_FILE name, replace the embedded servers
+    (PAWL_DATABASE_OWNER_URL goes with the first),
     PAWL_LOCAL_KEY or PAWL_LOCAL_KEY_FILE the key; OPENAI_API_KEY or OPENAI_BASE_URL the scripted model.
 
     Raises StartError with one sentence about the first mistake.
@@ -63,12 +65,18 @@ def read_options(
     services = [spec.name for stage in STAGES for spec in stage]
     copies = _pairs("PAWL_REPLICAS", environment.get("PAWL_REPLICAS", "").split(","), services, 1, REPLICAS_MAX)
     copies |= _pairs("--replicas", replicas, services, 1, REPLICAS_MAX)
+    database_url, owner_url = _secret(environment, "PAWL_DATABASE_URL"), _secret(environment, "PAWL_DATABASE_OWNER_URL")
+    if owner_url and not database_url:
+        raise StartError(
+            "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too; the embedded PostgreSQL has its own owner."
+        )
     base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
     return SuiteOptions(
         data=(data or Path(environment.get("PAWL_DATA") or ".pawl")).resolve(),
         ports={**base, **chosen},
         replicas=copies,
-        database_url=_secret(environment, "PAWL_DATABASE_URL"),
+        database_url=database_url,
+        database_owner_url=owner_url,
         nats_url=_secret(environment, "PAWL_NATS_URL"),
         local_key=_secret(environment, "PAWL_LOCAL_KEY"),
         scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),

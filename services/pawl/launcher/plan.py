@@ -28,12 +28,15 @@ from pawl.launcher.services import ServiceSpec, pawl_variables
 MODEL_ID = "pawl-scripted"
 SERVICE_KEYS = "service-keys.json"
 """The name of the file with the digests of the keys that services show."""
+OWNER_URL = "database-owner.url"
+"""The name of the secret that holds the PostgreSQL URL of the role that makes migrations."""
 _HEALTH_SECONDS = 2.0
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = pawl_variables(
-    "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE NATS_URL"
-    " NATS_URL_FILE LOCAL_KEY LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE SERVICE_KEYS_FILE"
+    "LISTEN INTERNAL_LISTEN METRICS_LISTEN ADDRESS_FILE INSTANCE_ID DATABASE_URL DATABASE_URL_FILE DATABASE_OWNER_URL"
+    " DATABASE_OWNER_URL_FILE NATS_URL NATS_URL_FILE LOCAL_KEY LOCAL_KEY_FILE SERVICE_KEY SERVICE_KEY_FILE"
+    " SERVICE_KEYS_FILE"
 )
 _OURS: Final = ("PAWL_", "OPENAI_")
 # What any program may need to run at all. Proxies are not among it: their URLs may hold passwords.
@@ -105,8 +108,8 @@ def _environment(
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
         "PAWL_PRIVATE_DIR": str(around.folder.path),
-        "PAWL_DATABASE_URL_FILE": str(around.secrets.path("database.url")),
-        "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.nats_user))),
+        "PAWL_DATABASE_URL_FILE": str(around.secrets.path(database_url_file(spec.role))),
+        "PAWL_NATS_URL_FILE": str(around.secrets.path(nats_url_file(spec.role))),
         "PAWL_SERVICE_KEY_FILE": str(around.secrets.path(service_key_file(spec.name))),
         "PAWL_SERVICE_KEYS_FILE": str(around.secrets.path(SERVICE_KEYS)),
         **around.peers(spec),
@@ -114,6 +117,8 @@ def _environment(
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
         given.pop("PAWL_TLS_CA_FILE", None)  # It is for commands that talk to other suites.
+    if has_owner(options):
+        chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(around.secrets.path(OWNER_URL))
     if not has_keys(options):
         chosen["PAWL_LOCAL_KEY_FILE"] = str(around.secrets.path(LOCAL_KEY))
     folders = {"PAWL_OUTBOX_DIR": str(around.folder.outbox), "PAWL_FILES_DIR": str(around.folder.files)}
@@ -153,6 +158,11 @@ def has_keys(options: SuiteOptions) -> bool:
     return bool(options.environment.get("PAWL_API_KEYS_FILE"))
 
 
+def has_owner(options: SuiteOptions) -> bool:
+    """Return whether migrations are made by another role than the services'."""
+    return options.database_url is None or options.database_owner_url is not None
+
+
 def service_key_file(service: str) -> str:
     """The name of the secret that a service shows to the others."""
     return f"service-key-{service}"
@@ -161,6 +171,11 @@ def service_key_file(service: str) -> str:
 def nats_url_file(user: str) -> str:
     """The name of the secret that holds the NATS URL of a user, credentials included."""
     return f"nats-{user}.url"
+
+
+def database_url_file(role: str) -> str:
+    """The name of the secret that holds the PostgreSQL URL of a service's role, password included."""
+    return f"database-{role}.url"
 
 
 def _read_addresses(path: Path) -> dict[str, str] | None:

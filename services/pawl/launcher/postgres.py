@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: real binaries from a wheel, a cluster in the data folder, one role and one database.
+"""The embedded PostgreSQL: real binaries from a wheel, a cluster in the data folder, one database and a role a service.
 
 PostgreSQL refuses to run as root. Started by root, it gets an account of its own; started by anybody else, it runs as
 that user. The wheel's own Python API offers Unix sockets without passwords, so its binaries are run directly: loopback
@@ -30,6 +30,9 @@ from pawl.launcher.secrets import SecretFiles
 
 VERSION = 18
 ROLE = "pawl"
+"""The owner of the database and of all that is in it: makes the migrations, and is yours to look in."""
+ROLES = ("job_store", "tool_registry", "notifier")
+"""The services' roles; what each may do its service's migrations say."""
 DATABASE = "pawl"
 _SUPERUSER = "postgres"
 _ACCOUNT = "pgserver"
@@ -91,8 +94,12 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """The URL to connect with, password included."""
-        return f"postgresql://{ROLE}:{self.secrets.get('postgres-pawl')}@{address(self.port)}/{DATABASE}"
+        """The URL to connect with as the owner, password included."""
+        return self.url_of(ROLE)
+
+    def url_of(self, role: str) -> str:
+        """Return the URL to connect with as that role, password included."""
+        return f"postgresql://{role}:{self.secrets.get(f'postgres-{role}')}@{address(self.port)}/{DATABASE}"
 
     async def prepare(self) -> None:
         """Makes the cluster if there is none, whole or not at all, and clears what a crash left.
@@ -208,7 +215,7 @@ class Postgres:
             return not Path("/proc/self").exists()
 
     async def _probe(self) -> Addresses | None:
-        """Return its addresses once it takes connections; make role and database the first time."""
+        """Return its addresses once it takes connections; make roles and database where they are missing."""
         try:
             connection = await asyncpg.connect(
                 host=HOST,
@@ -232,11 +239,13 @@ class Postgres:
         return {"postgres": address(self.port)}
 
     async def _ensure_database(self, connection: asyncpg.Connection) -> None:
-        password = self.secrets.get("postgres-pawl")  # letters, digits, - and _ only: it needs no quoting
-        if not await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", ROLE):
-            await connection.execute(f"CREATE ROLE {ROLE} LOGIN PASSWORD '{password}'")
+        for role in (ROLE, *ROLES):
+            password = self.secrets.get(f"postgres-{role}")  # letters, digits, - and _ only: it needs no quoting
+            if not await connection.fetchval("SELECT 1 FROM pg_roles WHERE rolname = $1", role):
+                await connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD '{password}'")
         if not await connection.fetchval("SELECT 1 FROM pg_database WHERE datname = $1", DATABASE):
             await connection.execute(f"CREATE DATABASE {DATABASE} OWNER {ROLE}")
+        await connection.execute(f"REVOKE TEMPORARY ON DATABASE {DATABASE} FROM PUBLIC")
 
 
 def _environment() -> dict[str, str]:

@@ -16,7 +16,8 @@ class ServiceSpec:
 
     name: str
     command: tuple[str, ...]
-    nats_user: str
+    role: str
+    """Its user of NATS, and its role of PostgreSQL if it has a schema."""
     reads: frozenset[str] | None = None
     """The variables that it reads, apart from those of the system; None for all of Pawl's."""
     runs_tools: bool = False
@@ -38,7 +39,9 @@ _EVERY = pawl_variables(
     " METRICS_LISTEN OIDC_FILE REQUEST_STREAM_BYTES_MAX STORE_SHARE STREAMS_MAX TLS_CA_FILE"
     " TLS_CERTIFICATE_FILE TLS_KEY_FILE UNARY_CALLS_MAX USER_SHARE"
 )
-_DATABASE = pawl_variables("DATABASE_URL DATABASE_CONNECTIONS_MAX DATABASE_STATEMENT_TIMEOUT_SECONDS DATABASE_UNSAFE")
+_DATABASE = pawl_variables(
+    "DATABASE_URL DATABASE_OWNER_URL DATABASE_CONNECTIONS_MAX DATABASE_STATEMENT_TIMEOUT_SECONDS DATABASE_UNSAFE"
+)
 _NATS = pawl_variables("NATS_URL NATS_CA_FILE")
 _SERVICE_KEY = pawl_variables("SERVICE_KEY")
 _SERVICE_KEYS = pawl_variables("SERVICE_KEYS_FILE INTERNAL_LISTEN")
@@ -86,7 +89,7 @@ def service(name: str) -> ServiceSpec:
     return ServiceSpec(
         name=name,
         command=(sys.executable, "-m", f"pawl.{package}"),
-        nats_user=package,
+        role=package,
         reads=_EVERY | _READS[name],
         runs_tools=name == "tool-registry",
     )

@@ -20,10 +20,13 @@ from pawl.launcher.nats import USERS, Nats
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import (
     MODEL_ID,
+    OWNER_URL,
     SERVICE_KEYS,
     Surroundings,
     authority_of,
+    database_url_file,
     has_keys,
+    has_owner,
     model_process,
     nats_url_file,
     process_name,
@@ -31,7 +34,7 @@ from pawl.launcher.plan import (
     service_process,
 )
 from pawl.launcher.ports import check_port, free_port
-from pawl.launcher.postgres import Postgres
+from pawl.launcher.postgres import ROLES, Postgres
 from pawl.launcher.processes import Process, ProcessSpec
 from pawl.launcher.secrets import SecretFiles
 from pawl.launcher.services import ServiceSpec
@@ -122,7 +125,7 @@ class Suite:
 
     @property
     def database_url(self) -> str:
-        """The URL by which the services reach PostgreSQL, password included."""
+        """The URL of PostgreSQL, password included: of the embedded one as the role that owns everything in it."""
         return self._secret_files.get("database.url")
 
     def nats_url(self, user: str = SUBSCRIBER) -> str:
@@ -233,10 +236,23 @@ class Suite:
         if self._postgres is not None:
             await self._postgres.prepare()
             self.process("postgres").start()
-        secrets.put("database.url", options.database_url or (self._postgres.url if self._postgres else ""))
+        self._put_database_urls(secrets)
         for user in USERS:
             secrets.put(nats_url_file(user), options.nats_url or (self._nats.url_of(user) if self._nats else ""))
         await asyncio.gather(*(self.wait_ready(name) for name in self._processes))
+
+    def _put_database_urls(self, secrets: SecretFiles) -> None:
+        """Write how each service reaches PostgreSQL, and who makes its migrations."""
+        options, postgres = self.options, self._postgres
+        url = options.database_url or (postgres.url if postgres else "")
+        secrets.put("database.url", url)
+        if has_owner(options):
+            secrets.put(OWNER_URL, options.database_owner_url or url)
+        else:
+            secrets.remove(OWNER_URL)
+        for role in {*ROLES, *(spec.role for stage in options.stages for spec in stage)}:
+            own = postgres.url_of(role) if postgres and role in ROLES else options.database_url
+            secrets.put(database_url_file(role), own or "")
 
     async def _start_stage(self, stage: tuple[ServiceSpec, ...], around: Surroundings) -> None:
         started = [

@@ -22,7 +22,7 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(NotifierSettings)
     async with Service("notifier", settings) as service:
         database = await service.open_database()
-        await database.migrate(SCHEMA, MIGRATIONS)
+        await service.migrate(database, SCHEMA, MIGRATIONS)
         bus = await service.open_bus()
 
         parts = wire(

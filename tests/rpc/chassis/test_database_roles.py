@@ -2,30 +2,42 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
 
 import asyncpg
 import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
 
+from pawl.chassis import logs
 from pawl.chassis.database import Database
+from pawl.chassis.database_rights import Rights
+from pawl.chassis.service import Service
+from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.start import StartError
 from pawl.launcher.postgres import binaries
+from tests.keys import ENVIRONMENT
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("job_store", "tool_registry", "notifier")
+APPEND_ONLY = {"tool_registry": ("audit",)}
 PASSWORD = 'it\'s a "password"'  # with what needs quoting
+TABLES = "SELECT relname FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relkind = 'r'"
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 
-@pytest.fixture
-async def roles(database_url: str) -> AsyncIterator[str]:
-    """A database made as the container makes it."""
+def make_roles(database_url: str) -> None:
+    """Runs the script of the container."""
     url = urlsplit(database_url)
     asked = {name: values[0] for name, values in parse_qs(url.query).items()}
-    name = url.path.removeprefix("/")
-    made = subprocess.run(  # noqa: ASYNC221  # a moment
+    made = subprocess.run(
         ["sh", str(ROOT / "deploy/postgres-roles.sh")],
         env={
             "PATH": f"{binaries()}{os.pathsep}{os.environ['PATH']}",
@@ -33,20 +45,36 @@ async def roles(database_url: str) -> AsyncIterator[str]:
             "PGPORT": str(url.port or asked.get("port") or 5432),
             "PGPASSWORD": url.password or "",
             "POSTGRES_USER": url.username or asked.get("user") or "postgres",
-            "POSTGRES_DB": name,
+            "POSTGRES_DB": url.path.removeprefix("/"),
             **{f"POSTGRES_{schema.upper()}_PASSWORD": PASSWORD for schema in SCHEMAS},
+            **{f"POSTGRES_{schema.upper()}_OWNER_PASSWORD": PASSWORD for schema in SCHEMAS},
         },
         capture_output=True,
         text=True,
         check=False,
     )
     assert made.returncode == 0, made.stderr
+
+
+@pytest.fixture
+async def url(database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[str]:
+    """An empty database, and at the end no roles."""
+    monkeypatch.setattr(logs, "configure", lambda **_: None)
+    for name, value in ENVIRONMENT.items():
+        monkeypatch.setenv(name, value)
     yield database_url
     admin = await asyncpg.connect(database_url)
-    for role in SCHEMAS:
-        await admin.execute(f"DROP OWNED BY {role} CASCADE")
-        await admin.execute(f"DROP ROLE {role}")
+    for role in await admin.fetch("SELECT rolname FROM pg_roles WHERE rolname ~ '^(job_store|tool_registry|notifier)'"):
+        await admin.execute(f"DROP OWNED BY {role['rolname']} CASCADE")
+        await admin.execute(f"DROP ROLE {role['rolname']}")
     await admin.close()
+
+
+@pytest.fixture
+def roles(url: str) -> str:
+    """A database made as the container makes it."""
+    make_roles(url)
+    return url
 
 
 def url_as(url: str, role: str) -> str:
@@ -54,24 +82,227 @@ def url_as(url: str, role: str) -> str:
     return urlsplit(url)._replace(netloc=f"{role}:{quote(PASSWORD)}@{host}").geturl()
 
 
-async def test_each_service_works_with_a_role_that_owns_its_schema_and_nothing_else(roles: str) -> None:
-    """OPS-1."""
+def source(schema: str) -> str:
+    return f"pawl.{schema}.adapters.sql.migrations"
+
+
+async def start(schema: str, url: str, owner_url: str | None, *, migrations: str | Path | None = None) -> list[str]:
+    """Do what a service does with its database at its start; returns the warnings in its log."""
+    settings = ServiceSettings(
+        database_url=SecretStr(url),
+        database_owner_url=SecretStr(owner_url) if owner_url else None,
+        database_unsafe=True,
+    )
+    with capture_logs() as entries:
+        async with Service(schema, settings) as service:
+            database = await service.open_database()
+            found = migrations or source(schema)
+            await service.migrate(database, schema, found, append_only=APPEND_ONLY.get(schema, ()))
+    return [entry["event"] for entry in entries if entry["log_level"] == "warning" and "unsafe" not in entry["event"]]
+
+
+async def start_all(url: str) -> None:
     for schema in SCHEMAS:
-        async with Database(url_as(roles, schema), application_name="test") as database:
-            await database.migrate(schema, f"pawl.{schema}.adapters.sql.migrations")
+        assert await start(schema, url_as(url, schema), url_as(url, f"{schema}_owner")) == []
+
+
+async def refused(connection: Connection, *statements: str) -> None:
+    for statement in statements:
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await connection.execute(statement)
+            pytest.fail(f"PostgreSQL lets this role {statement}")
+
+
+async def test_each_role_works_on_its_own_schema_and_touches_no_other(roles: str) -> None:
+    """OPS-1."""
+    await start_all(roles)
+    admin = await asyncpg.connect(roles)
+    tables = {schema: [row["relname"] for row in await admin.fetch(TABLES, schema)] for schema in SCHEMAS}
+    await admin.close()
+    for role in SCHEMAS:
+        connection = await asyncpg.connect(url_as(roles, role))
+        for schema, table in ((name, table) for name in SCHEMAS for table in tables[name]):
+            if schema == role:
+                await connection.fetch(f"SELECT * FROM {schema}.{table}")  # noqa: S608
+                # As retention does, too.
+                if table not in ("audit", "migrations"):
+                    await connection.execute(f"DELETE FROM {schema}.{table} WHERE false")  # noqa: S608
+            else:
+                await refused(
+                    connection,
+                    f"SELECT 1 FROM {schema}.{table}",  # noqa: S608
+                    f"INSERT INTO {schema}.{table} DEFAULT VALUES",
+                    f"DELETE FROM {schema}.{table}",  # noqa: S608
+                    f"TRUNCATE {schema}.{table}",
+                    f"DROP TABLE {schema}.{table}",
+                )
+        await connection.close()
+
+
+async def test_no_role_makes_anything_anywhere(roles: str) -> None:
+    """OPS-1."""
+    await start_all(roles)
     for role in SCHEMAS:
         connection = await asyncpg.connect(url_as(roles, role))
         assert not await connection.fetchval(
-            "SELECT rolsuper OR rolcreaterole OR rolcreatedb FROM pg_roles WHERE rolname = current_user"
+            "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
         )
-        for schema in SCHEMAS:
-            reading = connection.fetchval(f"SELECT count(*) FROM {schema}.migrations")  # noqa: S608  # one of ours
-            if schema == role:
-                assert await reading
-            else:
-                with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                    await reading
-        for forbidden in ("CREATE SCHEMA mine", "CREATE TABLE public.mine ()", "CREATE ROLE mine"):
-            with pytest.raises(asyncpg.InsufficientPrivilegeError):
-                await connection.execute(forbidden)
+        assert not await connection.fetchval(
+            "SELECT count(*) FROM pg_class WHERE pg_has_role(current_user, relowner, 'MEMBER')"
+        )
+        await refused(
+            connection,
+            "CREATE SCHEMA mine",
+            "CREATE TABLE public.mine ()",
+            "CREATE TEMPORARY TABLE mine ()",
+            "CREATE ROLE mine",
+            *(f"CREATE TABLE {schema}.mine ()" for schema in SCHEMAS),
+            *(f"CREATE FUNCTION {schema}.mine() RETURNS int LANGUAGE sql AS 'SELECT 1'" for schema in SCHEMAS),
+            *(f"DROP SCHEMA {schema} CASCADE" for schema in SCHEMAS),
+            f"SET ROLE {role}_owner",
+            f"UPDATE {role}.migrations SET checksum = ''",  # noqa: S608
+            f"DELETE FROM {role}.migrations",  # noqa: S608
+        )
         await connection.close()
+
+
+ENTRY = "INSERT INTO tool_registry.audit SELECT (jsonb_populate_record(NULL::tool_registry.audit, $1::text::jsonb)).*"
+
+
+def entry(**changes: Any) -> str:
+    texts = (
+        "store_id kind user_id run_id call_id tool_name verdict reason by_user_id arguments_sha256 result_sha256"
+        " prev_hash hash"
+    )
+    numbers = {"seq": 1, "tool_version": 1, "result_bytes": 0, "duration_us": 0}
+    return json.dumps(
+        {**dict.fromkeys(texts.split(), "x"), **numbers, "recorded_at": "2026-01-01T00:00:00Z", **changes}
+    )
+
+
+@pytest.mark.parametrize("role", SCHEMAS)
+async def test_nobody_changes_or_removes_an_entry_of_the_audit(roles: str, role: str) -> None:
+    """OPS-1: PostgreSQL itself refuses."""
+    await start_all(roles)
+    registry = await asyncpg.connect(url_as(roles, "tool_registry"))
+    await registry.execute(ENTRY, entry())
+    connection = await asyncpg.connect(url_as(roles, role))
+    await refused(
+        connection,
+        "UPDATE tool_registry.audit SET verdict = 'ALLOW'",
+        "DELETE FROM tool_registry.audit",
+        "TRUNCATE tool_registry.audit",
+        "SELECT * FROM tool_registry.audit FOR UPDATE",
+        "INSERT INTO tool_registry.audit SELECT * FROM tool_registry.audit"
+        " ON CONFLICT (store_id, seq) DO UPDATE SET verdict = 'ALLOW'",
+        "ALTER TABLE tool_registry.audit RENAME TO away",
+        "ALTER TABLE tool_registry.audit ADD COLUMN more int",
+        f"ALTER TABLE tool_registry.audit OWNER TO {role}",
+        "ALTER TABLE tool_registry.audit DISABLE TRIGGER ALL",
+        "ALTER TABLE tool_registry.audit ENABLE ROW LEVEL SECURITY",
+        "CREATE TRIGGER mine BEFORE INSERT ON tool_registry.audit FOR EACH ROW"
+        " EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "CREATE RULE mine AS ON INSERT TO tool_registry.audit DO INSTEAD NOTHING",
+        "DROP INDEX tool_registry.audit_decisions",
+        "DROP TABLE tool_registry.audit",
+        "SET session_replication_role = replica",
+    )
+    assert await registry.fetchval("SELECT verdict FROM tool_registry.audit") == "x"
+    await connection.close()
+    await registry.close()
+
+
+async def test_rights_follow_the_migrations(roles: str, tmp_path: Path) -> None:
+    urls = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
+    (tmp_path / "0001_one.sql").write_text("CREATE TABLE one (n int GENERATED ALWAYS AS IDENTITY)")
+    await start("notifier", *urls, migrations=tmp_path)
+    (tmp_path / "0002_two.sql").write_text("CREATE TABLE two (n serial)")
+    await start("notifier", *urls, migrations=tmp_path)
+    connection = await asyncpg.connect(urls[0])
+    for table in ("one", "two"):
+        await connection.execute(f"INSERT INTO notifier.{table} DEFAULT VALUES")
+        await connection.execute(f"DELETE FROM notifier.{table}")  # noqa: S608  # one of ours
+    await connection.close()
+
+
+async def test_rights_beyond_those_are_taken_back_and_right_ones_left_alone(roles: str) -> None:
+    urls = url_as(roles, "tool_registry"), url_as(roles, "tool_registry_owner")
+    await start("tool_registry", *urls)
+    owner = await asyncpg.connect(urls[1])
+    rows = "SELECT relname, xmin::text FROM pg_class WHERE relname IN ('audit', 'rules')"
+    before = await owner.fetch(rows)
+    await start("tool_registry", *urls)
+    assert await owner.fetch(rows) == before
+    await owner.execute("GRANT ALL ON tool_registry.audit TO tool_registry")
+    assert await start("tool_registry", urls[0], None) == ["database.append_only_unprotected"]
+    assert await start("tool_registry", *urls) == []
+    await owner.close()
+    connection = await asyncpg.connect(urls[0])
+    await refused(connection, "UPDATE tool_registry.audit SET verdict = ''")
+    await connection.close()
+
+
+async def test_an_older_version_leaves_the_rights_of_a_newer_one_alone(roles: str, tmp_path: Path) -> None:
+    """It does not know which of the newer tables only grow."""
+    new, old = tmp_path / "new", tmp_path / "old"
+    for folder in (new, old):
+        folder.mkdir()
+        (folder / "0001_one.sql").write_text("CREATE TABLE one (n int)")
+    (new / "0002_two.sql").write_text("CREATE TABLE two (n int)")
+    async with Database(url_as(roles, "notifier_owner"), application_name="test") as owner:
+        await owner.migrate("notifier", new, Rights(role="notifier", append_only=frozenset({"two"})))
+        assert await owner.migrate("notifier", old, Rights(role="notifier")) == 0
+    connection = await asyncpg.connect(url_as(roles, "notifier"))
+    await refused(connection, "DELETE FROM notifier.two")
+    await connection.close()
+
+
+async def test_with_one_role_all_works_and_the_registry_says_what_that_role_could_do(url: str) -> None:
+    for schema in ("job_store", "tool_registry"):
+        warnings = ["database.append_only_unprotected"] if schema == "tool_registry" else []
+        assert await start(schema, url, None) == warnings
+        assert await start(schema, url, url) == warnings, "the owner's URL changes nothing if it is the same role's"
+
+
+async def test_a_role_that_owns_nothing_starts_once_all_is_migrated(roles: str) -> None:
+    service, owner = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
+    with pytest.raises(StartError, match=r"schema notifier: permission denied .*PAWL_DATABASE_OWNER_URL"):
+        await start("notifier", service, None)
+    await start("notifier", service, owner)
+    await start("notifier", service, None)
+
+
+async def test_an_owner_who_is_none_or_elsewhere_is_told(roles: str, postgres_url: str) -> None:
+    service = url_as(roles, "notifier")
+    with pytest.raises(StartError, match="schema notifier: permission denied"):
+        await start("notifier", service, url_as(roles, "job_store"))
+    with pytest.raises(StartError, match=r"PAWL_DATABASE_OWNER_URL: .*does not exist"):
+        await start("notifier", service, urlsplit(postgres_url)._replace(path="/nowhere").geturl())
+
+
+async def test_schemas_of_roles_that_owned_them_go_to_the_owners(url: str) -> None:
+    """A volume of before: one role a service, which owns its schema."""
+    admin = await asyncpg.connect(url)
+    for schema in SCHEMAS:
+        quoted = PASSWORD.replace("'", "''")
+        await admin.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{quoted}'")
+        await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {schema}")
+        await start(schema, url_as(url, schema), None)
+    await admin.execute(ENTRY, entry())
+    for _ in range(2):
+        make_roles(url)
+        await start_all(url)
+    owners = await admin.fetch(
+        "SELECT DISTINCT relnamespace::regnamespace::text || '_owner' AS wanted, relowner::regrole::text AS found"
+        " FROM pg_class WHERE relnamespace::regnamespace::text = ANY ($1)",
+        list(SCHEMAS),
+    )
+    assert (
+        {row["wanted"] for row in owners} == {row["found"] for row in owners} == {f"{name}_owner" for name in SCHEMAS}
+    )
+    assert len(owners) == len(SCHEMAS)
+    assert await admin.fetchval("SELECT verdict FROM tool_registry.audit") == "x"
+    await admin.close()
+    connection = await asyncpg.connect(url_as(url, "tool_registry"))
+    await refused(connection, "DELETE FROM tool_registry.audit")
+    await connection.close()

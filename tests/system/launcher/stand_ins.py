@@ -12,4 +12,4 @@ _PROGRAM = Path(__file__).with_name("stand_in.py")
 
 def stand_in(name: str) -> ServiceSpec:
     """A service that only starts, says that it is ready, and stops."""
-    return ServiceSpec(name=name, command=(sys.executable, str(_PROGRAM)), nats_user="tool_registry")
+    return ServiceSpec(name=name, command=(sys.executable, str(_PROGRAM)), role="tool_registry")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -20,6 +21,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
     "PAWL_TOOL_SECRETS_FILE": frozenset({"tool-registry"}),
     "PAWL_SERVICE_KEY_FILE": frozenset({"agent-loop", "tool-registry", "notifier"}),
     "PAWL_DATABASE_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),
+    "PAWL_DATABASE_OWNER_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),
     "PAWL_NATS_URL_FILE": frozenset({"job-store", "agent-loop", "notifier"}),
     "AWS_SECRET_ACCESS_KEY": frozenset(),
     "PAWL_API_KEY": frozenset(),
@@ -29,7 +31,7 @@ SECRETS: Mapping[str, frozenset[str]] = {
 PLAIN = {"PATH": "/bin", "LC_ALL": "C", "PAWL_LOG_LEVEL": "debug", "PAWL_TOOL_ENVIRONMENT": "BILLING_URL, ABSENT"}
 
 
-_MADE = ("PAWL_DATABASE_URL_FILE", "PAWL_NATS_URL_FILE", "PAWL_SERVICE_KEY_FILE")
+_MADE = ("PAWL_DATABASE_URL_FILE", "PAWL_DATABASE_OWNER_URL_FILE", "PAWL_NATS_URL_FILE", "PAWL_SERVICE_KEY_FILE")
 """What the launcher makes itself."""
 
 
@@ -82,3 +84,20 @@ def test_an_authority_for_commands_is_none_for_services_without_certificates(tmp
         found = environment_of(spec, tmp_path, read_options(given, data=tmp_path))
         assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
         assert found.get("PAWL_INTERNAL_LISTEN", "127.0.0.1:0") == "127.0.0.1:0"
+
+
+def test_each_service_reaches_the_database_by_a_url_of_its_own(tmp_path: Path) -> None:
+    """OPS-1."""
+    found = [environment_of(spec, tmp_path, SuiteOptions(data=tmp_path)) for stage in STAGES for spec in stage]
+    urls = [environment["PAWL_DATABASE_URL_FILE"] for environment in found if "PAWL_DATABASE_URL_FILE" in environment]
+    owners = {environment.get("PAWL_DATABASE_OWNER_URL_FILE") for environment in found}
+    assert len(urls) == len(set(urls)) == 3
+    assert not owners & set(urls)
+
+
+def test_the_owner_of_a_database_of_your_own_is_given_on_if_there_is_one(tmp_path: Path) -> None:
+    one = SuiteOptions(data=tmp_path, database_url="postgresql://us")
+    two = dataclasses.replace(one, database_owner_url="postgresql://owner")
+    (store,) = STAGES[0]
+    assert "PAWL_DATABASE_OWNER_URL_FILE" in environment_of(store, tmp_path, two)
+    assert "PAWL_DATABASE_OWNER_URL_FILE" not in environment_of(store, tmp_path, one)

@@ -56,6 +56,7 @@ def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("environment", "ports", "replicas", "sentence"),
     [
+        ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too"),
         ({}, ["agentloop=1"], [], "--port: there is no 'agentloop'; choose from agent-loop,"),
         ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, not '70000'"),
         ({}, ["nats"], [], "--port: nats must be a number"),
