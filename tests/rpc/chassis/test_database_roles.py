@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 from collections.abc import AsyncIterator
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 from urllib.parse import parse_qs, quote, urlsplit
 
 import asyncpg
@@ -166,17 +166,22 @@ async def test_no_role_makes_anything_anywhere(roles: str) -> None:
         await connection.close()
 
 
-ENTRY = "INSERT INTO tool_registry.audit SELECT (jsonb_populate_record(NULL::tool_registry.audit, $1::text::jsonb)).*"
+ENTRY = {
+    **dict.fromkeys(
+        ["store_id", "kind", "user_id", "run_id", "call_id", "tool_name", "verdict", "reason", "by_user_id"], "x"
+    ),
+    **dict.fromkeys(["arguments_sha256", "result_sha256", "prev_hash", "hash"], "x"),
+    **dict.fromkeys(["seq", "tool_version", "result_bytes", "duration_us"], 1),
+    "recorded_at": datetime(2026, 1, 1, tzinfo=UTC),
+}
 
 
-def entry(**changes: Any) -> str:
-    texts = (
-        "store_id kind user_id run_id call_id tool_name verdict reason by_user_id arguments_sha256 result_sha256"
-        " prev_hash hash"
-    )
-    numbers = {"seq": 1, "tool_version": 1, "result_bytes": 0, "duration_us": 0}
-    return json.dumps(
-        {**dict.fromkeys(texts.split(), "x"), **numbers, "recorded_at": "2026-01-01T00:00:00Z", **changes}
+async def add_entry(connection: Connection) -> None:
+    """Add an entry to the audit."""
+    places = ", ".join(f"${number + 1}" for number in range(len(ENTRY)))
+    await connection.execute(
+        f"INSERT INTO tool_registry.audit ({', '.join(ENTRY)}) VALUES ({places})",  # noqa: S608
+        *ENTRY.values(),
     )
 
 
@@ -185,7 +190,7 @@ async def test_nobody_changes_or_removes_an_entry_of_the_audit(roles: str, role:
     """OPS-1: PostgreSQL itself refuses."""
     await start_all(roles)
     registry = await asyncpg.connect(url_as(roles, "tool_registry"))
-    await registry.execute(ENTRY, entry())
+    await add_entry(registry)
     connection = await asyncpg.connect(url_as(roles, role))
     await refused(
         connection,
@@ -288,7 +293,7 @@ async def test_schemas_of_roles_that_owned_them_go_to_the_owners(url: str) -> No
         await admin.execute(f"CREATE ROLE {schema} LOGIN PASSWORD '{quoted}'")
         await admin.execute(f"CREATE SCHEMA {schema} AUTHORIZATION {schema}")
         await start(schema, url_as(url, schema), None)
-    await admin.execute(ENTRY, entry())
+    await add_entry(admin)
     for _ in range(2):
         make_roles(url)
         await start_all(url)
