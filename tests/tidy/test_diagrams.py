@@ -12,4 +12,5 @@ from docs import diagrams
 @pytest.mark.parametrize("path", diagrams.PAGES, ids=lambda path: path.name)
 def test_the_pages_show_the_tables_that_are_enforced(path: Path) -> None:
     page = path.read_text(encoding="utf-8")
+    assert "<!-- generated:" in page
     assert page == diagrams.rendered(page), 'run "make diagrams"'
