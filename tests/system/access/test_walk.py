@@ -35,7 +35,7 @@ LISTENERS = ("agent-loop", "tool-registry", "job-store", "notifier")
 CARRIED = ("agent-loop", "tool-registry", "notifier")
 KNOW_SERVICES = ("tool-registry", "job-store")
 ROLES_OF_CALLERS = {
-    **{role.value: [role.value] for role in ROLES},
+    **{role.value: [role.value] for role in sorted(ROLES)},
     "nobody": [],
     "leaving": ["member"],
     "finance": ["finance"],
