@@ -133,8 +133,8 @@ def _builtin_tools(
 
 def _programs(settings: ToolRegistrySettings) -> Programs:
     """Return what programs may do: anything but reach what is private, where all of it is one user's."""
-    is_ones_own = not (settings.api_keys_file or settings.oidc_file or settings.mcp_programs_file)
-    rules = None if is_ones_own else read_programs_file(settings.mcp_programs_file)
+    is_free = settings.is_ones_own and settings.mcp_programs_file is None
+    rules = None if is_free else read_programs_file(settings.mcp_programs_file)
     return Programs(rules=rules, private=settings.private_places(os.environ), is_confined=not settings.mcp_unconfined)
 
 

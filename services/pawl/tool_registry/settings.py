@@ -79,6 +79,11 @@ class ToolRegistrySettings(ServiceSettings):
     file_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     files_bytes_max: int = Field(default=100 * 1024 * 1024, ge=1024)
 
+    @property
+    def is_ones_own(self) -> bool:
+        """True if all callers are whoever owns this machine. Without the local key they have keys that are rows."""
+        return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
+
     def private_places(self, environment: Mapping[str, str]) -> list[str]:
         """Return what no program of a source may reach: files of tools, mails, and what holds keys and secrets."""
         files = [Path(path) for name, path in environment.items() if re.fullmatch("PAWL_.*_FILE", name) and path]

@@ -128,6 +128,26 @@ def test_services_that_talk_to_each_other_do_not_start_without_their_key(cls: ty
 
 
 @pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"PAWL_LOCAL_KEY": LOCAL_KEY}, True),
+        ({"PAWL_LOCAL_KEY": LOCAL_KEY, "PAWL_OIDC_FILE": "oidc.json"}, False),
+        ({"PAWL_API_KEYS_FILE": "keys.json"}, False),
+        # All keys are rows, of any stores.
+        ({}, False),
+    ],
+)
+def test_a_registry_is_ones_own_only_with_the_local_key(
+    given: dict[str, str], *, expected: bool, environment: pytest.MonkeyPatch
+) -> None:
+    """Else an operator of any store could have any program started where the registry runs."""
+    environment.delenv("PAWL_LOCAL_KEY", raising=False)
+    for name, value in {"PAWL_SERVICE_KEY": "s" * 32, "PAWL_SERVICE_KEYS_FILE": "services.json", **given}.items():
+        environment.setenv(name, value)
+    assert read(ToolRegistrySettings).is_ones_own is expected
+
+
+@pytest.mark.parametrize(
     ("address", "expected"),
     [
         ("127.0.0.1:1", True),
