@@ -17,9 +17,11 @@ from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, del
 EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}
 
 
-def gated(world: World, required: int = 1, *, credential_id: str = "", **fields: Any) -> str:
+def gated(
+    world: World, required: int = 1, *, credential_id: str = "", delegate_user_id: str = "", **fields: Any
+) -> str:
     """A run of ann with a call `call` that needs the approval of so many people."""
-    run_id = world.begin(credential_id=credential_id)
+    run_id = world.begin(credential_id=credential_id, delegate_user_id=delegate_user_id)
     waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required, **fields)
     world.commit(run_id, calls=(waits,))
     return run_id
@@ -33,12 +35,14 @@ def decide(
     right: DecisionRight = DecisionRight.STORE,
     *,
     credential_id: str = "",
+    delegate_user_id: str = "",
     **fields: Any,
 ) -> Receipt:
     values: dict[str, Any] = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
     command_id = fields.pop("command_id", f"cmd_{user_id}_{world.number()}")
     command = Decide(call_id=CallId("call"), kind=kind, right=right, **(values | fields))
-    return world.send(run_id, command, command_id, user_id=user_id, credential_id=credential_id)
+    who = {"user_id": user_id, "credential_id": credential_id, "delegate_user_id": delegate_user_id}
+    return world.send(run_id, command, command_id, **who)
 
 
 def said(receipt: Receipt) -> tuple[str, str]:
@@ -137,6 +141,28 @@ def test_a_credential_approves_once_whoever_it_says_that_it_is() -> None:
     assert said(decide(world, run_id, "dan", credential_id="key_3")) == TAKEN
     given = [(approval.user_id, approval.credential_id) for approval in world.call("call").approvals]
     assert given == [("cyd", "key_2"), ("dan", "key_3")]
+
+
+def test_a_delegate_approves_nothing_that_it_started_for_somebody_also_with_another_key() -> None:
+    world = World()
+    run_id = gated(world, 2, credential_id="key_1", delegate_user_id="shop")
+    for user_id in ("cyd", "shop"):
+        refused = decide(world, run_id, user_id, credential_id="key_2", delegate_user_id="shop")
+        assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    assert said(decide(world, run_id, "shop", credential_id="key_3")) == ("REFUSED", "PERMISSION_DENIED")
+    assert said(decide(world, run_id, "cyd", credential_id="key_4")) == TAKEN
+
+
+def test_a_delegate_approves_once_with_all_its_keys_and_names() -> None:
+    world = World()
+    run_id = gated(world, 2, credential_id="key_1")
+    assert said(decide(world, run_id, "cyd", credential_id="key_2", delegate_user_id="shop")) == TAKEN
+    refused = decide(world, run_id, "dan", credential_id="key_3", delegate_user_id="shop")
+    assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    assert said(decide(world, run_id, "shop", credential_id="key_4")) == ("REFUSED", "PERMISSION_DENIED")
+    assert world.call("call").decision is None
+    assert said(decide(world, run_id, "dan", credential_id="key_5")) == TAKEN
+    assert world.call("call").decision is not None
 
 
 @pytest.mark.parametrize("credential_id", ["", "local"])

@@ -16,11 +16,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.auth import LOCAL_CREDENTIAL
-from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId
+from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId, UserId
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import call_table
 from pawl.job_store.domain.events import CallChanged
-from pawl.job_store.domain.rows import CallRow, Offer, RunRow
+from pawl.job_store.domain.rows import CallRow, Decision, Offer, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind
 
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
@@ -132,21 +132,26 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call of `run` as it was decided.
 
     Of two and more that are needed none is whoever started the run, or has its credential,
-    and no two are one person, or have one credential.
+    and no two are one person, or have one credential. A delegate is a person, too.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
         return False
     if call.approvals_required == 1:
         return True
-    users, credentials, counted = {call.user_id}, {run.credential_id} - SHARED_CREDENTIALS, 0
+    users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in call.approvals:
-        is_another = approval.user_id not in users and approval.credential_id not in credentials
+        is_another = users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials
         if is_another and approval.digest == decision.digest:
-            users.add(approval.user_id)
+            users |= people_of(approval)
             credentials |= {approval.credential_id} - SHARED_CREDENTIALS
             counted += 1
     return counted >= call.approvals_required
+
+
+def people_of(acted: RunRow | Decision) -> set[UserId]:
+    """Return in whose name it was started or decided, and the user of the delegate that did it, whatever its key."""
+    return {acted.user_id, acted.delegate_user_id} - {UserId("")}
 
 
 def is_same_credential(one: CredentialId, other: CredentialId) -> bool:

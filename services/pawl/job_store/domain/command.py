@@ -30,7 +30,7 @@ from pawl.errors import (
     TokenCeiling,
 )
 from pawl.job_store.domain import attention, inbox, log, offers, stop, turn
-from pawl.job_store.domain.calls import arguments_sha256, is_same_credential
+from pawl.job_store.domain.calls import arguments_sha256, is_same_credential, people_of
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
 from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, Decision, RunRow
 from pawl.job_store.domain.states import (
@@ -349,7 +349,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if command.right is DecisionRight.QUESTIONS:
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
         several = call.approvals_required
-        if several > 1 and self.user_id == call.user_id:
+        people = {self.user_id, self.delegate_user_id} - {UserId("")}
+        if several > 1 and not people.isdisjoint(people_of(run)):
             message = f"{several} people other than the one who started the run decide this call"
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if several > 1 and is_same_credential(self.credential_id, run.credential_id):
@@ -364,6 +365,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if any(approval.user_id == self.user_id for approval in call.approvals):
             message = f"you have approved this call; {several} different people must"
             raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
+        if not all(people.isdisjoint(people_of(approval)) for approval in call.approvals):
+            message = f"whoever acts here has approved this call under another name; {several} people must"
+            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
             message = f"your credential has approved this call; {several} people must, each with one of their own"
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
