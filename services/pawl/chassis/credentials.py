@@ -91,10 +91,14 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
     """Return the services by digest of their keys, from JSON {name: [SHA-256 of a key, in hexadecimal]}.
 
     Raises:
-        ValueError: it has another form.
+        ValueError: it has another form, or one key for two services.
     """
     services = msgspec.json.decode(content, type=dict[str, list[_Sha256]])
-    return {bytes.fromhex(digest): service_principal(name) for name, digests in services.items() for digest in digests}
+    named = {(digest, name) for name, digests in services.items() for digest in digests}
+    found = {bytes.fromhex(digest): service_principal(name) for digest, name in named}
+    if len(found) != len(named):
+        raise ValueError("it has one key for two services")
+    return found
 
 
 class WatchedFile(Generic[T]):

@@ -111,6 +111,7 @@ class IssuerKeys:
         self._fetched_at: float | None = None
         self._began_at: deque[float] = deque(maxlen=_AT_ONCE_MAX)
         self._is_down = False
+        self._is_wanted = False
         self._fetching: asyncio.Task[None] | None = None
 
     async def fitting(self, token: Token, *, may_look: Callable[[], bool]) -> list[PublicKey]:
@@ -120,12 +121,22 @@ class IssuerKeys:
             DependencyUnavailable: the issuer cannot be asked, so nobody knows.
         """
         found = fitting(self._keys, token)
-        if (not found or self._is_outdated()) and may_look():
-            await self.refresh()
+        if not found or self._is_outdated():
+            await self.look(may_look)
             found = fitting(self._keys, token)
         if self._is_outdated() or (self._is_down and not found):
             raise DependencyUnavailable("the token cannot be checked now, its issuer does not answer: try again later")
         return found
+
+    async def look(self, may_look: Callable[[], bool]) -> bool:
+        """Return whether the keys are those of now, after a look at the issuer if allowed; else it comes soon.
+
+        So who fails too often keeps nobody at his address from the keys of a rotation.
+        """
+        if may_look():
+            return await self.refresh()
+        self._is_wanted = True
+        return False
 
     async def refresh(self) -> bool:
         """Return once the keys are those of now. False, at once, if the issuer has been asked too often lately."""
@@ -135,8 +146,9 @@ class IssuerKeys:
         return True
 
     async def keep_fresh(self) -> None:
-        """Fetch the keys if that is due: every five minutes, sooner after a failure."""
-        if not self._began_at or self._since(-1) >= (_RETRY_SECONDS if self._is_down else _REFRESH_SECONDS):
+        """Fetch the keys if that is due: every five minutes, sooner after a failure or for a key that was missed."""
+        is_soon = self._is_down or self._is_wanted
+        if not self._began_at or self._since(-1) >= (_RETRY_SECONDS if is_soon else _REFRESH_SECONDS):
             await self._join_fetch()
 
     async def close(self) -> None:
@@ -155,6 +167,7 @@ class IssuerKeys:
         """Return after one fetch, which all who wait share, and which goes on when they leave."""
         if self._fetching is None:
             self._began_at.append(self._clock.monotonic())
+            self._is_wanted = False
             self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys(), name="issuers.fetch")
         await asyncio.shield(self._fetching)
 
@@ -197,8 +210,8 @@ class Issuers:
         keys = self._keys_of(provider)
         found = await keys.fitting(token, may_look=may_look)
         is_good = is_signed(token, found)
-        is_new = found and not is_good and token.key_id is None and may_look()
-        if is_new and await keys.refresh():
+        may_be_new = found and not is_good and token.key_id is None
+        if may_be_new and await keys.look(may_look):
             is_good = is_signed(token, await keys.fitting(token, may_look=may_look))
         if not is_good:
             raise TokenRefused("the signature is wrong" if found else "its issuer has no such key")

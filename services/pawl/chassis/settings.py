@@ -131,10 +131,11 @@ class ServiceSettings(BaseSettings):
 
     @model_validator(mode="after")
     def _refuse_strangers(self) -> Self:
-        if self.local_key is not None and not is_loopback(self.listen):
+        listens = (self.listen, self.internal_listen or self.listen)
+        if self.local_key is not None and not all(map(is_loopback, listens)):
             raise ValueError(
-                "PAWL_LOCAL_KEY: may do everything, so it is for PAWL_LISTEN on loopback only;"
-                " beyond it callers have keys of their own"
+                "PAWL_LOCAL_KEY: may do everything, so it is for PAWL_LISTEN and PAWL_INTERNAL_LISTEN on loopback"
+                " only; beyond it callers have keys of their own"
             )
         if self.local_key is not None and self.api_keys_file is not None:
             raise ValueError("PAWL_API_KEYS_FILE: give either it or, for one machine only, PAWL_LOCAL_KEY")

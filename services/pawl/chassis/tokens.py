@@ -52,6 +52,8 @@ _PUBLIC: Final = {
 _ABOUT: Final = frozenset({"kty", "kid", "use", "alg", "key_ops"})
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
+# None at all would be more than a role: such a caller decides about its own runs.
+_Roles: TypeAlias = Annotated[list[_Id], msgspec.Meta(min_length=1)]
 _Text = Annotated[str, msgspec.Meta(min_length=1, max_length=_TEXT_LENGTH_MAX)]
 _Claim: TypeAlias = _Text | Annotated[tuple[_Text, ...], msgspec.Meta(min_length=1, max_length=8)]
 """The name of a claim, or its path through objects that are claims."""
@@ -82,8 +84,8 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """The roles of a token: those that `map` has for the values of a claim, else `default`, else it is refused."""
 
     claim: _Claim
-    map: dict[str, list[_Id]]
-    default: list[_Id] | None = None
+    map: dict[str, _Roles]
+    default: _Roles | None = None
 
     def __post_init__(self) -> None:
         if any(Role.DEPLOYMENT in roles for roles in (*self.map.values(), self.default or ())):

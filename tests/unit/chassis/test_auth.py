@@ -217,3 +217,5 @@ def test_services_are_known_by_the_digests_of_their_keys() -> None:
     digest = "ab" * 32
     found = parse_service_keys(f'{{"agent-loop": ["{digest}"]}}'.encode())
     assert found == {bytes.fromhex(digest): service_principal("agent-loop")}
+    with pytest.raises(ValueError, match="two services"):
+        parse_service_keys(f'{{"agent-loop": ["{digest}"], "notifier": ["{digest}"]}}'.encode())

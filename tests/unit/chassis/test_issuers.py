@@ -113,6 +113,24 @@ async def test_who_fails_too_often_causes_no_fetch_and_known_keys_do_for_him_too
     assert world.fetches == 1
 
 
+@pytest.mark.parametrize("more", [{}, {"header": {"kid": None}}])
+async def test_who_fails_too_often_keeps_nobody_at_his_address_from_a_new_key(more: dict[str, Any]) -> None:
+    world = World(OLD)
+    async with world.running():
+        world.published = keys(OLD, NEW)
+        await world.clock.advance(30)
+        now = int(world.clock.now())
+        made = token(private=NEW, iat=now, exp=now + 600, **more)
+        for _ in range(100):
+            with pytest.raises(TokenRefused):
+                await world.issuers.credential(made, may_look=lambda: False)
+        await world.clock.advance(10)
+        assert (await world.issuers.credential(made, may_look=lambda: False)).user_id == "ann"
+        assert world.fetches == 2
+        await world.clock.advance(60)
+        assert world.fetches == 2
+
+
 async def test_bad_signatures_expired_tokens_and_other_issuers_cost_no_fetch() -> None:
     world = World(OLD)
     assert await world.user(OLD) == "ann"

@@ -94,6 +94,11 @@ def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> 
     environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
     assert len(problems()) == 1
     assert "PAWL_LOCAL_KEY" in problems()[0]
+    environment.setenv("PAWL_LISTEN", "127.0.0.1:7603")
+    environment.setenv("PAWL_INTERNAL_LISTEN", "0.0.0.0:7633")
+    assert ["PAWL_LOCAL_KEY" in problem for problem in problems()] == [True]
+    environment.delenv("PAWL_INTERNAL_LISTEN")
+    environment.setenv("PAWL_LISTEN", "0.0.0.0:7603")
     environment.delenv("PAWL_LOCAL_KEY")
     assert read(Settings).listen == "0.0.0.0:7603"
     environment.setenv("PAWL_API_KEYS_FILE", "keys.json")

@@ -194,6 +194,8 @@ def test_who_calls_with_a_token_is_of_its_store_with_its_rights_until_it_expires
         (ENTRY | {"roles": {"claim": "r", "map": {"root": ["deployment"]}}}, "deployment"),
         (ENTRY | {"roles": {"claim": "r", "map": {}, "default": ["deployment"]}}, "deployment"),
         (ENTRY | {"roles": {"claim": "r"}}, "map"),
+        (ENTRY | {"roles": {"claim": "r", "map": {"guests": []}}}, "length >= 1"),
+        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": []}}, "length >= 1"),
         ({"issuer": ISSUER}, "audience"),
     ],
 )
