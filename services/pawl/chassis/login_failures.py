@@ -20,10 +20,13 @@ from prometheus_client import Counter
 from pawl.chassis import logs
 from pawl.chassis.auth import bearer_key, check_said_once
 from pawl.chassis.clock import Clock
-from pawl.errors import Unauthenticated
+from pawl.errors import Overloaded, Unauthenticated
 
 ENTRIES_MAX: Final = 4096
 """The sources that are remembered, and the keys: the least recent give way."""
+
+LOOKING_MAX: Final = 1000
+"""The callers at once, of whom nothing is known yet, that wait until others were asked about them."""
 
 _OF_SOURCE: Final = (30.0, 0.5)
 _OF_KEY: Final = (5.0, 0.1)
@@ -124,6 +127,8 @@ class LoginFailures:
         self._clock = clock
         self._sources = Rate(*_OF_SOURCE, clock)
         self._keys = Rate(*_OF_KEY, clock)
+        self._unchecked = Rate(*_OF_SOURCE, clock)
+        self._looking: set[object] = set()
         self._unsaid = 0
         self._unsaid_source = ""
         self._unsaid_since = 0.0
@@ -131,6 +136,23 @@ class LoginFailures:
     def may_look(self, source: str, authorization: str) -> bool:
         """Return whether a look for a credential that is not known may cost something."""
         return self._sources.has(source) and self._keys.has(_short(authorization))
+
+    def look(self, call: object, source: str, authorization: str) -> bool:
+        """Return whether a call may wait until others were asked who calls; it counts as waiting until `end_look`.
+
+        Raises:
+            Overloaded: too many wait for that.
+        """
+        if not self.may_look(source, authorization):
+            return False
+        if call not in self._looking and len(self._looking) >= LOOKING_MAX:
+            raise Overloaded(f"{LOOKING_MAX} callers are being looked for: try again later")
+        self._looking.add(call)
+        return True
+
+    def end_look(self, call: object) -> None:
+        """Count a call no more among those that wait, if it is one."""
+        self._looking.discard(call)
 
     def note(self, source: str, metadata: Metadata, method: str) -> None:
         """Count a login that failed, and tell of it unless there are too many."""
@@ -148,6 +170,10 @@ class LoginFailures:
         self._unsaid += 1
         self._unsaid_source = source
         self.report()
+
+    def may_tell(self, source: str) -> bool:
+        """Return whether the log may have one more line of a caller who could not be checked."""
+        return self._unchecked.spend(source)
 
     def report(self) -> None:
         """Tell, once a minute, how many failures were told by no line of their own."""

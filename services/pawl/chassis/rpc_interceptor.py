@@ -39,9 +39,11 @@ from pawl.errors import (
     DeadlineExceeded,
     Internal,
     MethodNotFound,
+    Overloaded,
     PawlError,
     ShuttingDown,
     Unauthenticated,
+    Unavailable,
 )
 
 REQUEST_ID_KEY: Final = "pawl-request-id"
@@ -364,7 +366,7 @@ class Method:
         try:
             auth.check_said_once(context.invocation_metadata() or ())
             principal = await self.interceptor.authenticator.authenticate(
-                metadata, source=source, may_look=lambda: failures.may_look(source, metadata["authorization"])
+                metadata, source=source, may_look=lambda: failures.look(call, source, metadata["authorization"])
             )
             if principal.is_service and self.interceptor.certified_services:
                 tls.check_service(principal.credential_id, context.auth_context())
@@ -373,6 +375,11 @@ class Method:
             call.is_told = True
             failures.note(source, tuple(context.invocation_metadata() or ()), self.name)
             raise
+        except (Overloaded, Unavailable):
+            call.is_told = not failures.may_tell(source)
+            raise
+        finally:
+            failures.end_look(call)
 
     def _refusal(self, error: Exception, call: _ActiveCall) -> PawlError:
         """Return what the client is told about `error`."""

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
 
+from pawl.chassis import login_failures
 from pawl.chassis.auth import Credential, Principal, service_principal, user_principal
 from pawl.chassis.credentials import FileCredential, KeyAuthenticator
 from pawl.chassis.key_rows import digest_of
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel, translating
-from pawl.errors import DependencyUnavailable, PawlError, Unauthenticated
+from pawl.errors import DependencyUnavailable, Overloaded, PawlError, Unauthenticated
 from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
 
 ANN, BOB, SERVICE = "key-of-ann-0123456789", "key-of-bob-0123456789", "key-of-service-01234"
@@ -141,3 +142,38 @@ async def test_too_many_failures_cost_nothing_and_keep_nobody_out(
     assert 0 < sum("login.failed" in line for line in lines) == sum(told.looks) < many
     assert not any("UNAUTHENTICATED" in line or "guess-" in line for line in lines)
     assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "unknown"}) == many
+
+
+async def test_only_so_many_wait_for_a_look_and_those_who_are_known_are_let_in(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(login_failures, "LOOKING_MAX", 3)
+    asked, answered = asyncio.Semaphore(0), asyncio.Event()
+
+    class Slow(Told):
+        async def authenticate(
+            self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
+        ) -> Principal:
+            if metadata.get("authorization") != f"Bearer {BOB}" and may_look() and may_look():
+                asked.release()
+                await answered.wait()
+            return await super().authenticate(metadata, source=source)
+
+    slow, many = Slow(error=DependencyUnavailable("nobody can tell")), 100
+    async with serve(authenticator=slow) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        for _ in range(2):
+            answered.clear()
+            waits = [asyncio.ensure_future(stub.call("unary", "hello", metadata=bearer(ANN))) for _ in range(3)]
+            for _ in waits:
+                await asked.acquire()
+            for _ in range(many):
+                with pytest.raises(Overloaded), translating():
+                    await stub.call("unary", "hello", metadata=bearer(ANN))
+            assert await stub.call("unary", "hello", metadata=bearer(BOB)) == ["hello"]
+            answered.set()
+            for wait in waits:
+                with pytest.raises(DependencyUnavailable), translating():
+                    await wait
+    lines = "".join(capfd.readouterr()).splitlines()
+    assert 0 < sum("RESOURCE_EXHAUSTED" in line or "UNAVAILABLE" in line for line in lines) < many
