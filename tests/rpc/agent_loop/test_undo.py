@@ -129,6 +129,8 @@ async def test_an_admin_undoes_in_the_name_of_the_user_and_the_run_says_so(stub:
     undoing = (await stub.UndoRun(RUN, metadata=ADMIN)).run
 
     assert (undoing.user_id, undoing.undo.user_id) == ("me", "root")
+    # So the ledger knows both for those who started it: neither approves what it does, with whatever credential.
+    assert undoing.delegate_user_id == "root"
     report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing.run_id), metadata=ADMIN)
     assert len(report.calls) == 3
 

@@ -95,4 +95,4 @@ class Undoing:
         # The ledger reads for no user in particular: for a service.
         run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), run_id)
         # Whoever asks for it has started it, and is none of those who approve what it does.
-        return replace(caller, user_id=run.user_id, roles=run.user_roles), run
+        return replace(caller, user_id=run.user_id, delegate_user_id=caller.user_id, roles=run.user_roles), run
