@@ -86,6 +86,7 @@ async def main(stop: asyncio.Event) -> None:
             executor=settings.executor_options,
             workers=settings.worker_options,
             store_calls_per_minute=settings.store_calls_per_minute,
+            is_ones_own=_is_ones_own(settings),
         )
         registry = wire(ports, limits)
         metrics.watch(
@@ -131,10 +132,14 @@ def _builtin_tools(
     ]
 
 
+def _is_ones_own(settings: ToolRegistrySettings) -> bool:
+    """Return whether any program may be started."""
+    return settings.is_ones_own and settings.mcp_programs_file is None
+
+
 def _programs(settings: ToolRegistrySettings) -> Programs:
     """Return what programs may do: anything but reach what is private, where all of it is one user's."""
-    is_free = settings.is_ones_own and settings.mcp_programs_file is None
-    rules = None if is_free else read_programs_file(settings.mcp_programs_file)
+    rules = None if _is_ones_own(settings) else read_programs_file(settings.mcp_programs_file)
     return Programs(rules=rules, private=settings.private_places(os.environ), is_confined=not settings.mcp_unconfined)
 
 

@@ -81,7 +81,7 @@ class ToolRegistrySettings(ServiceSettings):
 
     @property
     def is_ones_own(self) -> bool:
-        """True if all callers are whoever owns this machine. Without the local key they have keys that are rows."""
+        """True if there is a key of whoever owns this machine. Others may have keys that are rows."""
         return self.local_key is not None and not (self.api_keys_file or self.oidc_file)
 
     def private_places(self, environment: Mapping[str, str]) -> list[str]:

@@ -122,11 +122,15 @@ class Limits:
     executor: ExecutorOptions
     workers: WorkerOptions
     store_calls_per_minute: int = 0
+    is_ones_own: bool = False
+    """Any program may be a source, and whoever owns the machine adds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRegistry:
     """A registry that is not running yet: load `catalog`, enter `hub` and `executor`, add it to a server."""
+
+    is_ones_own: bool
 
     catalog: Catalog
     rules: Rules
@@ -145,7 +149,7 @@ class ToolRegistry:
         server.add(add_RuleServiceServicer_to_server, RuleServicer(self.rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(self.audit))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(self.documents))
-        server.add(add_SourceServiceServicer_to_server, SourceServicer(self.sources))
+        server.add(add_SourceServiceServicer_to_server, SourceServicer(self.sources, is_ones_own=self.is_ones_own))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, self.execution, service_only=True, drain_streams=True)
 
@@ -172,6 +176,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
     return ToolRegistry(
+        is_ones_own=limits.is_ones_own,
         catalog=catalog,
         rules=rules,
         sources=Sources(

@@ -7,9 +7,9 @@ from typing import Final
 
 from google.protobuf import json_format
 
-from pawl.chassis.auth import require_decider, require_user
+from pawl.chassis.auth import LOCAL_CREDENTIAL, require_decider, require_user
 from pawl.chassis.rpc_kinds import Context
-from pawl.errors import InvalidField
+from pawl.errors import InvalidField, PermissionDenied
 from pawl.tool.v1 import source_pb2 as pb
 from pawl.tool.v1 import source_pb2_grpc
 from pawl.tool_registry.app.sources.sources import ListedSource, Sources, may_change
@@ -20,18 +20,26 @@ from pawl.tool_registry.rpc import convert
 # Who understands the configuration.
 _KINDS: Final = {"mcp_stdio": "mcp", "mcp_http": "mcp", "open_api": "http", "http_endpoint": "http"}
 
+_OWNERS_ONLY: Final = (
+    "any program may be started here, so only the local key adds them:"
+    " whoever runs this lists programs for others in PAWL_MCP_PROGRAMS_FILE"
+)
+
 
 class SourceServicer(source_pb2_grpc.SourceServiceServicer):
-    """Translates between the wire and the use cases."""
+    """Translates between the wire and the use cases. With `is_ones_own`, programs are added with the local key only."""
 
-    def __init__(self, sources: Sources) -> None:
+    def __init__(self, sources: Sources, *, is_ones_own: bool = False) -> None:
         self._sources = sources
+        self._is_ones_own = is_ones_own
 
     async def AddSource(self, request: pb.AddSourceRequest, context: Context) -> pb.AddSourceResponse:
         user = require_decider()
         kind = request.config.WhichOneof("kind")
         if kind is None:
             raise InvalidField("config.kind: is required", field="config.kind")
+        if kind == "mcp_stdio" and self._is_ones_own and user.credential_id != LOCAL_CREDENTIAL:
+            raise PermissionDenied(_OWNERS_ONLY)
         # Sorted, so that the same message is the same text.
         config = json_format.MessageToJson(request.config, indent=None, sort_keys=True, ensure_ascii=False).encode()
         source = Source(store_id=user.store_id, name=request.config.name, kind=_KINDS[kind], config=config)
