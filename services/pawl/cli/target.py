@@ -18,7 +18,7 @@ from pawl.chassis import tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import find_key
 from pawl.chassis.rpc_client import connect, open_channel
-from pawl.chassis.settings import split_address
+from pawl.chassis.settings import is_loopback, split_address
 from pawl.cli.failure import SERVICES, Asks, CommandError
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher.endpoints import Endpoints, read_endpoints
@@ -142,7 +142,7 @@ def find(
     """
     named = _addresses(address) if address else ()
     folder = data or Path(".pawl")
-    running = read_endpoints(folder)
+    running = _running(folder)
     if running is not None and not set(named) <= set(running.addresses("agent-loop")):
         running = None
     if running is None and not named and data is not None:
@@ -167,6 +167,16 @@ def find(
         certificates=tls.of_client(_authority_of(running) if running else authority, SystemClock()),
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
     )
+
+
+def _running(folder: Path) -> Endpoints | None:
+    """Return the suite of a folder; none that is elsewhere: `pawl up` runs here, and anybody may write such a file."""
+    found = read_endpoints(folder)
+    try:
+        is_here = found is None or all(is_loopback(each) for name in found.services for each in found.addresses(name))
+    except ValueError:
+        is_here = False
+    return found if is_here else None
 
 
 def _addresses(text: str) -> tuple[str, ...]:

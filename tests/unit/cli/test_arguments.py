@@ -223,3 +223,19 @@ def test_a_service_that_does_not_answer_is_named(command: str, service: str, mon
 )
 def test_an_error_is_a_sentence_that_says_what_to_do_next(error: Exception, sentence: str) -> None:
     assert explain(error, [NOBODY]) == sentence
+
+
+@pytest.mark.parametrize("elsewhere", ["203.0.113.9:7601", "example.com:7601", "nonsense"])
+def test_a_folder_that_somebody_else_made_does_not_send_the_key_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, elsewhere: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(".pawl").mkdir()
+    replica = Replica(grpc=elsewhere, metrics="", pid=1, ready=True)
+    services = {"agent-loop": [replica]}
+    write_endpoints(Endpoints(launcher_pid=os.getpid(), data=".pawl", secrets="", services=services))
+    environment = {"PAWL_API_KEY": "key"}
+    target = find(address=None, data=None, store=None, user=None, environment=environment)
+    assert target.agent == ("127.0.0.1:7601",)
+    with pytest.raises(CommandError, match="No Pawl suite"):
+        find(address=None, data=Path(".pawl"), store=None, user=None, environment=environment)
