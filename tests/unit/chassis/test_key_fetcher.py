@@ -35,6 +35,16 @@ async def test_a_given_url_needs_no_discovery(server: IssuerServer, fetch: KeyFe
     assert server.asked == ["/keys"]
 
 
+async def test_no_proxy_answers_for_an_issuer_on_this_machine(
+    server: IssuerServer, fetch: KeyFetcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert [each.key_id for each in await fetch(server.issuer, None)] == ["k1"]
+
+
 @pytest.mark.parametrize(
     ("description", "says"),
     [
