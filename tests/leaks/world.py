@@ -18,7 +18,7 @@ from pawl.launcher.suite import Suite
 from pawl.notifier.__main__ import main as notifier
 from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from pawl.tool_registry.__main__ import main as tool_registry
-from tests.keys import LOCAL_KEY, keyed_channel
+from tests.keys import ENVIRONMENT, keyed_channel
 
 _START_SECONDS_MAX: Final = 30.0
 _SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
@@ -75,16 +75,13 @@ async def _one(
 
 
 def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[str, str]:
-    secrets = suite.folder.path / "secrets"
     return {
+        **ENVIRONMENT,
         "PAWL_LISTEN": "127.0.0.1:0",
         "PAWL_METRICS_LISTEN": "127.0.0.1:0",
         "PAWL_LOG_LEVEL": "warning",
         "PAWL_DATABASE_URL": suite.database_url,
         "PAWL_NATS_URL": suite.nats_url(name),
-        "PAWL_SERVICE_KEY_FILE": str(secrets / f"service-key-{name.replace('_', '-')}"),
-        "PAWL_SERVICE_KEYS_FILE": str(secrets / "service-keys.json"),
-        "PAWL_LOCAL_KEY": LOCAL_KEY,
         "PAWL_JOB_STORE_ADDRESS": addresses.get("job_store", ""),
         "PAWL_TOOL_REGISTRY_ADDRESS": addresses.get("tool_registry", ""),
         "PAWL_ACTIVE_RUNS_PER_USER": "1000",
