@@ -12,6 +12,8 @@ _WRONG = re.compile(
     r"Traceback|never awaited|never retrieved|(?<![A-Z_])(?<!last error: )UNKNOWN(?![A-Z_])"
     r"|\"level\": ?\"critical\"|StatusCode\.INTERNAL|\"code\": ?\"INTERNAL\""
 )
+# What gRPC says by itself of a connection that broke, with any code; the service takes it for UNAVAILABLE.
+_BROKEN = re.compile(r"\"event\": ?\"rpc\.unreachable\"")
 _REFUSED = re.compile(r"\"event\": ?\"chat\.refused\"")
 _LINE_MAX = 400
 
@@ -35,6 +37,6 @@ def scan(folder: Path) -> Scan:
                 where = f"{path.name}:{number}: {line.strip()[:_LINE_MAX]}"
                 if _REFUSED.search(line):
                     found.refusals.append(where)
-                elif _WRONG.search(line):
+                elif _WRONG.search(line) and not _BROKEN.search(line):
                     found.complaints.append(where)
     return found
