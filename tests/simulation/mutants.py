@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         name="who_started_it_approves_it",
         module=_COMMAND,
-        text="if several > 1 and self.user_id == call.user_id:",
+        text="if several > 1 and not people.isdisjoint(people_of(run)):",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),
