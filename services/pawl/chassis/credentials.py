@@ -36,7 +36,6 @@ _log = logs.get_logger(__name__)
 T = TypeVar("T")
 
 _Id = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
-_Role = Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9_-]{1,64}$")]
 _Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 
 
@@ -46,7 +45,7 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     key: Annotated[str, msgspec.Meta(min_length=16, max_length=4096)]
     store_id: _Id | None = None
     user_id: _Id
-    roles: list[_Role] = []
+    roles: list[_Id] = []
     decides_for_users: bool = False
 
     def __post_init__(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import grpc
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tasks
 from pawl.chassis.tls import Certificates, Tls
 
 _log = logs.get_logger(__name__)
@@ -105,9 +105,7 @@ class RenewedChannel(grpc.aio.Channel):
     def _end_if_idle(self, line: _Line) -> None:
         if line in self._leaving and not line.calls:
             self._leaving.discard(line)
-            task = asyncio.get_running_loop().create_task(line.channel.close(), name="channel.close")
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            tasks.start(self._closing, line.channel.close(), name="channel.close")
 
 
 class _Line:
