@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
 from pawl.chassis.ids import check_id
-from pawl.chassis.roles import ROLES_OF_A_STORE, Role, rights
+from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, ROLES_OF_A_STORE, Role, rights
 from pawl.errors import PermissionDenied, Unauthenticated
 
 WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
@@ -130,6 +130,8 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
     """
     if callers is not None and not callers.isdisjoint(principal.rights):
         return
+    if not principal.rights:
+        raise PermissionDenied(f"none of the roles of this call is Pawl's: {OWN_ROLES_GO_BESIDE}")
     if roles := sorted(ROLES_OF_A_STORE & (callers or frozenset())):
         raise PermissionDenied(f"this needs one of the roles {', '.join(roles)}")
     raise PermissionDenied("this method is for Pawl's own services")
@@ -253,9 +255,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
         delegate_user_id="" if user_id == credential.user_id else credential.user_id,
         decides=decides,
     )
-    # A role of no meaning here makes nobody a member who is none.
-    own_rights = principal.rights & rights(credential.roles)
-    return replace(principal, rights=own_rights, expires_at=credential.expires_at)
+    return replace(principal, expires_at=credential.expires_at)
 
 
 def local_principal(metadata: Mapping[str, str]) -> Principal:

@@ -21,7 +21,7 @@ from pawl.chassis.auth import (
 from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.issuers import Issuers
 from pawl.chassis.key_rows import KeyRows, digest_of
-from pawl.chassis.roles import Role
+from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import ServiceSettings
 from pawl.chassis.start import StartError
 from pawl.chassis.tokens import TokenCredential, TokenRefused, is_token, parse_providers
@@ -51,6 +51,8 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def __post_init__(self) -> None:
         if (Role.DEPLOYMENT in self.roles) == (self.store_id is not None):
             raise ValueError("a key has a `store_id`, or the role deployment and none")
+        if not rights(self.roles):
+            raise ValueError(OWN_ROLES_GO_BESIDE)
 
 
 class FileCredential(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ class Role(StrEnum):
     VIEWER = "viewer"
     """Reads, and nothing else."""
     MEMBER = "member"
-    """Starts runs and steers its own. A credential without any of these roles calls what a member does."""
+    """Starts runs and steers its own. A credential without roles calls what a member does."""
     APPROVER = "approver"
     """A member who also decides gated calls of the whole store."""
     ADMIN = "admin"
@@ -30,6 +30,10 @@ class Role(StrEnum):
 
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
+OWN_ROLES_GO_BESIDE: Final = (
+    f"roles of your own go beside one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
+)
+"""The answer to roles that give no rights."""
 SERVICE: Final = "service:"
 """The beginning of the callers that are services."""
 AGENT_LOOP: Final = f"{SERVICE}agent-loop"
@@ -96,5 +100,8 @@ CALLERS: Final[Mapping[str, frozenset[str]]] = dict(_rows())
 
 
 def rights(roles: Collection[str]) -> frozenset[str]:
-    """Return the roles that count in CALLERS for a credential with `roles`: without any, those of a member."""
-    return ROLES.intersection(roles) or frozenset({Role.MEMBER})
+    """Return the roles that count in CALLERS for a credential with `roles`: without any, those of a member.
+
+    Of roles that are all unknown, a misspelt one for example, there are none.
+    """
+    return ROLES.intersection(roles) if roles else frozenset({Role.MEMBER})

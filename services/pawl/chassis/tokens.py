@@ -22,7 +22,7 @@ from joserfc.jwt import JWTClaimsRegistry
 from pawl.chassis import strict_json
 from pawl.chassis.auth import KEY_LENGTH_MAX
 from pawl.chassis.ids import is_id
-from pawl.chassis.roles import Role
+from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import is_loopback
 from pawl.errors import InvalidJson, TooLarge
 
@@ -88,8 +88,11 @@ class RolesOf(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     default: _Roles | None = None
 
     def __post_init__(self) -> None:
-        if any(Role.DEPLOYMENT in roles for roles in (*self.map.values(), self.default or ())):
+        given = (*self.map.values(), self.default or ())
+        if any(Role.DEPLOYMENT in roles for roles in given):
             raise ValueError("nobody gets the role deployment by a token: make a key for it")
+        if not all(map(rights, given)):
+            raise ValueError(f"for each value of the claim, {OWN_ROLES_GO_BESIDE}")
 
 
 class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -38,7 +38,7 @@ async def create(
     *,
     role: Annotated[
         list[str] | None,
-        typer.Option("--role", help="viewer, member, approver, admin, operator, worker or another one. Repeatable."),
+        typer.Option("--role", help="viewer, member, approver, admin, operator or worker, and any beside. Repeatable."),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="What it is for.")] = "",
     lasts: Annotated[

@@ -38,7 +38,7 @@ ROLES_OF_CALLERS = {
     **{role.value: [role.value] for role in sorted(ROLES)},
     "nobody": [],
     "leaving": ["member"],
-    "finance": ["finance"],
+    "member-and-finance": ["member", "finance"],
     "viewer-and-worker": ["viewer", "worker"],
     "delegate-and-member": ["delegate", "member"],
     "delegate-and-finance": ["delegate", "finance"],

@@ -146,9 +146,19 @@ def test_nobody_gets_more_from_a_delegate_than_it_has(own: frozenset[str], wante
             assert not callers.isdisjoint(rights({"delegate", *own}))
 
 
-def test_rights_are_of_known_roles_and_without_any_those_of_a_member() -> None:
-    assert rights(()) == rights(["finance"]) == {Role.MEMBER}
+def test_rights_are_of_known_roles_and_without_roles_those_of_a_member() -> None:
+    assert rights(()) == {Role.MEMBER}
     assert rights(["viewer", "finance"]) == {Role.VIEWER}
+
+
+@given(st.frozensets(st.text(min_size=1)))
+def test_roles_that_are_all_unknown_open_nothing(roles: frozenset[str]) -> None:
+    """Else a misspelt `viewer` would write."""
+    strange = roles - ROLES or {"veiwer"}
+    for caller in (credential(*strange), credential("delegate", *strange)):
+        for callers in CALLERS.values():
+            with pytest.raises(PermissionDenied, match="beside one of viewer, member, approver"):
+                auth.check_may_call(principal_of(caller, {}), callers)
 
 
 def test_who_only_views_changes_nothing() -> None:
@@ -177,6 +187,7 @@ def test_keys_are_read_from_a_file() -> None:
         (f"[{ENTRY.replace('0123456789abcdef', 'short')}]", "key"),
         (f"[{ENTRY.replace('roles', 'rolls')}]", "unknown field"),
         (f"[{ENTRY.replace('member', 'deployment')}]", "deployment"),
+        (f"[{ENTRY.replace('member', 'veiwer')}]", "beside one of viewer, member"),
         ("[", "truncated"),
     ],
 )

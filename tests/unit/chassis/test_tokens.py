@@ -196,6 +196,8 @@ def test_who_calls_with_a_token_is_of_its_store_with_its_rights_until_it_expires
         (ENTRY | {"roles": {"claim": "r"}}, "map"),
         (ENTRY | {"roles": {"claim": "r", "map": {"guests": []}}}, "length >= 1"),
         (ENTRY | {"roles": {"claim": "r", "map": {}, "default": []}}, "length >= 1"),
+        (ENTRY | {"roles": {"claim": "r", "map": {"guests": ["veiwer"]}}}, "beside one of viewer, member"),
+        (ENTRY | {"roles": {"claim": "r", "map": {}, "default": ["veiwer"]}}, "beside one of viewer, member"),
         ({"issuer": ISSUER}, "audience"),
     ],
 )

@@ -82,13 +82,15 @@ def test_a_key_has_a_meaning(governor: Governor, asked: Key) -> None:
     assert key.user_id == "ann"
     assert key.expire_time is None or key.expire_time > NOW
     assert not key.decides_for_users or Role.DELEGATE in key.roles
+    assert not key.roles or key.roles & ROLES
     assert (key.create_user_id, key.create_credential_id) == (governor.user_id, governor.credential_id)
     assert (key.key_id, key.create_time, key.revoke_time, key.last_use_time) == ("key_1", NOW, None, None)
 
 
 @given(st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])), st.sampled_from(STORES))
 def test_the_deployment_gives_any_role_of_any_store(roles: frozenset[str], store_id: str) -> None:
-    assert made(DEPLOYMENT, with_fields(ORDINARY, roles=roles, store_id=StoreId(store_id))) is not None
+    asked = with_fields(ORDINARY, roles=roles | {Role.VIEWER}, store_id=StoreId(store_id))
+    assert made(DEPLOYMENT, asked) is not None
 
 
 @given(GOVERNORS, st.sampled_from(["", *STORES]), st.booleans())
@@ -122,6 +124,7 @@ def test_no_store_named_is_the_governors_own() -> None:
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
         (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "store_id"),
         (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "decides its own calls"),
+        (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "beside one of viewer, member"),
         (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "another store"),
         (with_fields(ORDINARY, user_id=UserId("")), InvalidId, "user_id"),
         (with_fields(ORDINARY, decides_for_users=True), InvalidField, "only a delegate"),

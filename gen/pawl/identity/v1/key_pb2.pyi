@@ -61,8 +61,8 @@ class Key(_message.Message):
     """The credential with which it was revoked."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its roles, at most 32: those of Pawl, and any others that tools ask for.
-        Deployment stands alone.
+        """Its roles, at most 32: those of Pawl, and beside one of them any others that
+        tools ask for. Deployment stands alone.
         """
 
     @_builtins.property

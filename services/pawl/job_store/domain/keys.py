@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
-from pawl.chassis.roles import Role
+from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 
 KEYS_MAX: Final = 1000
@@ -131,6 +131,8 @@ def _check_meaning(asked: Key, store_id: StoreId, *, now: datetime) -> None:
         raise InvalidField(f"name: at most {NAME_LENGTH_MAX} characters that can be printed", field="key.name")
     if len(asked.roles) > ROLES_MAX or not all(map(is_id, asked.roles)):
         raise InvalidField(f"roles: at most {ROLES_MAX}, each like ^[A-Za-z0-9_-]{{1,64}}$", field="key.roles")
+    if not rights(asked.roles):
+        raise InvalidField(f"roles: {OWN_ROLES_GO_BESIDE}", field="key.roles")
     if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
         raise InvalidField("roles: deployment stands alone", field="key.roles")
     if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
