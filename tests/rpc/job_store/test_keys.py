@@ -247,6 +247,27 @@ async def test_others_govern_no_keys(world: World, roles: list[str]) -> None:
         await listed(await world.stub(made.secret))
 
 
+async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World) -> None:
+    """Else it could decide with one that it makes; and the answer does not tell which keys there are."""
+    deployment = await world.deployment()
+    roles = ["delegate", "operator", "approver"]
+    for decides in (True, False):
+        made = await create(deployment, store_id="acme", roles=roles, decides_for_users=decides)
+        acting = (("pawl-user", "ann"), ("pawl-roles", "operator,approver"))
+        for metadata in (acting, ()):
+            delegate = await world.stub(made.secret)
+            if decides:
+                assert (await delegate.ListKeys(pb.ListKeysRequest(), metadata=metadata)).keys
+                continue
+            for key_id in (made.key.key_id, "key_that_is_none", "no id"):
+                async with refused("PERMISSION_DENIED", "governs no keys"):
+                    await delegate.RevokeKey(pb.RevokeKeyRequest(key_id=key_id), metadata=metadata)
+            async with refused("PERMISSION_DENIED", "governs no keys"):
+                await delegate.CreateKey(pb.CreateKeyRequest(key=key()), metadata=metadata)
+            async with refused("PERMISSION_DENIED", "governs no keys"):
+                await delegate.ListKeys(pb.ListKeysRequest(), metadata=metadata)
+
+
 async def test_a_service_governs_no_keys_and_a_user_syncs_none(world: World) -> None:
     async with refused("PERMISSION_DENIED"):
         await listed(await world.stub(SERVICE_KEY))

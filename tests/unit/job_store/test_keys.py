@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -30,10 +29,9 @@ DEPLOYMENT = Governor(
     store_id=StoreId(""), user_id="deployment", credential_id="key_d", roles=frozenset({Role.DEPLOYMENT})
 )
 OPERATORS = st.builds(
-    lambda store, roles, decides: replace(operator(store, *roles), decides=decides),
+    lambda store, roles: operator(store, *roles),
     st.sampled_from(STORES),
     st.frozensets(st.sampled_from([*sorted(ROLES_OF_A_STORE), *CUSTOM])),
-    st.booleans(),
 )
 GOVERNORS = OPERATORS | st.just(DEPLOYMENT)
 # Mostly what has a meaning, so that there is something left to judge.
@@ -65,7 +63,6 @@ def test_an_operator_gives_no_more_than_it_has(governor: Governor, asked: Key) -
     key = made(governor, asked)
     if key is None:
         return
-    assert governor.decides
     assert key.store_id == governor.store_id
     assert key.roles - {"viewer", "member"} <= governor.roles
     assert Role.DEPLOYMENT not in key.roles
@@ -136,13 +133,6 @@ def test_no_store_named_is_the_governors_own() -> None:
 def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> None:
     with pytest.raises(error, match=says):
         new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW)
-
-
-def test_a_delegate_that_decides_nothing_makes_no_key_that_would() -> None:
-    """Else it could decide with that one."""
-    governor = replace(operator("acme", "approver"), decides=False)
-    with pytest.raises(PermissionDenied, match="makes no keys"):
-        new_key(governor, ORDINARY, key_id=KeyId("key_1"), now=NOW)
 
 
 def test_a_store_has_a_limit_of_keys() -> None:

@@ -30,7 +30,8 @@ class KeyServiceStub(object):
 
     An operator governs the keys of its store, a credential with the role
     deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used.
+    every replica within five seconds, and a new key at once where it is used. A
+    delegate that decides nothing calls none of this: PERMISSION_DENIED.
     """
 
     def __init__(self, channel):
@@ -61,7 +62,8 @@ class KeyServiceServicer(object):
 
     An operator governs the keys of its store, a credential with the role
     deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used.
+    every replica within five seconds, and a new key at once where it is used. A
+    delegate that decides nothing calls none of this: PERMISSION_DENIED.
     """
 
     def CreateKey(self, request, context):
@@ -70,7 +72,7 @@ class KeyServiceServicer(object):
         Nobody makes a key with a role that it has not itself, but the deployment,
         which may give any. Any operator may give viewer and member. A key without
         roles decides its own calls, so who makes one must be approver or admin, or
-        the deployment. A delegate that decides nothing makes none.
+        the deployment.
 
         Idempotent by request id: the same request again returns the key without the
         secret. At most 1000 keys of a store are neither revoked nor expired.
@@ -132,7 +134,8 @@ class KeyService(object):
 
     An operator governs the keys of its store, a credential with the role
     deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used.
+    every replica within five seconds, and a new key at once where it is used. A
+    delegate that decides nothing calls none of this: PERMISSION_DENIED.
     """
 
     @staticmethod

@@ -31,7 +31,8 @@ class KeyServiceStub:
 
     An operator governs the keys of its store, a credential with the role
     deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used.
+    every replica within five seconds, and a new key at once where it is used. A
+    delegate that decides nothing calls none of this: PERMISSION_DENIED.
     """
 
     @_typing.overload
@@ -44,7 +45,7 @@ class KeyServiceStub:
     Nobody makes a key with a role that it has not itself, but the deployment,
     which may give any. Any operator may give viewer and member. A key without
     roles decides its own calls, so who makes one must be approver or admin, or
-    the deployment. A delegate that decides nothing makes none.
+    the deployment.
 
     Idempotent by request id: the same request again returns the key without the
     secret. At most 1000 keys of a store are neither revoked nor expired.
@@ -70,7 +71,8 @@ class KeyServiceAsyncStub(KeyServiceStub):
 
     An operator governs the keys of its store, a credential with the role
     deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used.
+    every replica within five seconds, and a new key at once where it is used. A
+    delegate that decides nothing calls none of this: PERMISSION_DENIED.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -80,7 +82,7 @@ class KeyServiceAsyncStub(KeyServiceStub):
     Nobody makes a key with a role that it has not itself, but the deployment,
     which may give any. Any operator may give viewer and member. A key without
     roles decides its own calls, so who makes one must be approver or admin, or
-    the deployment. A delegate that decides nothing makes none.
+    the deployment.
 
     Idempotent by request id: the same request again returns the key without the
     secret. At most 1000 keys of a store are neither revoked nor expired.
@@ -105,7 +107,8 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
 
     An operator governs the keys of its store, a credential with the role
     deployment those of all stores and its own. What is made or revoked holds on
-    every replica within five seconds, and a new key at once where it is used.
+    every replica within five seconds, and a new key at once where it is used. A
+    delegate that decides nothing calls none of this: PERMISSION_DENIED.
     """
 
     @_abc_1.abstractmethod
@@ -119,7 +122,7 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         Nobody makes a key with a role that it has not itself, but the deployment,
         which may give any. Any operator may give viewer and member. A key without
         roles decides its own calls, so who makes one must be approver or admin, or
-        the deployment. A delegate that decides nothing makes none.
+        the deployment.
 
         Idempotent by request id: the same request again returns the key without the
         secret. At most 1000 keys of a store are neither revoked nor expired.

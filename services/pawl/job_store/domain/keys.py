@@ -53,8 +53,6 @@ class Governor:
     user_id: str
     credential_id: str
     roles: AbstractSet[str]
-    decides: bool = True
-    """False for a delegate that decides nothing for those it acts for."""
 
     @property
     def is_deployment(self) -> bool:
@@ -146,8 +144,6 @@ def _check_meaning(asked: Key, store_id: StoreId, *, now: datetime) -> None:
 def _check_may_give(governor: Governor, roles: AbstractSet[str]) -> None:
     if governor.is_deployment:
         return
-    if not governor.decides:
-        raise PermissionDenied("a delegate that decides nothing for those it acts for makes no keys")
     if not roles and not governor.roles & _DECIDERS:
         raise PermissionDenied("a key without roles decides its own calls: give it a role, such as member")
     if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):

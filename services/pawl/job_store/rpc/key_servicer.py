@@ -11,7 +11,7 @@ from pawl.chassis import key_sync
 from pawl.chassis.auth import current_principal
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.chassis.translate import Translator
-from pawl.errors import InvalidField, KeyNotFound
+from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
 from pawl.job_store.app.keys import Keys
@@ -50,9 +50,10 @@ class KeyServicer(key_pb2_grpc.KeyServiceServicer):
         return pb.ListKeysResponse(keys=map(_KEY.write, page), next_page_token=token)
 
     async def RevokeKey(self, request: pb.RevokeKeyRequest, context: Context) -> pb.RevokeKeyResponse:
+        governor = _governor()
         if not is_id(request.key_id):
             raise KeyNotFound
-        return pb.RevokeKeyResponse(key=_KEY.write(await self._keys.revoke(_governor(), KeyId(request.key_id))))
+        return pb.RevokeKeyResponse(key=_KEY.write(await self._keys.revoke(governor, KeyId(request.key_id))))
 
 
 class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
@@ -68,13 +69,21 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
 
 
 def _governor() -> Governor:
+    """Return who calls, if it may govern keys.
+
+    Raises:
+        PermissionDenied: it is a delegate that decides nothing, and could decide with a key that it makes.
+    """
     principal = current_principal()
+    if not principal.decides:
+        raise PermissionDenied(
+            "a delegate that decides nothing governs no keys: use a key of an operator, or of the deployment"
+        )
     return Governor(
         store_id=StoreId(principal.store_id),
         user_id=principal.user_id,
         credential_id=principal.credential_id,
         roles=principal.roles,
-        decides=principal.decides,
     )
 
 
