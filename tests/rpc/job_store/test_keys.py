@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,13 +18,15 @@ from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
 from pawl.chassis.database import Database
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, StoreId, UserId
 from pawl.chassis.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import Background
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.roles import Role
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import InvalidField
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
@@ -35,6 +38,7 @@ from pawl.job_store.app.keys import Keys, KeysExist
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.domain import keys as rules
 from pawl.job_store.wiring import on_postgres
+from tests.fakes.manual_clock import ManualClock
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.rpc.job_store.conftest import PLACES, RETENTION
 
@@ -182,6 +186,22 @@ async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(world:
     assert len(await listed(owner)) == 1
     await create(owner, name="laptop")
     assert len(await listed(owner)) == 2
+
+
+async def test_a_repeated_request_gets_its_key_also_when_that_has_expired_meanwhile(world: World) -> None:
+    clock = ManualClock()
+    keys = Keys(PostgresKeyRepository(world.database), clock, IdSource(clock))
+    olga = rules.Governor(
+        store_id=StoreId("acme"), user_id="olga", credential_id="key_o", roles=frozenset({Role.OPERATOR})
+    )
+    ends = datetime.fromtimestamp(clock.now() + 60, UTC)
+    asked = rules.Key(user_id=UserId("ann"), roles=frozenset({"member"}), expire_time=ends, create_time=ends)
+    made = await keys.create(olga, asked, "req_1")
+    await clock.advance(60)
+    assert await keys.create(olga, asked, "req_1") == replace(made, secret="")
+    for another in ("req_2", ""):
+        with pytest.raises(InvalidField, match="in the future"):
+            await keys.create(olga, asked, another)
 
 
 async def test_keys_are_listed_in_pages_the_newest_first(world: World) -> None:

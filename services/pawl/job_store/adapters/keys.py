@@ -69,7 +69,7 @@ class PostgresKeyRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, new: NewKey, check_room: Callable[[int], None]) -> Key:
+    async def add(self, new: NewKey, check_new: Callable[[Key, int], None]) -> Key:
         key = new.key
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
@@ -79,7 +79,7 @@ class PostgresKeyRepository:
                 if fields.pop("request_hash") != new.request_hash:
                     raise RequestIdReused
                 return _key(fields)
-            check_room(await connection.fetchval(_COUNT, key.store_id, key.create_time))
+            check_new(key, await connection.fetchval(_COUNT, key.store_id, key.create_time))
             values = [sorted(value) if isinstance(value, frozenset) else value for value in _made(key)]
             await connection.execute(_ADD, *values, new.digest, change, new.request_id, new.request_hash)
         return key

@@ -54,12 +54,12 @@ class MadeKey:
 class KeyRepository(Protocol):
     """Keeps keys. Whoever reads changes after one misses none that comes later."""
 
-    async def add(self, new: NewKey, check_room: Callable[[int], None]) -> Key:
-        """Keep a key, or return that of the same request; `check_room` gets the number of live ones of the store.
+    async def add(self, new: NewKey, check_new: Callable[[Key, int], None]) -> Key:
+        """Keep a key, or return that of the same request; `check_new` gets it, and how many live ones its store has.
 
         Raises:
             RequestIdReused: the request made another key.
-            InvalidField: there is no room.
+            PawlError: what `check_new` raises.
         """
 
     async def get(self, key_id: KeyId) -> Key | None:
@@ -107,7 +107,7 @@ class Keys:
         key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
         secret = secret_of(self._random_bytes(SECRET_BYTES))
         new = NewKey(key=key, digest=digest_of(secret), request_id=request_id, request_hash=_hash(key))
-        kept = await self._repository.add(new, keys.check_room)
+        kept = await self._repository.add(new, keys.check_new)
         if kept.key_id != key.key_id:
             return MadeKey(key=kept, secret="")
         _log.info(
@@ -185,7 +185,7 @@ class Keys:
         return datetime.fromtimestamp(self._clock.now(), UTC)
 
 
-def _check_first(live_keys: int) -> None:
+def _check_first(_key: Key, live_keys: int) -> None:
     if live_keys:
         raise KeysExist
 

@@ -24,6 +24,7 @@ DEPLOYMENT_STORE: Final = StoreId("")
 _ANYBODY_GIVES: Final = frozenset[str]({Role.VIEWER, Role.MEMBER})
 _DECIDERS: Final = frozenset[str]({Role.APPROVER, Role.ADMIN})
 _TIME_MAX: Final = datetime(9999, 1, 1, tzinfo=UTC)
+_EXPIRE_TIME: Final = "expire_time: must be a time in the future"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +77,7 @@ def governed_store(governor: Governor, named: str) -> StoreId:
 
 
 def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> Key:
-    """Return the key that is made when a governor asks for one.
+    """Return the key that is made when a governor asks for one, if `check_new` finds nothing against it.
 
     Raises:
         PermissionDenied: the governor may not make it.
@@ -84,7 +85,7 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
         InvalidId: its store or user cannot exist.
     """
     store_id = governed_store(governor, asked.store_id)
-    _check_meaning(asked, store_id, now=now)
+    _check_meaning(asked, store_id)
     _check_may_give(governor, asked.roles)
     return Key(
         key_id=key_id,
@@ -100,12 +101,14 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
     )
 
 
-def check_room(live_keys: int) -> None:
-    """Return if a store that has so many keys may have one more.
+def check_new(key: Key, live_keys: int) -> None:
+    """Return if a key may be added to a store that has so many: what another moment may answer otherwise.
 
     Raises:
-        InvalidField: it may not.
+        InvalidField: it may not, or would have ended.
     """
+    if key.expire_time is not None and key.expire_time <= key.create_time:
+        raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
     if live_keys >= KEYS_MAX:
         raise InvalidField(f"a store has at most {KEYS_MAX} keys: revoke one first", field="key")
 
@@ -123,7 +126,7 @@ def revoked(governor: Governor, key: Key, *, now: datetime) -> Key:
     return replace(key, revoke_time=now, revoke_user_id=governor.user_id, revoke_credential_id=governor.credential_id)
 
 
-def _check_meaning(asked: Key, store_id: StoreId, *, now: datetime) -> None:
+def _check_meaning(asked: Key, store_id: StoreId) -> None:
     check_id(asked.user_id, "user_id")
     if len(asked.name) > NAME_LENGTH_MAX or not asked.name.isprintable():
         raise InvalidField(f"name: at most {NAME_LENGTH_MAX} characters that can be printed", field="key.name")
@@ -137,8 +140,8 @@ def _check_meaning(asked: Key, store_id: StoreId, *, now: datetime) -> None:
         raise InvalidField("store_id: name the store, or give the role deployment and none", field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:
         raise InvalidField("decides_for_users: only a delegate acts for users", field="key.decides_for_users")
-    if asked.expire_time is not None and not now < asked.expire_time < _TIME_MAX:
-        raise InvalidField("expire_time: must be a time in the future", field="key.expire_time")
+    if asked.expire_time is not None and asked.expire_time >= _TIME_MAX:
+        raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
 
 
 def _check_may_give(governor: Governor, roles: AbstractSet[str]) -> None:
