@@ -15,7 +15,7 @@ from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKin
 from pawl.agent_loop.domain.command import Decide, ToolResult
 from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
 from pawl.agent_loop.domain.tool import Verdict
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import LeaseLost, RunEnded
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.model import FakeModel, Script
@@ -68,7 +68,7 @@ class World:
     async def claim(self, worker_id: str = "worker") -> Claim:
         """Claim the one run that there is, as soon as it can be claimed."""
         while True:
-            claims = await self.ledger.claim(worker_id, runs_max=1, lease_seconds=LEASE_SECONDS)
+            claims = await self.ledger.claim(WorkerId(worker_id), runs_max=1, lease_seconds=LEASE_SECONDS)
             if claims:
                 return claims[0]
             await asyncio.sleep(1.0)
@@ -89,7 +89,7 @@ class World:
             own = new_drive if failure is None else ending_drive
             return own(claim) if own else Drive(claim, dependencies, failure)
 
-        return Worker(worker_id, self.dependencies, WorkerLimits(), drive)
+        return Worker(WorkerId(worker_id), self.dependencies, WorkerLimits(), drive)
 
     async def respond(self, key: RunKey) -> None:
         """Be the people and the front end: approve, answer, run what is offered."""

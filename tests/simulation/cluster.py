@@ -16,7 +16,7 @@ from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, WorkerId
 from pawl.chassis.lifecycle import Background
 from pawl.errors import TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
@@ -152,7 +152,7 @@ class AgentLoop:
             step_bytes_max=STEP_BYTES_MAX,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
-        self.worker = Worker(ids.new("wrk"), dependencies, limits)
+        self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
         self.ledger = PublicLedgerClient(channel)
         self.clients = ClientSide(
             ledger=self.ledger,

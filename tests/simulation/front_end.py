@@ -11,7 +11,7 @@ import msgspec
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
 from pawl.agent_loop.app.public_values import LoggedEvent
-from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.chassis.ids import ClientId, RunId, RunKey, StoreId
 from pawl.errors import PawlError
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
@@ -81,7 +81,7 @@ class FrontEnd:
         self, to_server: asyncio.Queue[ClientFrame | None], to_client: asyncio.Queue[ServerFrame | None]
     ) -> None:
         tools = tuple(ClientTool(name=name) for name in FRONT_END)
-        to_server.put_nowait(self._frame(Hello(client_id=self._client_id, tools=tools, calls_max=2)))
+        to_server.put_nowait(self._frame(Hello(client_id=ClientId(self._client_id), tools=tools, calls_max=2)))
         attached: set[str] = set()
         running: list[asyncio.Task[None]] = []
         for unreceipted in self._unreceipted.values():
@@ -93,7 +93,7 @@ class FrontEnd:
                     if run_id not in attached and run_id not in self._user.ended:
                         attached.add(run_id)
                         after = self._positions.get(run_id, 0)
-                        to_server.put_nowait(self._frame(frames.Attach(run_id=run_id, after_seq=after)))
+                        to_server.put_nowait(self._frame(frames.Attach(run_id=RunId(run_id), after_seq=after)))
                 try:
                     async with asyncio.timeout(2.0):
                         frame = await to_client.get()
@@ -135,7 +135,7 @@ class FrontEnd:
                 call_id=call.call_id,
                 content_json=content,
                 is_error=False,
-                offer_epoch=call.offer_epoch,
+                offer_epoch=call.offer.offer_epoch,
             )
         )
         sent = Sent(
@@ -184,7 +184,7 @@ class Reader:
         position = 0
         try:
             async with (
-                agent.clients.watches.open(self._user.caller, run_id, 0) as watcher,
+                agent.clients.watches.open(self._user.caller, RunId(run_id), 0) as watcher,
                 aclosing(watcher.events()) as events,
             ):
                 async for event in events:

@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.run import (
     TokenBudgetPolicy,
     UnknownOutcomePolicy,
 )
-from pawl.chassis.ids import StoreId
+from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from pawl.event.v1 import run_pb2
 from tests.simulation.cluster import AgentLoop
@@ -33,7 +33,7 @@ from tests.simulation.world import World
 
 STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
-_STRANGER = Caller(store_id=STORE, user_id="stranger", roles=frozenset())
+_STRANGER = Caller(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
 _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)
 
 
@@ -43,7 +43,7 @@ class User:
     def __init__(self, world: World, name: str, *, front_end: bool) -> None:
         self.world = world
         self.name = name
-        self.caller = Caller(store_id=STORE, user_id=name, roles=frozenset({"operator", "approver"}))
+        self.caller = Caller(store_id=STORE, user_id=UserId(name), roles=frozenset({"operator", "approver"}))
         self.run_ids: dict[str, None] = {}
         self.ended: set[str] = set()
         self.draw = world.chance.stream("user", name)
@@ -108,12 +108,14 @@ class User:
 
         async def work(agent: AgentLoop) -> RunView:
             messages = agent.clients.messages
-            said = UserMessage(conversation_id=conversation_id, text=message.text, options=asked, policy=policy)
+            said = UserMessage(
+                conversation_id=ConversationId(conversation_id), text=message.text, options=asked, policy=policy
+            )
             if policy is MessagePolicy.STEER:
-                run, message.steered = await messages.send(self.caller, message.request_id, said)
+                run, message.steered = await messages.send(self.caller, RequestId(message.request_id), said)
                 return run
-            said = replace(said, conversation_id=conversation_id if count > 1 else "")
-            return await messages.start(self.caller, message.request_id, said)
+            said = replace(said, conversation_id=ConversationId(conversation_id if count > 1 else ""))
+            return await messages.start(self.caller, RequestId(message.request_id), said)
 
         try:
             run = await self.world.insist(self.network, self.draw, "submit", work)
@@ -141,7 +143,7 @@ class User:
 
     async def _read(self, run_id: str) -> RunView:
         return await self.world.insist(
-            self.network, self.draw, "get_run", lambda agent: agent.ledger.get_run(self.caller, run_id)
+            self.network, self.draw, "get_run", lambda agent: agent.ledger.get_run(self.caller, RunId(run_id))
         )
 
     async def _see(self, run: RunView, call: CallView) -> None:
@@ -168,7 +170,7 @@ class User:
         """Whether the user brings the result without a stream, though a front end may be about to."""
         if not self._has_front_end:
             return True
-        nobody_has_it = self.world.chance.calm and not call.holder_client_id
+        nobody_has_it = self.world.chance.calm and not call.offer.client_id
         return self.draw.random() < (0.3 if nobody_has_it else 0.1)
 
     def _next(self) -> int:
@@ -199,7 +201,7 @@ class User:
             run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, arguments_json=edited
         )
         sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
-        await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, command_id, decision))
+        await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
     async def _answer(self, caller: Caller, call: CallView, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
@@ -207,7 +209,7 @@ class User:
         answer = f"answer {command_id}" if kind is DecisionKind.ANSWER else ""
         decision = CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, answer=answer)
         sent = self._sent(caller, command_id, call, kind.value, content=answer.encode())
-        await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, command_id, decision))
+        await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
     async def _return(self, caller: Caller, call: CallView, command_id: str) -> None:
         content = msgspec.json.encode(f"result {command_id}" + "." * self.result_padding)
@@ -216,7 +218,8 @@ class User:
         )
         sent = self._sent(caller, command_id, call, "RESULT", content=content)
         await self._send(
-            sent, lambda agent: agent.clients.inbox.submit_result(caller, command_id, call.run_id, result, client_id="")
+            sent,
+            lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), call.run_id, result),
         )
 
     async def _resolve(self, caller: Caller, call: CallView, command_id: str) -> None:
@@ -228,7 +231,7 @@ class User:
             sent,
             lambda agent: agent.clients.inbox.resolve(
                 caller,
-                command_id,
+                RequestId(command_id),
                 run_id=call.run_id,
                 call_id=call.call_id,
                 resolution=resolution,
@@ -260,13 +263,17 @@ class User:
                 sent_at=asyncio.get_running_loop().time(),
             )
             self.world.history.commands.append(sent)
-        await self._send(sent, lambda agent: agent.clients.inbox.top_up(caller, command_id, run_id, tokens))
+        await self._send(
+            sent, lambda agent: agent.clients.inbox.top_up(caller, RequestId(command_id), RunId(run_id), tokens)
+        )
 
     async def _cancel(self, run_id: str) -> None:
         command_id = f"cmd_{self.name}_{self._next()}"
         sent = Sent(user_id=self.name, command_id=command_id, run_id=run_id, kind="CANCEL")
         self.world.history.commands.append(sent)
-        await self._send(sent, lambda agent: agent.clients.inbox.cancel(self.caller, command_id, run_id, ""))
+        await self._send(
+            sent, lambda agent: agent.clients.inbox.cancel(self.caller, RequestId(command_id), RunId(run_id), "")
+        )
 
     def _sent(
         self, caller: Caller, command_id: str, call: CallView, kind: str, *, content: bytes, digest: str = ""
@@ -303,7 +310,7 @@ class Approver(User):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name, front_end=False)
-        self.caller = Caller(store_id=STORE, user_id=name, roles=frozenset({"approver"}))
+        self.caller = Caller(store_id=STORE, user_id=UserId(name), roles=frozenset({"approver"}))
 
     async def live(self) -> None:
         """Look at the inbox of the store now and then, until cancelled."""
@@ -328,7 +335,7 @@ class Operator:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._caller = Caller(store_id=STORE, user_id="operator", roles=frozenset({"operator"}))
+        self._caller = Caller(store_id=STORE, user_id=UserId("operator"), roles=frozenset({"operator"}))
         self._draw = world.chance.stream("operator")
         self._network = Network(world.chance, world.history, "operator")
         self._count = 0
@@ -340,7 +347,7 @@ class Operator:
             page = await self._insist(
                 "list_attention",
                 lambda agent: agent.clients.operators.list_attention(
-                    self._caller, run_id="", page_size=50, page_token=""
+                    self._caller, run_id=RunId(""), page_size=50, page_token=""
                 ),
             )
             for run in page.items:

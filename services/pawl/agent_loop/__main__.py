@@ -17,6 +17,7 @@ from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.ids import WorkerId
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
@@ -60,7 +61,7 @@ async def main(stop: asyncio.Event) -> None:
             poll_seconds=settings.poll_seconds,
         )
         # A name of its own for each start: what an earlier process held is not this one's.
-        worker = Worker(service.ids.new("wrk"), dependencies, limits)
+        worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
         await worker.listen(BusWakeups(bus))
         service.background.start("claims", worker.claim_forever)
         service.background.start("leases", worker.renew_forever)

@@ -25,7 +25,7 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
-from pawl.chassis.ids import CallId, ClientId, ConversationId, IdSource, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job_store import wiring
@@ -43,7 +43,7 @@ from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
 from tests.simulation.store import PromptDatabase, Tables, store
 
-ME = Caller(store_id="local", user_id="me", roles=frozenset({"member"}))
+ME = Caller(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
 PAGE_EVENTS = 20
 _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
 
@@ -255,7 +255,7 @@ class PlayedLedger(PublicLedgerClient):
     # The port, where a test looks at it.
 
     async def send_command(
-        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+        self, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, as_operator: bool = False
     ) -> Reply:
         reply = await super().send_command(caller, run_id, command_id, command, as_operator=as_operator)
         if reply.outcome is Outcome.ACCEPTED:
@@ -271,7 +271,7 @@ class PlayedLedger(PublicLedgerClient):
                     pass
         return reply
 
-    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: RunId = RunId("")) -> None:
         await super().release_offers(caller, client, run_id)
         self.released.append((client.client_id, run_id))
 

@@ -20,7 +20,7 @@ from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, RunId
 from pawl.chassis.status import from_rpc_error
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import event_pb2, run_pb2
@@ -238,7 +238,7 @@ def test_a_silent_run_has_a_heartbeat_every_15_seconds() -> None:
         live = FakeLive()
         ledger = PlayedLedger(ManualClock(), live)
         await ledger.add_run()
-        async with Watches(ledger=ledger, live=live) as watches, watches.open(CALLER, "run_1", 1) as watcher:
+        async with Watches(ledger=ledger, live=live) as watches, watches.open(CALLER, RunId("run_1"), 1) as watcher:
             loop = asyncio.get_running_loop()
             began, times = loop.time(), []
             events = watcher.pages(silence_seconds=HEARTBEAT_SECONDS)

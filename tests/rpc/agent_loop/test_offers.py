@@ -13,7 +13,7 @@ import pytest
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.public_values import ResultCommand
-from pawl.chassis.ids import ClientId, IdSource
+from pawl.chassis.ids import CallId, ClientId, IdSource
 from pawl.event.v1 import call_pb2
 from pawl.job_store.domain.rows import Offer
 from tests.fakes.live_events import FakeLive
@@ -90,7 +90,11 @@ async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: Playe
     assert (await client.answer(offer, b'{"ok":true}')).status == ACCEPTED
     assert (await client.answer(offer, b'{"ok":false}')).status == LATE
     assert ledger.commands[0] == ResultCommand(
-        call_id="call_1", content_json=b'{"ok":true}', is_error=False, client_id="cli_a", offer_epoch=1
+        call_id=CallId("call_1"),
+        content_json=b'{"ok":true}',
+        is_error=False,
+        client_id=ClientId("cli_a"),
+        offer_epoch=1,
     )
     assert not [kept for kept in client._kept if kept.HasField("offer_revoked")]
 

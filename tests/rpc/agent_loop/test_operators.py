@@ -10,6 +10,7 @@ from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.agent_loop.app.public_values import Caller, RedriveCommand
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import RunState, StopCause
+from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, BOSS, FOREIGN_BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
@@ -44,9 +45,9 @@ async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_no
     operators: OperatorServiceAsyncStub, ledger: PlayedLedger, metadata: Any
 ) -> None:
     await ledger.add_run("run_1")
-    await ledger.add_run("run_2", Caller(store_id="local", user_id="you"))
+    await ledger.add_run("run_2", Caller(store_id=StoreId("local"), user_id=UserId("you")))
     await ledger.add_run("run_3")
-    await ledger.add_run("run_4", Caller(store_id="elsewhere", user_id="me"))
+    await ledger.add_run("run_4", Caller(store_id=StoreId("elsewhere"), user_id=UserId("me")))
     ledger.put_run("run_2", output=run_pb2.Run(output_text="a secret").SerializeToString(), crashes=3)
     await ledger.need_attention(QUARANTINED, "run_2")
     await ledger.need_attention(UNKNOWN_OUTCOME, "run_3")

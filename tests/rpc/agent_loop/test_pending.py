@@ -13,10 +13,11 @@ import pytest
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
-from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.clock import SystemClock
+from pawl.chassis.ids import CallId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import ADMIN, ME
@@ -143,16 +144,12 @@ class LargeInbox(PlayedLedger):
         document = Thing()
         self.documents.add(document)
         return CallView(
-            run_id="run_1",
-            call_id=call_id,
-            conversation_id="conv_1",
+            run_id=RunId("run_1"),
+            call_id=CallId(call_id),
             tool_name="pay",
             tool_version=1,
             state=CallState.AWAITING_APPROVAL,
-            holder_client_id="",
-            offer_epoch=0,
-            offer_expire_time=0.0,
-            user_id="me",
+            offer=OfferLease(),
             approval_digest="d",
             approval_count=0,
             deadline_time=0.0,
@@ -180,7 +177,7 @@ async def test_a_stream_keeps_no_more_of_a_large_inbox_than_a_page_and_reads_a_p
     steps: list[str] = []
     ledger, clock = LargeInbox(3, steps), Steps(steps, sleeps_max=4)
     watching = Pending(ledger=ledger, clock=clock).watch(
-        Caller(store_id="local", user_id="me"), PendingFilter(), silence_seconds=60
+        Caller(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=60
     )
     told = 0
 
@@ -206,7 +203,7 @@ async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypat
     monkeypatch.setattr("pawl.agent_loop.app.pending.ITEMS_MAX", 4)
     ledger = LargeInbox(2, [])
     watching = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.001).watch(
-        Caller(store_id="local", user_id="me"), PendingFilter(), silence_seconds=0
+        Caller(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=0
     )
     async with asyncio.timeout(30), aclosing(watching):
         part = await anext(watching)

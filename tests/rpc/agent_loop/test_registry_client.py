@@ -243,7 +243,7 @@ async def test_leaving_an_execution_ends_its_rpc(registry: RegistryClient, stand
 
 
 async def test_cancelling_says_whether_anything_still_runs(registry: RegistryClient, stand_in: StandIn) -> None:
-    stopped = await registry.cancel(CONTEXT, "call_1", wait_seconds=2)
+    stopped = await registry.cancel(CONTEXT, CallId("call_1"), wait_seconds=2)
     assert (stopped.stopped, stopped.result) == (True, None)
     assert stand_in.asked[0].wait_seconds == 2
 
@@ -253,9 +253,9 @@ async def test_an_answer_is_checked_by_a_registry_that_can(
     channel: grpc.aio.Channel, stand_in: StandIn, answer: str
 ) -> None:
     checker = RegistryClient(channel)
-    await checker.check_answer("acme", b"{}", answer)
+    await checker.check_answer(StoreId("acme"), b"{}", answer)
     with pytest.raises(InvalidArguments, match="it must be a number"):
-        await checker.check_answer("acme", b"{}", "bad")
+        await checker.check_answer(StoreId("acme"), b"{}", "bad")
     assert stand_in.asked[-1] == execution_pb2.CheckAnswerRequest(
         store_id="acme", answer_schema_json=b"{}", answer="bad"
     )
@@ -266,7 +266,7 @@ async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channe
     options = run_pb2.RunOptions(approvals_required=2)
     run = run_pb2.Run(run_id="r", conversation_id="c", user_id="u", user_roles=["member"], options=options)
     call = call_pb2.Call(run_id="r", call_id="call_1", tool_name="write", tool_version=2)
-    await RegistryClient(channel).check_edit("s", views.run_view(run), views.call_view(call), b"{}")
+    await RegistryClient(channel).check_edit(StoreId("s"), views.run_view(run), views.call_view(call), b"{}")
 
     (request,) = stand_in.asked
     assert request.context == execution_pb2.CallContext(

@@ -13,7 +13,7 @@ from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.app.public_values import Caller, DecisionCommand, DecisionRight, ResultCommand
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, StoreId, UserId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 MISSING = "no-such"
-OTHER = Caller(store_id="local", user_id="you")
+OTHER = Caller(store_id=StoreId("local"), user_id=UserId("you"))
 DIGEST = "digest of call_1"
 
 
@@ -210,7 +210,7 @@ async def test_results_get_a_receipt_each_and_a_bad_one_does_not_stop_the_others
         ("call_4", types_pb2.RECEIPT_STATUS_UNKNOWN, "CALL_NOT_FOUND"),
     ]
     assert [call.call_id for call in response.run.pending_calls] == ["call_2"]
-    assert ResultCommand(call_id="call_1", content_json=b'{"ok": true}', is_error=True) in ledger.commands
+    assert ResultCommand(call_id=CallId("call_1"), content_json=b'{"ok": true}', is_error=True) in ledger.commands
     again = await stub.SubmitToolResults(request, metadata=ME)
     assert again.receipts[0].status == types_pb2.RECEIPT_STATUS_DUPLICATE
 

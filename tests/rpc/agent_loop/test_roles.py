@@ -13,13 +13,14 @@ from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, Wor
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunOptions
+from pawl.chassis.ids import ConversationId, CredentialId, RequestId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
 from tests.rpc.job_store.conftest import Replica, database, replica, start
 
 __all__ = ["database", "replica", "start"]
 
-MEMBER = Caller(store_id="acme", user_id="ann", roles=frozenset({"member"}))
-ADMIN = Caller(store_id="acme", user_id="ann", roles=frozenset({"member", "admin"}))
+MEMBER = Caller(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member"}))
+ADMIN = Caller(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member", "admin"}))
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[Publi
 
 def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE) -> NewMessage:
     return NewMessage(
-        request_id=request_id,
-        conversation_id="conv",
+        request_id=RequestId(request_id),
+        conversation_id=ConversationId("conv"),
         conversation_must_exist=False,
         text="hello",
         options=RunOptions(),
@@ -41,7 +42,7 @@ def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE
 
 
 async def roles_in_the_loop(worker: WorkerLedgerClient) -> tuple[str, ...]:
-    (claim,) = await worker.claim("worker", runs_max=1, lease_seconds=10)
+    (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     return (await worker.load(claim)).run.user_roles
 
 
@@ -56,14 +57,14 @@ async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_ow
 ) -> None:
     """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
     public, worker = clients
-    mine = replace(MEMBER, credential_id="key_1", delegate_user_id="shop")
+    mine = replace(MEMBER, credential_id=CredentialId("key_1"), delegate_user_id=UserId("shop"))
     created, _ = await public.submit_message(mine, message("r1"))
-    again, _ = await public.submit_message(replace(MEMBER, credential_id="key_2"), message("r1"))
+    again, _ = await public.submit_message(replace(MEMBER, credential_id=CredentialId("key_2")), message("r1"))
     assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
-    other = replace(MEMBER, credential_id="key_2")
+    other = replace(MEMBER, credential_id=CredentialId("key_2"))
     _, steered = await public.submit_message(other, message(policy=MessagePolicy.STEER))
     assert steered
-    (claim,) = await worker.claim("worker", runs_max=1, lease_seconds=10)
+    (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
     loaded = await worker.load(claim)
     assert (loaded.run.credential_id, loaded.run.delegate_user_id) == ("key_1", "shop")
     (steer,) = loaded.commands

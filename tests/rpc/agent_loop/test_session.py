@@ -16,6 +16,7 @@ from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent, Prog
 from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.command import Cancel
+from pawl.chassis.ids import CallId, ClientId, RunId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.live_events import FakeLive
@@ -79,14 +80,17 @@ async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
 
     def event(size_bytes: int) -> Event:
         return Event(
-            run_id="run_1", event=LoggedEvent(seq=1, size_bytes=size_bytes, run_state=None, call=None, document=None)
+            run_id=RunId("run_1"),
+            event=LoggedEvent(seq=1, size_bytes=size_bytes, run_state=None, call=None, document=None),
         )
 
     for _ in range(2):
         outgoing.put_nowait(event(1024 * 1024 // 2))
     with pytest.raises(asyncio.QueueFull):
         outgoing.put_nowait(event(1))
-    waiting = asyncio.ensure_future(outgoing.put(Welcome(client_id="c", offer_lease_seconds=1, silence_max_seconds=1)))
+    waiting = asyncio.ensure_future(
+        outgoing.put(Welcome(client_id=ClientId("c"), offer_lease_seconds=1, silence_max_seconds=1))
+    )
     assert await outgoing.get() == event(1024 * 1024 // 2)
     await waiting
     assert outgoing.qsize() == 2
@@ -340,7 +344,9 @@ async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: Played
     )
     assert (await client.ask(tool_progress=report)).status == ACCEPTED
     assert ledger.commands == [
-        ProgressCommand(call_id="call_1", client_id="cli_a", offer_epoch=1, fraction=0.5, message="half")
+        ProgressCommand(
+            call_id=CallId("call_1"), client_id=ClientId("cli_a"), offer_epoch=1, fraction=0.5, message="half"
+        )
     ]
 
 

@@ -14,6 +14,7 @@ from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
 from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.app.watch import Watches
+from pawl.chassis.ids import RunId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
 from pawl.event.v1 import event_pb2
@@ -150,7 +151,7 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger
     await ledger.add_run()
     async with (
         Watches(ledger=ledger, live=live, poll_seconds=3600) as watches,
-        watches.open(CALLER, "run_1", 1) as watcher,
+        watches.open(CALLER, RunId("run_1"), 1) as watcher,
     ):
         await ledger.append(count=2)
         events = watcher.events()
@@ -240,7 +241,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
     seen: list[int] = []
 
     async def slow() -> None:
-        async with watches.open(CALLER, "run_1", 0) as watcher:
+        async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for event in watcher.events():
                 assert isinstance(event, LoggedEvent)
                 if event.seq == 3:
@@ -248,7 +249,7 @@ async def test_a_watcher_that_falls_behind_is_cut_off_in_the_middle_of_a_write(
                     await asyncio.Event().wait()
 
     async def fast() -> None:
-        async with watches.open(CALLER, "run_1", 0) as watcher:
+        async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for event in watcher.events():
                 assert isinstance(event, LoggedEvent)
                 seen.append(event.seq)
@@ -274,7 +275,7 @@ async def test_a_watcher_of_the_past_is_never_cut_off(ledger: PlayedLedger, watc
     await ledger.add_run()
     await ledger.append(count=100)
     seen: list[int] = []
-    async with watches.open(CALLER, "run_1", 0) as watcher:
+    async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
         async for event in watcher.events():
             assert isinstance(event, LoggedEvent)
             seen.append(event.seq)
@@ -313,7 +314,7 @@ async def test_a_watcher_on_its_way_when_the_log_is_trimmed_gets_a_gap(ledger: P
     await ledger.append(count=3 * PAGE_EVENTS)
     await ledger.finish()
     seen: list[int | LogGap] = []
-    async with watches.open(CALLER, "run_1", 0) as watcher:
+    async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
         async for event in watcher.events():
             assert event is not None
             seen.append(event if isinstance(event, LogGap) else event.seq)
@@ -334,7 +335,7 @@ async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
     seen: list[list[int | LogGap]] = [[], []]
 
     async def watch(mine: list[int | LogGap]) -> None:
-        async with watches.open(CALLER, "run_1", 0) as watcher:
+        async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for event in watcher.events():
                 assert event is not None
                 mine.append(event if isinstance(event, LogGap) else event.seq)
@@ -375,7 +376,7 @@ async def test_a_client_that_leaves_in_the_last_moment_takes_its_feed_with_it(
     await ledger.add_run()
 
     async def watch() -> None:
-        async with watches.open(CALLER, "run_1", 0) as watcher:
+        async with watches.open(CALLER, RunId("run_1"), 0) as watcher:
             async for _ in watcher.events():
                 pass
 

@@ -23,7 +23,7 @@ from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.step import LeaseAction, Step
-from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
 from pawl.errors import CallNotFound, LeaseLost
 from pawl.event.v1 import call_pb2, run_pb2
@@ -84,7 +84,7 @@ async def submit(replica: Replica, options: RunOptions | None = None) -> RunKey:
 
 async def claim(client: WorkerLedgerClient) -> Claim:
     while True:
-        claims = await client.claim("worker", runs_max=1, lease_seconds=10)
+        claims = await client.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
         if claims:
             return claims[0]
         await asyncio.sleep(0.01)
@@ -187,12 +187,12 @@ async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, 
     await drive.run()
     written = next(call for call in drive._base.calls.values() if call.tool_name == "write")
 
-    read = await client.call(STORE, USER, written.call_id)
+    read = await client.call(StoreId(STORE), UserId(USER), written.call_id)
 
     assert (read.state, read.result, read.arguments_json) == (written.state, written.result, written.arguments_json)
     for user_id, call_id in (("another", written.call_id), (USER, "call_of_nobody")):
         with pytest.raises(CallNotFound):
-            await client.call(STORE, user_id, call_id)
+            await client.call(StoreId(STORE), UserId(user_id), CallId(call_id))
 
 
 async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLedgerClient) -> None:
@@ -211,16 +211,16 @@ async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLe
 async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica, client: WorkerLedgerClient) -> None:
     key = await submit(replica)
     held = await claim(client)
-    assert (await client.renew("worker", lease_seconds=10)).with_commands == frozenset()
+    assert (await client.renew(WorkerId("worker"), lease_seconds=10)).with_commands == frozenset()
     command = ledger_pb2.Command(command_id="cmd_1", cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER))
     await replica.stub.SendCommand(
         ledger_pb2.SendCommandRequest(store_id=STORE, run_id=key.run_id, user_id=USER, command=command)
     )
 
-    renewal = await client.renew("worker", lease_seconds=10)
+    renewal = await client.renew(WorkerId("worker"), lease_seconds=10)
 
     assert (renewal.held, renewal.with_commands) == (frozenset({held}), frozenset({held}))
     (read,) = await client.list_commands(held)
     assert read.kind == Cancel(cause=StopCause.USER)
-    await client.release("worker")
-    assert (await client.renew("worker", lease_seconds=10)).held == frozenset()
+    await client.release(WorkerId("worker"))
+    assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == frozenset()

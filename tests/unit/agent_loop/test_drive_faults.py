@@ -24,6 +24,7 @@ from pawl.agent_loop.domain.run import (
     StopCause,
 )
 from pawl.agent_loop.domain.step import Committed, Step
+from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, RunEnded
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
@@ -299,7 +300,7 @@ def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_count(
             if hands_over:
                 drive.hand_over()
                 assert await running is Left.HANDED_OVER
-                await world.ledger.release(f"worker_{number}")
+                await world.ledger.release(WorkerId(f"worker_{number}"))
             else:
                 running.cancel()
                 await asyncio.wait([running])
@@ -372,7 +373,7 @@ def test_handing_over_settles_nothing_and_loses_nothing() -> None:
         await asyncio.sleep(after)
         drive.hand_over()
         left = await running
-        await world.ledger.release("first")
+        await world.ledger.release(WorkerId("first"))
 
         if left is not Left.PARKED:
             assert left is Left.HANDED_OVER

@@ -21,7 +21,7 @@ from pawl.agent_loop.domain.command import Cancel, Decide, Steer
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import ENDED, RunState, StopCause, Undo
 from pawl.agent_loop.domain.undo import UndoState
-from pawl.chassis.ids import CallId, RunKey, UserId
+from pawl.chassis.ids import CallId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, RunNotFound
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
@@ -75,7 +75,7 @@ async def finished(world: World) -> RunKey:
 
 async def report(world: World, undone: RunKey, by: RunKey) -> list[tuple[str, UndoState]]:
     """What became of each call, in order."""
-    sources = undo.in_order(await world.ledger.undo_sources(STORE, USER, undone.run_id))
+    sources = undo.in_order(await world.ledger.undo_sources(StoreId(STORE), UserId(USER), undone.run_id))
     found = [undo.judged(source, by.run_id) for source in sources]
     return [(each.tool_name, each.state) for each in found]
 

@@ -2,12 +2,28 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Awaitable, Callable
 
 import pytest
 
-from pawl.chassis.ids import CallId, CallKey, ConversationId, IdSource, RunId, RunKey, StoreId, check_id, is_id
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.app.public_values import Caller, ClientSession
+from pawl.chassis.ids import (
+    CallId,
+    CallKey,
+    ClientId,
+    ConversationId,
+    IdSource,
+    RunId,
+    RunKey,
+    StoreId,
+    check_id,
+    is_id,
+)
 from pawl.errors import InvalidId
 from tests.fakes.manual_clock import ManualClock
+
+ReadsRun = Callable[[PublicLedgerClient, Caller, RunId], Awaitable[object]]
 
 
 @pytest.mark.parametrize("value", ["a", "A-Z_09", "x" * 64])
@@ -35,7 +51,11 @@ def test_mypy_refuses_an_id_where_one_of_another_kind_is_expected() -> None:
     by_mistake: RunKey = CallKey(store, CallId("call"))  # type: ignore[assignment]
     checked: CallId = check_id("run", "run_id")  # type: ignore[assignment]
     assert RunKey(store, CallId("call")).run_id == "call"  # type: ignore[arg-type]
-    assert (conversation, checked) == ("run", "run")
+    caller = Caller(store_id=store, user_id=store)  # type: ignore[arg-type]
+    client = ClientSession(client_id=ClientId("tab"), session_id=ClientId("tab"))  # type: ignore[arg-type]
+    reads_a_call: ReadsRun = PublicLedgerClient.get_call  # type: ignore[assignment]
+    assert reads_a_call.__name__ == "get_call"
+    assert (conversation, checked, caller.user_id, client.session_id) == ("run", "run", "store", "tab")
     assert by_mistake != RunKey(store, RunId("call")), "nor are keys of two kinds the same at run time"
 
 

@@ -11,6 +11,7 @@ from pawl.agent_loop.app.public_ports import LiveSubscription
 from pawl.agent_loop.app.public_values import LoggedEvent
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
+from pawl.chassis.ids import RunId, StoreId
 from pawl.event.v1 import event_pb2
 
 _log = logs.get_logger(__name__)
@@ -27,7 +28,7 @@ class BusEvents:
         return self._bus.connected
 
     async def subscribe(
-        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
+        self, store_id: StoreId, run_id: RunId, take: Callable[[LoggedEvent], Awaitable[None]]
     ) -> LiveSubscription:
         async def deliver(subject: str, data: bytes) -> None:
             try:

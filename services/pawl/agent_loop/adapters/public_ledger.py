@@ -30,6 +30,7 @@ from pawl.agent_loop.app.public_values import (
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -79,7 +80,7 @@ class PublicLedgerClient:
         return run_view(response.run), response.steered
 
     async def send_command(
-        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+        self, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, as_operator: bool = False
     ) -> Reply:
         request = pb.SendCommandRequest(
             **_of(caller),
@@ -103,7 +104,7 @@ class PublicLedgerClient:
         )
 
     async def lease_offer(
-        self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
+        self, caller: Caller, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
         request = pb.LeaseOfferRequest(
             **_of(caller),
@@ -124,23 +125,23 @@ class PublicLedgerClient:
         response = await translated(self._stub.RenewOffers(request))
         return tuple(call_view(call) for call in response.calls)
 
-    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: RunId = RunId("")) -> None:
         request = pb.ReleaseOffersRequest(
             **_of(caller), client_id=client.client_id, session_id=client.session_id, run_id=run_id
         )
         await translated(self._stub.ReleaseOffers(request))
 
-    async def get_run(self, caller: Caller, run_id: str) -> RunView:
+    async def get_run(self, caller: Caller, run_id: RunId) -> RunView:
         request = pb.GetRunRequest(**_of(caller), run_id=run_id)
         response = await translated(self._stub.GetRun(request))
         return run_view(response.run)
 
-    async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
+    async def get_call(self, caller: Caller, call_id: CallId, *, for_approval: bool = False) -> CallView:
         request = pb.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
         response = await translated(self._stub.GetCall(request))
         return call_view(response.call)
 
-    async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
+    async def list_events(self, caller: Caller, run_id: RunId, after_seq: int) -> EventPage:
         request = pb.ListEventsRequest(**_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE)
         response = await translated(self._stub.ListEvents(request))
         return EventPage(
@@ -151,7 +152,13 @@ class PublicLedgerClient:
         )
 
     async def list_runs(
-        self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
+        self,
+        caller: Caller,
+        *,
+        page_size: int,
+        page_token: str,
+        conversation_id: ConversationId,
+        states: tuple[RunState, ...],
     ) -> Page[RunView]:
         request = pb.ListRunsRequest(
             **_of(caller),
@@ -163,16 +170,16 @@ class PublicLedgerClient:
         response = await translated(self._stub.ListRuns(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
-    async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
+    async def list_calls(self, caller: Caller, run_id: RunId, *, page_size: int, page_token: str) -> Page[CallView]:
         request = pb.ListCallsRequest(**_of(caller), run_id=run_id, page_size=page_size, page_token=page_token)
         response = await translated(self._stub.ListCalls(request))
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
 
-    async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
+    async def undo_sources(self, caller: Caller, run_id: RunId) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
 
     async def list_messages(
-        self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
+        self, caller: Caller, conversation_id: ConversationId, *, page_size: int, page_token: str
     ) -> Page[object]:
         request = pb.ListMessagesRequest(
             **_of(caller), conversation_id=conversation_id, page_size=page_size, page_token=page_token
@@ -180,7 +187,7 @@ class PublicLedgerClient:
         response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
 
-    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+    async def list_attention(self, caller: Caller, *, run_id: RunId, page_size: int, page_token: str) -> Page[RunView]:
         request = pb.ListAttentionRequest(
             store_id=caller.store_id, run_id=run_id, page_size=page_size, page_token=page_token
         )

@@ -28,6 +28,7 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
+from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
 from pawl.errors import Internal, InvalidArguments, MethodNotFound
@@ -133,14 +134,14 @@ class RegistryClient:
         finally:
             stream.cancel()
 
-    async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
+    async def cancel(self, context: CallContext, call_id: CallId, *, wait_seconds: float) -> Stopped:
         request = execution_pb2.CancelExecutionRequest(
             context=_CONTEXT.fields(context), call_id=call_id, wait_seconds=wait_seconds
         )
         response = await translated(self._stub.CancelExecution(request, timeout=wait_seconds + _CANCEL_MARGIN_SECONDS))
         return _STOPPED.read(response)
 
-    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
+    async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
         request = execution_pb2.CheckAnswerRequest(
             store_id=store_id, answer_schema_json=answer_schema_json, answer=answer
         )
@@ -148,7 +149,7 @@ class RegistryClient:
         with suppress(MethodNotFound):
             await translated(self._stub.CheckAnswer(request))
 
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         request = execution_pb2.CheckCallsRequest(
             context=execution_pb2.CallContext(
                 store_id=store_id,

@@ -10,7 +10,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId, StoreId, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import CallNotFound
 from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
@@ -20,7 +20,7 @@ _READS_AT_ONCE_MAX: Final = 16
 
 
 async def sources(
-    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: str, user_id: str, run_id: str
+    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, run_id: RunId
 ) -> tuple[UndoSource, ...]:
     """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
 
@@ -47,7 +47,7 @@ async def sources(
 
 
 async def _tries(
-    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: str, user_id: str, call_id: str
+    stub: ledger_pb2_grpc.LedgerServiceAsyncStub, store_id: StoreId, user_id: UserId, call_id: CallId
 ) -> tuple[Call, ...]:
     tries: list[Call] = []
     for attempt in itertools.count(1):

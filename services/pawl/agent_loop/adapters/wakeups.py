@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.chassis.ids import RunId, RunKey, StoreId, WorkerId
 
 
 class BusWakeups:
@@ -15,7 +15,11 @@ class BusWakeups:
         self._bus = bus
 
     async def subscribe(
-        self, worker_id: str, *, on_work: Callable[[], Awaitable[None]], on_command: Callable[[RunKey], Awaitable[None]]
+        self,
+        worker_id: WorkerId,
+        *,
+        on_work: Callable[[], Awaitable[None]],
+        on_command: Callable[[RunKey], Awaitable[None]],
     ) -> None:
         async def work(_subject: str, _data: bytes) -> None:
             await on_work()

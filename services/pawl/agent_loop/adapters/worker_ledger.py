@@ -14,6 +14,7 @@ from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.run import Delegation
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
 from pawl.job.v1 import ledger_pb2 as pb
@@ -56,7 +57,7 @@ class WorkerLedgerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
-    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
         response = await translated(self._stub.ClaimRuns(request))
         return tuple(map(_CLAIM.read, response.runs))
@@ -69,7 +70,7 @@ class WorkerLedgerClient:
                 response.MergeFrom(part)
         return _LOADED.read(response)
 
-    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         response = await translated(self._stub.RenewLeases(request))
         return Renewal(
@@ -77,7 +78,7 @@ class WorkerLedgerClient:
             with_commands=frozenset(map(_CLAIM.read, response.runs_with_commands)),
         )
 
-    async def release(self, worker_id: str) -> None:
+    async def release(self, worker_id: WorkerId) -> None:
         await translated(self._stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id=worker_id)))
 
     async def report_crash(self, claim: Claim) -> bool:
@@ -101,10 +102,10 @@ class WorkerLedgerClient:
                 ]
             )
 
-    async def call(self, store_id: str, user_id: str, call_id: str) -> Call:
+    async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
         request = pb.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
         response = await translated(self._stub.GetCall(request))
         return wire.CALL.read(response.call)
 
-    async def undo_sources(self, store_id: str, user_id: str, run_id: str) -> tuple[UndoSource, ...]:
+    async def undo_sources(self, store_id: StoreId, user_id: UserId, run_id: RunId) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, store_id, user_id, run_id)

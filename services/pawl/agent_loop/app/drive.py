@@ -45,6 +45,7 @@ from pawl.agent_loop.domain.run import ENDED, RunFailure
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.agent_loop.domain.tool import RecordedDecision
+from pawl.chassis.ids import CallId, CommandId
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.tasks import within
 from pawl.errors import IllegalTransition, InboxChanged
@@ -86,9 +87,9 @@ class Drive:
         self._shown = Shown()
         self._woken = False
         self._handing_over = False
-        self._recorded: set[str] = set()
+        self._recorded: set[CommandId] = set()
         self._given: frozenset[RecordedDecision] = frozenset()
-        self._given_up: set[str] = set()
+        self._given_up: set[CallId] = set()
         self._refusals = 0
         self._has_written = False
         self._clock_offset = 0.0

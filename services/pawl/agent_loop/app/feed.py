@@ -18,6 +18,7 @@ from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription, Publi
 from pawl.agent_loop.app.public_values import Caller, EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs
+from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.chassis.tasks import within
 from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
@@ -111,7 +112,7 @@ class Feed:
     """The events of one run for all of its watchers. `readers` bounds how many feeds read at once."""
 
     def __init__(
-        self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: str, *, readers: asyncio.Semaphore
+        self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: RunId, *, readers: asyncio.Semaphore
     ) -> None:
         self._ledger = ledger
         self._live = live

@@ -9,6 +9,7 @@ from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, Mes
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.ids import CallId, ClientId, ConversationId, RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +24,7 @@ class ClientTool:
 class Hello:
     """The client and the tools that it can run."""
 
-    client_id: str
+    client_id: ClientId
     tools: tuple[ClientTool, ...]
     calls_max: int
 
@@ -32,10 +33,10 @@ class Hello:
 class UserMessage:
     """A message to a conversation; where it starts a run, to a new one if none is named."""
 
-    conversation_id: str
+    conversation_id: ConversationId
     text: str
-    policy: MessagePolicy
     options: AskedOptions
+    policy: MessagePolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +50,7 @@ class Start:
 class Attach:
     """Get the events of a run, and take its offers."""
 
-    run_id: str
+    run_id: RunId
     after_seq: int
 
 
@@ -57,15 +58,15 @@ class Attach:
 class Detach:
     """Stop getting the events of a run."""
 
-    run_id: str
+    run_id: RunId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
     """The result of a front-end call; `offer_epoch` 0 outside a Session."""
 
-    run_id: str
-    call_id: str
+    run_id: RunId
+    call_id: CallId
     content_json: bytes
     is_error: bool
     offer_epoch: int
@@ -75,8 +76,8 @@ class ToolResult:
 class ToolProgress:
     """Progress of an offered call."""
 
-    run_id: str
-    call_id: str
+    run_id: RunId
+    call_id: CallId
     offer_epoch: int
     fraction: float | None
     message: str
@@ -86,8 +87,8 @@ class ToolProgress:
 class CallDecision:
     """A decision or an answer."""
 
-    run_id: str
-    call_id: str
+    run_id: RunId
+    call_id: CallId
     kind: DecisionKind
     digest: str = ""
     arguments_json: bytes = b""
@@ -99,7 +100,7 @@ class CallDecision:
 class Cancel:
     """Stop a run."""
 
-    run_id: str
+    run_id: RunId
     reason: str
 
 
@@ -125,7 +126,7 @@ class ClientFrame:
 class Welcome:
     """Answers the hello."""
 
-    client_id: str
+    client_id: ClientId
     offer_lease_seconds: float
     silence_max_seconds: float
 
@@ -134,7 +135,7 @@ class Welcome:
 class Event:
     """An event of an attached run."""
 
-    run_id: str
+    run_id: RunId
     event: LoggedEvent
 
 
@@ -142,7 +143,7 @@ class Event:
 class Gap:
     """The place of events of an attached run that are not kept any more."""
 
-    run_id: str
+    run_id: RunId
     gap: LogGap
 
 
@@ -157,8 +158,8 @@ class Offer:
 class OfferRevoked:
     """A call that the client must no longer run."""
 
-    run_id: str
-    call_id: str
+    run_id: RunId
+    call_id: CallId
     message: str
 
 
@@ -170,11 +171,11 @@ class Receipt:
     status: Outcome
     reason: str = ""
     message: str = ""
-    run_id: str = ""
-    call_id: str = ""
+    run_id: RunId = RunId("")
+    call_id: CallId = CallId("")
 
     @classmethod
-    def of(cls, reply: Reply, *, frame_id: str = "", run_id: str, call_id: str) -> Self:
+    def of(cls, reply: Reply, *, frame_id: str = "", run_id: RunId, call_id: CallId) -> Self:
         """Return what a reply is to the client: once a command is taken, it need not know why it was so before."""
         reason, message = ("", "") if reply.taken else (reply.reason, reply.message)
         return cls(
@@ -186,7 +187,7 @@ class Receipt:
 class End:
     """All events of a run were sent and it has ended."""
 
-    run_id: str
+    run_id: RunId
     last_seq: int
     state: RunState
 

@@ -30,7 +30,7 @@ from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
-from pawl.chassis.ids import CallId, IdSource
+from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId, SessionId, UserId
 from pawl.errors import (
     AlreadyExists,
     CallNotFound,
@@ -61,9 +61,9 @@ REFUSALS: Final = (
 _DIGEST_BYTES_MAX: Final = 128
 
 
-def derived_id(*parts: str) -> str:
+def derived_id(*parts: str) -> RequestId:
     """Return the id that always stands for these parts together."""
-    return "d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40]
+    return RequestId("d_" + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:40])
 
 
 class Inbox:
@@ -75,7 +75,7 @@ class Inbox:
         self._ids = ids
 
     async def submit_results(
-        self, caller: Caller, *, request_id: str, run_id: str, results: Sequence[ToolResult]
+        self, caller: Caller, *, request_id: RequestId, run_id: RunId, results: Sequence[ToolResult]
     ) -> tuple[list[Reply], RunView]:
         """Bring results without a stream; return one reply each, in order, and the run after them.
 
@@ -85,10 +85,7 @@ class Inbox:
             RunNotFound
         """
         replies = await asyncio.gather(
-            *(
-                _alone(self.submit_result(caller, _derived(request_id, result), run_id, result, client_id=""))
-                for result in results
-            )
+            *(_alone(self.submit_result(caller, _derived(request_id, result), run_id, result)) for result in results)
         )
         if any(reply.reason == RunNotFound.reason for reply in replies):
             raise RunNotFound
@@ -96,7 +93,14 @@ class Inbox:
         return replies, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
 
     async def submit_result(
-        self, caller: Caller, command_id: str, run_id: str, result: ToolResult, *, client_id: str, session_id: str = ""
+        self,
+        caller: Caller,
+        request_id: RequestId,
+        run_id: RunId,
+        result: ToolResult,
+        *,
+        client_id: ClientId = ClientId(""),
+        session_id: SessionId = SessionId(""),
     ) -> Reply:
         """Bring one result; with a client id, under the lease that the result names.
 
@@ -114,10 +118,16 @@ class Inbox:
             offer_epoch=result.offer_epoch if client_id else 0,
             session_id=session_id,
         )
-        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+        return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
 
     async def report_progress(
-        self, caller: Caller, command_id: str, progress: ToolProgress, *, client_id: str, session_id: str
+        self,
+        caller: Caller,
+        request_id: RequestId,
+        progress: ToolProgress,
+        *,
+        client_id: ClientId,
+        session_id: SessionId,
     ) -> Reply:
         """Bring progress of an offered call.
 
@@ -132,9 +142,9 @@ class Inbox:
             fraction=checks.fraction(progress.fraction),
             message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
         )
-        return await self._ledger.send_command(caller, progress.run_id, command_id, command)
+        return await self._ledger.send_command(caller, progress.run_id, CommandId(request_id), command)
 
-    async def decide(self, caller: Caller, command_id: str, decision: CallDecision) -> Reply:
+    async def decide(self, caller: Caller, request_id: RequestId, decision: CallDecision) -> Reply:
         """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
 
         Raises:
@@ -153,12 +163,12 @@ class Inbox:
             if call.run_id != decision.run_id:
                 raise CallNotFound
             # The run as a service reads it: who edits may be no more than an approver to it.
-            run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), call.run_id)
+            run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=UserId("")), call.run_id)
             verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json)
         elif decision.kind is DecisionKind.ANSWER:
             await self._check_answer(caller, decision)
         command = DecisionCommand(
-            call_id=CallId(decision.call_id),
+            call_id=decision.call_id,
             kind=decision.kind,
             digest=decision.digest,
             arguments_json=verdict.arguments_json,
@@ -169,7 +179,7 @@ class Inbox:
             right=right,
         )
         # Request ids are known per run, and several people decide about one: each has ids of their own.
-        command_id = derived_id(caller.user_id, command_id) if command_id else self._ids.new("cmd")
+        command_id = self._command_id(derived_id(caller.user_id, request_id) if request_id else request_id)
         return await self._ledger.send_command(caller, decision.run_id, command_id, command)
 
     async def _check_answer(self, caller: Caller, decision: CallDecision) -> None:
@@ -181,7 +191,9 @@ class Inbox:
         if call.run_id == decision.run_id and call.state is CallState.ASKED and call.answer_schema_json:
             await self._checker.check_answer(caller.store_id, call.answer_schema_json, decision.answer)
 
-    async def decide_calls(self, caller: Caller, *, request_id: str, decisions: Sequence[CallDecision]) -> list[Reply]:
+    async def decide_calls(
+        self, caller: Caller, *, request_id: RequestId, decisions: Sequence[CallDecision]
+    ) -> list[Reply]:
         """Bring several decisions; return one reply each, in order.
 
         A decision that is wrong is refused alone. Idempotent by request id and call.
@@ -194,7 +206,7 @@ class Inbox:
             *(_alone(self.decide(caller, _derived(request_id, decision), decision)) for decision in decisions)
         )
 
-    async def cancel(self, caller: Caller, command_id: str, run_id: str, reason: str) -> Reply:
+    async def cancel(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
         """Stop a run. A run that has ended stays as it is: the outcome is LATE.
 
         Raises:
@@ -202,15 +214,15 @@ class Inbox:
         """
         checks.text(reason, "reason", bytes_max=checks.REASON_BYTES_MAX, may_be_empty=True)
         command = Cancel(cause=StopCause.USER, reason=reason)
-        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+        return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
 
     async def resolve(
         self,
         caller: Caller,
-        command_id: str,
+        request_id: RequestId,
         *,
-        run_id: str,
-        call_id: str,
+        run_id: RunId,
+        call_id: CallId,
         resolution: CallResolution,
         content_json: bytes,
     ) -> Reply:
@@ -225,12 +237,10 @@ class Inbox:
             checks.result_json(content_json)
         elif content_json:
             raise InvalidField("content_json goes with HAPPENED only", field="content_json")
-        command = Resolve(call_id=CallId(call_id), resolution=resolution, content_json=content_json)
-        return await operators.send(
-            self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="resolved"
-        )
+        command = Resolve(call_id=call_id, resolution=resolution, content_json=content_json)
+        return await operators.send(self._ledger, caller, run_id, self._command_id(request_id), command, act="resolved")
 
-    async def top_up(self, caller: Caller, command_id: str, run_id: str, tokens: int) -> Reply:
+    async def top_up(self, caller: Caller, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
         """Add to the token budget of a run.
 
         Raises:
@@ -240,7 +250,11 @@ class Inbox:
         if not 1 <= tokens <= TOKENS_MAX:
             raise InvalidField(f"tokens must be from 1 to {TOKENS_MAX}", field="tokens")
         command = TopUp(tokens=tokens)
-        return await self._ledger.send_command(caller, run_id, command_id or self._ids.new("cmd"), command)
+        return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
+
+    def _command_id(self, request_id: RequestId) -> CommandId:
+        """Return the id of the command of a request: that of the request, if it has one."""
+        return CommandId(request_id or self._ids.new("cmd"))
 
 
 def refusal(error: PawlError) -> Reply:
@@ -257,9 +271,9 @@ async def _alone(reply: Awaitable[Reply]) -> Reply:
         return refusal(error)
 
 
-def _derived(request_id: str, part: ToolResult | CallDecision) -> str:
-    """Return the id of the command that one part of a request stands for; empty if the request has none."""
-    return derived_id(request_id, part.call_id) if request_id else ""
+def _derived(request_id: RequestId, part: ToolResult | CallDecision) -> RequestId:
+    """Return the id of one part of a request; empty if the request has none."""
+    return derived_id(request_id, part.call_id) if request_id else request_id
 
 
 def decided(reply: Reply) -> RunView:

@@ -7,6 +7,7 @@ from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import RunDefaults, complete
+from pawl.chassis.ids import RequestId
 from pawl.errors import InvalidField
 
 
@@ -17,7 +18,7 @@ class Messages:
         self._ledger = ledger
         self._defaults = defaults
 
-    async def start(self, caller: Caller, request_id: str, message: UserMessage) -> RunView:
+    async def start(self, caller: Caller, request_id: RequestId, message: UserMessage) -> RunView:
         """Create a run; durable when this returns. Idempotent by request id.
 
         Raises:
@@ -29,7 +30,7 @@ class Messages:
         run, _ = await self._submit(caller, request_id, message, must_exist=bool(message.conversation_id))
         return run
 
-    async def send(self, caller: Caller, request_id: str, message: UserMessage) -> tuple[RunView, bool]:
+    async def send(self, caller: Caller, request_id: RequestId, message: UserMessage) -> tuple[RunView, bool]:
         """Send a message to a conversation; return its run, and whether it entered an active one.
 
         Raises: as `start`.
@@ -37,7 +38,7 @@ class Messages:
         return await self._submit(caller, request_id, message, must_exist=True)
 
     async def _submit(
-        self, caller: Caller, request_id: str, message: UserMessage, *, must_exist: bool
+        self, caller: Caller, request_id: RequestId, message: UserMessage, *, must_exist: bool
     ) -> tuple[RunView, bool]:
         checked = NewMessage(
             request_id=request_id,

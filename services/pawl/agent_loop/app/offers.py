@@ -13,6 +13,7 @@ from pawl.agent_loop.app.public_values import Caller, CallView, ClientSession, O
 from pawl.agent_loop.domain.call import CallState
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallId, RunId, SessionId
 from pawl.chassis.tasks import within
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 
@@ -64,11 +65,11 @@ class Offers:
         self._lease_seconds = lease_seconds
         self._show = show
         self._replaced = replaced
-        self._runs: set[str] = set()
-        self._candidates: dict[str, _Candidate] = {}
-        self._held: dict[str, CallView] = {}
-        self._leased: dict[str, CallView] = {}
-        self._submitting: set[str] = set()
+        self._runs: set[RunId] = set()
+        self._candidates: dict[CallId, _Candidate] = {}
+        self._held: dict[CallId, CallView] = {}
+        self._leased: dict[CallId, CallView] = {}
+        self._submitting: set[CallId] = set()
         self._revoked: list[OfferRevoked] = []
         self._due = asyncio.Event()
 
@@ -89,22 +90,22 @@ class Offers:
             self._revoke(call.call_id, f"the call is {call.state.value.lower().replace('_', ' ')}")
         elif held is None:
             self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
-        elif call.offer_epoch > held.offer_epoch or (
-            call.offer_epoch == held.offer_epoch and call.holder_client_id != self._client.client_id
+        elif call.offer.offer_epoch > held.offer.offer_epoch or (
+            call.offer.offer_epoch == held.offer.offer_epoch and call.offer.client_id != self._client.client_id
         ):
             # An older epoch is only the past being replayed.
             self._lose(call)
         self._due.set()
 
-    def session_of(self, call_id: str) -> str:
+    def session_of(self, call_id: CallId) -> SessionId:
         """Return this session if it has leased the call; empty if the client knows the call of an earlier one."""
-        return self._client.session_id if call_id in self._leased else ""
+        return self._client.session_id if call_id in self._leased else SessionId("")
 
-    def submitting(self, call_id: str) -> None:
+    def submitting(self, call_id: CallId) -> None:
         """Take note that the client's own result is on its way: what it settles is not revoked."""
         self._submitting.add(call_id)
 
-    def submitted(self, call_id: str, offer_epoch: int, outcome: Outcome | None) -> None:
+    def submitted(self, call_id: CallId, offer_epoch: int, outcome: Outcome | None) -> None:
         """Take note of what became of that result; None if that is not known.
 
         Unless it was refused, or came under an earlier lease, the client is free
@@ -114,7 +115,7 @@ class Offers:
         if outcome is None or outcome is Outcome.REFUSED:
             return
         held = self._held.get(call_id)
-        if outcome is Outcome.WRONG_HOLDER and held is not None and held.offer_epoch > offer_epoch:
+        if outcome is Outcome.WRONG_HOLDER and held is not None and held.offer.offer_epoch > offer_epoch:
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
@@ -123,7 +124,7 @@ class Offers:
             self._candidates[call_id] = _Candidate(call=held)
         self._due.set()
 
-    async def leave(self, run_id: str, *, release: bool) -> None:
+    async def leave(self, run_id: RunId, *, release: bool) -> None:
         """Take no more offers of a run; with `release`, give back those that are held."""
         self._runs.discard(run_id)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
@@ -156,7 +157,7 @@ class Offers:
     async def release_all(self) -> None:
         """Give back everything, at the end of the session."""
         if self._held:
-            await self._release("")
+            await self._release(RunId(""))
 
     async def run(self) -> None:
         """Take offers and show them, for as long as the session lasts."""
@@ -176,7 +177,7 @@ class Offers:
             return False
         return not versions or call.tool_version in versions
 
-    def _revoke(self, call_id: str, message: str) -> None:
+    def _revoke(self, call_id: CallId, message: str) -> None:
         held = self._held.pop(call_id, None)
         if held is not None and call_id not in self._submitting:
             self._revoked.append(OfferRevoked(run_id=held.run_id, call_id=call_id, message=message))
@@ -187,9 +188,9 @@ class Offers:
         self._candidates[call.call_id] = _Candidate(call=call, retry_at=self._retry_at(call))
 
     def _retry_at(self, call: CallView) -> float:
-        if call.holder_client_id in {"", self._client.client_id}:
+        if call.offer.client_id in {"", self._client.client_id}:
             return 0.0
-        return call.offer_expire_time + _EXPIRY_MARGIN_SECONDS
+        return call.offer.expire_time + _EXPIRY_MARGIN_SECONDS
 
     def _next(self) -> _Candidate | None:
         """Return the first call that can be asked for now, if the client has room for one."""
@@ -228,7 +229,7 @@ class Offers:
             self._held[call.call_id] = self._leased[call.call_id] = now
             await self._show(Offer(call=now))
 
-    async def _release(self, run_id: str) -> None:
+    async def _release(self, run_id: RunId) -> None:
         try:
             await self._ledger.release_offers(self._caller, self._client, run_id)
         except (Unavailable, DeadlineExceeded) as error:

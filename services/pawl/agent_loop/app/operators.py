@@ -15,14 +15,14 @@ from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis import logs
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CommandId, IdSource, RequestId, RunId
 from pawl.errors import AttentionNotNeeded, RunNotFound
 
 _log = logs.get_logger(__name__)
 
 
 async def send(
-    ledger: PublicLedger, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, act: str
+    ledger: PublicLedger, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, act: str
 ) -> Reply:
     """Send what an operator does about a run, and write down who did it. The log of the run says it too, if taken."""
     reply = await ledger.send_command(caller, run_id, command_id, command, as_operator=True)
@@ -39,7 +39,7 @@ class Operators:
         self._ledger = ledger
         self._ids = ids
 
-    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+    async def list_attention(self, caller: Caller, *, run_id: RunId, page_size: int, page_token: str) -> Page[RunView]:
         """Return the runs of the store that need attention, with their calls in doubt, the longest waiting first.
 
         Raises:
@@ -47,7 +47,7 @@ class Operators:
         """
         return await self._ledger.list_attention(caller, run_id=run_id, page_size=page_size, page_token=page_token)
 
-    async def redrive(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
+    async def redrive(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
         """Let a quarantined run go on; return it.
 
         Raises:
@@ -55,19 +55,23 @@ class Operators:
             AttentionNotNeeded: it is not quarantined.
         """
         command = RedriveCommand(reason=_reason(reason))
-        reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="redriven")
+        reply = await send(
+            self._ledger, caller, run_id, CommandId(request_id or self._ids.new("cmd")), command, act="redriven"
+        )
         if reply.taken and reply.run is not None:
             return reply.run
         raise reply.error(AttentionNotNeeded if reply.run is not None else RunNotFound)
 
-    async def end(self, caller: Caller, command_id: str, run_id: str, reason: str) -> RunView:
+    async def end(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
         """Stop a run of any user of the store; return it. One that has ended stays as it is.
 
         Raises:
             RunNotFound, InvalidField, TooLarge
         """
         command = Cancel(cause=StopCause.OPERATOR, reason=_reason(reason))
-        reply = await send(self._ledger, caller, run_id, command_id or self._ids.new("cmd"), command, act="ended")
+        reply = await send(
+            self._ledger, caller, run_id, CommandId(request_id or self._ids.new("cmd")), command, act="ended"
+        )
         if reply.run is None:
             raise reply.error(RunNotFound)
         return reply.run

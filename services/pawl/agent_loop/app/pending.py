@@ -18,6 +18,7 @@ from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallId, RunId
 
 POLL_SECONDS: Final = 1.0
 ITEMS_MAX: Final = 1000
@@ -38,8 +39,8 @@ class PendingPart:
     """The news: what waits or has changed, and the ids of what waits no more. Empty to show life."""
 
     items: tuple[Item, ...] = ()
-    gone_call_ids: tuple[str, ...] = ()
-    gone_run_ids: tuple[str, ...] = ()
+    gone_call_ids: tuple[CallId, ...] = ()
+    gone_run_ids: tuple[RunId, ...] = ()
     complete: bool = False
     truncated: bool = False
 
@@ -112,8 +113,8 @@ class Pending:
         known |= seen
         yield PendingPart(
             items=tuple(part),
-            gone_call_ids=tuple(name for kind, name in gone if kind is CallView),
-            gone_run_ids=tuple(name for kind, name in gone if kind is RunView),
+            gone_call_ids=tuple(CallId(name) for kind, name in gone if kind is CallView),
+            gone_run_ids=tuple(RunId(name) for kind, name in gone if kind is RunView),
             complete=bool(part or gone or is_first),
             truncated=truncated,
         )
@@ -142,8 +143,8 @@ def _shown(item: Item) -> Hashable:
         return item.token_budget, item.tokens_used
     return (
         item.state,
-        item.holder_client_id,
-        item.offer_epoch,
+        item.offer.client_id,
+        item.offer.offer_epoch,
         item.approval_digest,
         item.approval_count,
         item.deadline_time,

@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.agent_loop.domain.undo import UndoSource
-from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, RunKey, StoreId, UserId, WorkerId
 
 Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
@@ -59,7 +59,7 @@ class Renewal:
 class WorkerLedger(Protocol):
     """The ledger, for a worker. Every method may raise DependencyUnavailable and then be called again."""
 
-    async def claim(self, worker_id: str, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         """Get runs to work on; none if there are none now."""
 
     async def load(self, claim: Claim) -> Loaded:
@@ -69,10 +69,10 @@ class WorkerLedger(Protocol):
             LeaseLost, RunNotFound: it is not this worker's to drive.
         """
 
-    async def renew(self, worker_id: str, *, lease_seconds: float) -> Renewal:
+    async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
         """Renew the leases of all runs of the worker."""
 
-    async def release(self, worker_id: str) -> None:
+    async def release(self, worker_id: WorkerId) -> None:
         """Give all runs of the worker back. Idempotent."""
 
     async def report_crash(self, claim: Claim) -> bool:
@@ -123,9 +123,9 @@ class CallContext:
     """People who must approve each gated call of the run; 0 means one."""
     above: tuple[RunAbove, ...] = ()
     """The runs above it."""
-    credential_id: str = ""
+    credential_id: CredentialId = CredentialId("")
     """The credential that started it."""
-    delegate_user_id: str = ""
+    delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it for the user; empty for none."""
 
 
@@ -212,7 +212,7 @@ class Wakeups(Protocol):
 
     async def subscribe(
         self,
-        worker_id: str,
+        worker_id: WorkerId,
         *,
         on_work: Callable[[], Awaitable[None]],
         on_command: Callable[[RunKey], Awaitable[None]],

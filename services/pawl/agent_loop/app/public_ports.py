@@ -22,6 +22,7 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId
 
 
 class PublicLedger(Protocol):
@@ -39,7 +40,7 @@ class PublicLedger(Protocol):
         """
 
     async def send_command(
-        self, caller: Caller, run_id: str, command_id: str, command: PublicCommand, *, as_operator: bool = False
+        self, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, as_operator: bool = False
     ) -> Reply:
         """Send a command and return the final word on it.
 
@@ -51,31 +52,31 @@ class PublicLedger(Protocol):
         """
 
     async def lease_offer(
-        self, caller: Caller, run_id: str, call_id: str, *, client: ClientSession, lease_seconds: float
+        self, caller: Caller, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
         """Ask for an offered call."""
 
     async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
         """Renew all offers that the session holds and return them."""
 
-    async def release_offers(self, caller: Caller, client: ClientSession, run_id: str = "") -> None:
+    async def release_offers(self, caller: Caller, client: ClientSession, run_id: RunId = RunId("")) -> None:
         """Give back the session's offers, of one run or of all; not what another of the client has taken over."""
 
-    async def get_run(self, caller: Caller, run_id: str) -> RunView:
+    async def get_run(self, caller: Caller, run_id: RunId) -> RunView:
         """Read a run with its pending calls.
 
         Raises:
             RunNotFound
         """
 
-    async def get_call(self, caller: Caller, call_id: str, *, for_approval: bool = False) -> CallView:
+    async def get_call(self, caller: Caller, call_id: CallId, *, for_approval: bool = False) -> CallView:
         """Read a call; with `for_approval` also one of another user of the store that awaits its approval, or did.
 
         Raises:
             CallNotFound
         """
 
-    async def list_events(self, caller: Caller, run_id: str, after_seq: int) -> EventPage:
+    async def list_events(self, caller: Caller, run_id: RunId, after_seq: int) -> EventPage:
         """Read the log after `after_seq`, as far as one page goes.
 
         Raises:
@@ -83,7 +84,13 @@ class PublicLedger(Protocol):
         """
 
     async def list_runs(
-        self, caller: Caller, *, page_size: int, page_token: str, conversation_id: str, states: tuple[RunState, ...]
+        self,
+        caller: Caller,
+        *,
+        page_size: int,
+        page_token: str,
+        conversation_id: ConversationId,
+        states: tuple[RunState, ...],
     ) -> Page[RunView]:
         """Read the user's runs, newest first.
 
@@ -91,14 +98,14 @@ class PublicLedger(Protocol):
             InvalidPageToken
         """
 
-    async def list_calls(self, caller: Caller, run_id: str, *, page_size: int, page_token: str) -> Page[CallView]:
+    async def list_calls(self, caller: Caller, run_id: RunId, *, page_size: int, page_token: str) -> Page[CallView]:
         """Read the calls of a run with whole results.
 
         Raises:
             RunNotFound, InvalidPageToken
         """
 
-    async def undo_sources(self, caller: Caller, run_id: str) -> tuple[UndoSource, ...]:
+    async def undo_sources(self, caller: Caller, run_id: RunId) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
 
         Raises:
@@ -106,7 +113,7 @@ class PublicLedger(Protocol):
         """
 
     async def list_messages(
-        self, caller: Caller, conversation_id: str, *, page_size: int, page_token: str
+        self, caller: Caller, conversation_id: ConversationId, *, page_size: int, page_token: str
     ) -> Page[object]:
         """Read the messages of a conversation, as documents.
 
@@ -114,7 +121,7 @@ class PublicLedger(Protocol):
             ConversationNotFound, InvalidPageToken
         """
 
-    async def list_attention(self, caller: Caller, *, run_id: str, page_size: int, page_token: str) -> Page[RunView]:
+    async def list_attention(self, caller: Caller, *, run_id: RunId, page_size: int, page_token: str) -> Page[RunView]:
         """Read the runs of the store that need attention, of all users, or the one with `run_id`.
 
         With their calls in doubt, the longest waiting first.
@@ -138,14 +145,14 @@ class PublicLedger(Protocol):
 class CallChecker(Protocol):
     """The registry, for edited arguments and answers."""
 
-    async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
+    async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
         """Check an answer to a question of a running tool.
 
         Raises:
             InvalidArguments: it does not fit; the message says what is wrong and what would fit.
         """
 
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.
 
         Raises:
@@ -168,6 +175,6 @@ class LiveEvents(Protocol):
         """True while events can arrive."""
 
     async def subscribe(
-        self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
+        self, store_id: StoreId, run_id: RunId, take: Callable[[LoggedEvent], Awaitable[None]]
     ) -> LiveSubscription:
         """Give each event of the run to `take`, until unsubscribed."""

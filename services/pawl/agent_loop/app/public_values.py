@@ -11,10 +11,21 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
-from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.command import Cancel, Decide, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunOptions, RunState, Undo
+from pawl.chassis.ids import (
+    CallId,
+    ClientId,
+    ConversationId,
+    CredentialId,
+    RequestId,
+    RunId,
+    SessionId,
+    StoreId,
+    UserId,
+)
 from pawl.errors import PawlError, by_reason
 
 T = TypeVar("T")
@@ -24,11 +35,11 @@ T = TypeVar("T")
 class Caller:
     """The authenticated user on whose behalf something is done, and the credential that says so."""
 
-    store_id: str
-    user_id: str
+    store_id: StoreId
+    user_id: UserId
     roles: frozenset[str] = frozenset()
-    credential_id: str = ""
-    delegate_user_id: str = ""
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
     """The user of the delegate that acts for the user; empty if nobody does."""
     decides: bool = True
     """False for a delegate that decides nothing."""
@@ -38,24 +49,20 @@ class Caller:
 class ClientSession:
     """One stream of a client: it holds offers, and gives back only its own."""
 
-    client_id: str
-    session_id: str
+    client_id: ClientId
+    session_id: SessionId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallView:
     """The parts of a call that the use cases look at. Times are seconds since 1970."""
 
-    run_id: str
-    call_id: str
-    conversation_id: str
+    run_id: RunId
+    call_id: CallId
     tool_name: str
     tool_version: int
     state: CallState
-    holder_client_id: str
-    offer_epoch: int
-    offer_expire_time: float
-    user_id: str
+    offer: OfferLease
     approval_digest: str
     approval_count: int
     deadline_time: float
@@ -68,9 +75,9 @@ class CallView:
 class RunView:
     """The parts of a run that the use cases look at. `pending_calls` wait for someone."""
 
-    run_id: str
-    conversation_id: str
-    user_id: str
+    run_id: RunId
+    conversation_id: ConversationId
+    user_id: UserId
     state: RunState
     last_seq: int
     undo: Undo | None
@@ -80,9 +87,9 @@ class RunView:
     document: object = field(repr=False)
     user_roles: frozenset[str] = frozenset()
     """Roles that its user had when it was started; only in runs that were read for their user or for a service."""
-    credential_id: str = ""
+    credential_id: CredentialId = CredentialId("")
     """The credential that started it; as the roles."""
-    delegate_user_id: str = ""
+    delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it; as the roles."""
     approvals_required: int = 0
     """People who must approve each of its gated calls; 0 means one."""
@@ -146,8 +153,8 @@ class NewMessage:
     With `undo` the run that it starts takes another one back.
     """
 
-    request_id: str
-    conversation_id: str
+    request_id: RequestId
+    conversation_id: ConversationId
     conversation_must_exist: bool
     text: str
     asked: AskedOptions
@@ -176,24 +183,24 @@ class ResultCommand:
     result again that it has of an earlier one.
     """
 
-    call_id: str
+    call_id: CallId
     content_json: bytes
     is_error: bool
-    client_id: str = ""
+    client_id: ClientId = ClientId("")
     offer_epoch: int = 0
-    session_id: str = field(default="", compare=False)
+    session_id: SessionId = field(default=SessionId(""), compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressCommand:
     """Progress of a front-end call; `session_id` as in a result."""
 
-    call_id: str
-    client_id: str
+    call_id: CallId
+    client_id: ClientId
     offer_epoch: int
     fraction: float | None
     message: str
-    session_id: str = field(default="", compare=False)
+    session_id: SessionId = field(default=SessionId(""), compare=False)
 
 
 class DecisionRight(StrEnum):
@@ -221,7 +228,7 @@ class PendingFilter:
     of_store: bool = False
     states: tuple[CallState, ...] = ()
     tool_name: str = ""
-    conversation_id: str = ""
+    conversation_id: ConversationId = ConversationId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

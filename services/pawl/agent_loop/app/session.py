@@ -13,7 +13,7 @@ from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame
 from pawl.agent_loop.app.public_values import Caller, ClientSession
 from pawl.agent_loop.app.session_stream import Parts, Send, Stream
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import ClientId, IdSource, SessionId, StoreId, UserId
 from pawl.errors import DeadlineExceeded, HelloRequired
 
 
@@ -29,7 +29,7 @@ class Sessions:
     def __init__(self, ids: IdSource, parts: Parts) -> None:
         self._ids = ids
         self._parts = parts
-        self._open: dict[tuple[str, str, str], Stream] = {}
+        self._open: dict[tuple[StoreId, UserId, ClientId], Stream] = {}
 
     async def serve(self, caller: Caller, incoming: AsyncIterator[ClientFrame], send: Send) -> None:
         """Serve one stream until it ends; `send` is called by one task at a time and may wait.
@@ -46,9 +46,9 @@ class Sessions:
             DependencyUnavailable: a frame could not be answered; send it again after a reconnect.
         """
         hello_frame, hello = await self._hello(incoming)
-        client_id = hello.client_id or self._ids.new("cli")
+        client_id = hello.client_id or ClientId(self._ids.new("cli"))
         key = (caller.store_id, caller.user_id, client_id)
-        client = ClientSession(client_id=client_id, session_id=self._ids.new("ses"))
+        client = ClientSession(client_id=client_id, session_id=SessionId(self._ids.new("ses")))
         stream = Stream(self._parts, caller, client, hello, send)
         earlier = self._open.get(key)
         self._open[key] = stream

@@ -18,6 +18,7 @@ from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, Log
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallId, RequestId, RunId
 from pawl.chassis.tasks import within
 from pawl.errors import (
     Cancelled,
@@ -86,8 +87,8 @@ class Stream:
         self._client_id = client.client_id
         self._send = send
         self._outgoing = Outgoing(_OUTGOING_FRAMES_MAX)
-        self._sent_seqs: dict[str, int] = {}
-        self._attachments: dict[str, asyncio.Task[None]] = {}
+        self._sent_seqs: dict[RunId, int] = {}
+        self._attachments: dict[RunId, asyncio.Task[None]] = {}
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
         self._busy = False
@@ -183,13 +184,13 @@ class Stream:
     async def _receipt(self, frame: ClientFrame) -> Receipt | None:
         """Do what the frame asks; None where the receipt has been sent."""
         content = frame.content
-        command_id = derived_id(self._client_id, frame.frame_id)
+        request_id = derived_id(self._client_id, frame.frame_id)
         caller, inbox, messages = self._caller, self._parts.inbox, self._parts.messages
         match content:
             case Exception():
                 raise content
             case frames.Start():
-                run = await messages.start(caller, command_id, content.message)
+                run = await messages.start(caller, request_id, content.message)
                 await self._attach(frame, run.run_id, 0)
                 return None
             case frames.Attach():
@@ -199,27 +200,27 @@ class Stream:
                 await self._detach(content.run_id, release=True)
                 return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=content.run_id)
             case frames.ToolResult():
-                return _receipt(frame, await self._submit(command_id, content))
+                return _receipt(frame, await self._submit(request_id, content))
             case frames.ToolProgress():
                 session_id = self._offers.session_of(content.call_id)
                 reply = await inbox.report_progress(
-                    caller, command_id, content, client_id=self._client_id, session_id=session_id
+                    caller, request_id, content, client_id=self._client_id, session_id=session_id
                 )
                 await self._offers.renew()
                 return _receipt(frame, reply)
             case frames.CallDecision():
-                return _receipt(frame, await inbox.decide(caller, command_id, content))
+                return _receipt(frame, await inbox.decide(caller, request_id, content))
             case frames.Cancel():
-                return _receipt(frame, await inbox.cancel(caller, command_id, content.run_id, content.reason))
+                return _receipt(frame, await inbox.cancel(caller, request_id, content.run_id, content.reason))
             case frames.UserMessage():
-                run, _ = await messages.send(caller, command_id, content)
+                run, _ = await messages.send(caller, request_id, content)
                 return _receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run.run_id)
             case frames.Hello() | frames.ClientHeartbeat():
                 raise HelloRequired
             case _:
                 assert_never(content)
 
-    async def _submit(self, command_id: str, result: frames.ToolResult) -> Reply:
+    async def _submit(self, request_id: RequestId, result: frames.ToolResult) -> Reply:
         if result.offer_epoch == 0:
             raise InvalidField("offer_epoch is the one that came with the offer", field="tool_result.offer_epoch")
         self._offers.submitting(result.call_id)
@@ -227,7 +228,7 @@ class Stream:
         try:
             reply = await self._parts.inbox.submit_result(
                 self._caller,
-                command_id,
+                request_id,
                 result.run_id,
                 result,
                 client_id=self._client_id,
@@ -238,7 +239,7 @@ class Stream:
             self._offers.submitted(result.call_id, result.offer_epoch, outcome)
         return reply
 
-    async def _attach(self, frame: ClientFrame, run_id: str, after_seq: int) -> None:
+    async def _attach(self, frame: ClientFrame, run_id: RunId, after_seq: int) -> None:
         """Attach, or attach again from another position; the receipt comes before the first event."""
         await self._detach(run_id, release=False)
         if len(self._attachments) >= ATTACHMENTS_MAX:
@@ -250,7 +251,7 @@ class Stream:
         self._attachments[run_id] = task
         await attached
 
-    async def _detach(self, run_id: str, *, release: bool) -> None:
+    async def _detach(self, run_id: RunId, *, release: bool) -> None:
         task = self._attachments.pop(run_id, None)
         if task is not None:
             task.cancel()
@@ -258,7 +259,7 @@ class Stream:
         if release:
             await self._offers.leave(run_id, release=True)
 
-    async def _stream(self, frame: ClientFrame, run_id: str, after_seq: int, attached: asyncio.Future[None]) -> None:
+    async def _stream(self, frame: ClientFrame, run_id: RunId, after_seq: int, attached: asyncio.Future[None]) -> None:
         self._sent_seqs[run_id] = after_seq
         try:
             async with self._parts.watches.open(self._caller, run_id, after_seq) as watcher:
@@ -303,7 +304,7 @@ def _size_bytes(frame: ServerFrame) -> int:
     return frame.event.size_bytes if isinstance(frame, frames.Event) else 0
 
 
-def _receipt(frame: ClientFrame, reply: Reply, *, run_id: str = "") -> Receipt:
+def _receipt(frame: ClientFrame, reply: Reply, *, run_id: RunId = RunId("")) -> Receipt:
     content = frame.content
-    run_id = run_id or getattr(content, "run_id", "")
-    return Receipt.of(reply, frame_id=frame.frame_id, run_id=run_id, call_id=getattr(content, "call_id", ""))
+    run_id = run_id or getattr(content, "run_id", RunId(""))
+    return Receipt.of(reply, frame_id=frame.frame_id, run_id=run_id, call_id=getattr(content, "call_id", CallId("")))

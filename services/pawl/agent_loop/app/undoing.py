@@ -53,7 +53,7 @@ class Undoing:
             asked=asked,
             options=complete(asked, self._defaults),
             policy=MessagePolicy.QUEUE,
-            undo=Undo(run_id=RunId(run_id), call_id=CallId(call_id), user_id=UserId(caller.user_id)),
+            undo=Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id),
         )
         created, _ = await self._ledger.submit_message(owner, message)
         _log.info("run.undo", store=caller.store_id, user=caller.user_id, undone=run_id, run=created.run_id)
@@ -93,6 +93,6 @@ class Undoing:
             if Role.ADMIN not in caller.roles:
                 raise
         # The ledger reads for no user in particular: for a service.
-        run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=""), run_id)
+        run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=UserId("")), run_id)
         # Whoever asks for it has started it, and is none of those who approve what it does.
         return replace(caller, user_id=run.user_id, delegate_user_id=caller.user_id, roles=run.user_roles), run

@@ -22,6 +22,7 @@ from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
 from pawl.agent_loop.app.public_values import Caller, LogGap, RunView
 from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.tasks import start
 from pawl.errors import Overloaded, SlowConsumer
 
@@ -52,7 +53,7 @@ class Watches:
         self._poll_seconds = poll_seconds
         self._polls_when_connected = max(1, round(connected_poll_seconds / poll_seconds))
         self._readers = asyncio.Semaphore(READERS_MAX)
-        self._feeds: dict[tuple[str, str, str], Feed] = {}
+        self._feeds: dict[tuple[StoreId, UserId, RunId], Feed] = {}
         self._ticker: asyncio.Task[None] | None = None
         self._stopping: set[asyncio.Task[None]] = set()
 
@@ -75,7 +76,7 @@ class Watches:
         return len(self._feeds)
 
     @asynccontextmanager
-    async def open(self, caller: Caller, run_id: str, after_seq: int) -> AsyncIterator[Watcher]:
+    async def open(self, caller: Caller, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
         """Watch a run after `after_seq` as long as the block lasts.
 
         When the watcher falls too far behind, the block is ended, wherever its
@@ -112,7 +113,7 @@ class Watches:
                 del self._feeds[key]
                 await self._stop(feed)
 
-    async def wait_for_rest(self, caller: Caller, run_id: str, *, seconds: float) -> RunView:
+    async def wait_for_rest(self, caller: Caller, run_id: RunId, *, seconds: float) -> RunView:
         """Return the run as soon as it needs somebody or has ended, or as it is after `seconds`.
 
         Raises:

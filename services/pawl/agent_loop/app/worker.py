@@ -20,7 +20,7 @@ from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis import logs
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import RunKey, WorkerId
 from pawl.chassis.tasks import within
 from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 
@@ -87,7 +87,7 @@ class Worker:
 
     def __init__(
         self,
-        worker_id: str,
+        worker_id: WorkerId,
         dependencies: WorkerDependencies,
         limits: WorkerLimits,
         new_drive: Callable[[Claim, WorkerDependencies, RunFailure | None], Drive] = Drive,

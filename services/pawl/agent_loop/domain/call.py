@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from pawl.chassis.ids import CallId, ClientId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
 
 
 class CallState(StrEnum):
@@ -112,8 +112,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     time: float = 0.0
     arguments_sha256: str = ""
     """Of the arguments that it is about, in hex; empty where it is not known."""
-    credential_id: str = ""
-    delegate_user_id: str = ""
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,7 @@ import msgspec
 
 from pawl.agent_loop.domain.call import CallResult, DecisionKind
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
-from pawl.chassis.ids import CallId, CommandId, RunId, UserId
+from pawl.chassis.ids import CallId, CommandId, CredentialId, RunId, UserId
 
 
 class CallResolution(StrEnum):
@@ -95,5 +95,5 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     user_id: UserId
     time: float
     kind: CommandKind
-    credential_id: str = ""
-    delegate_user_id: str = ""
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")

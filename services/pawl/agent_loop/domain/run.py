@@ -11,7 +11,7 @@ import msgspec
 from msgspec import field
 
 from pawl.agent_loop.domain.limits import Limits
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, StoreId, UserId
 
 
 class RunState(StrEnum):
@@ -241,9 +241,9 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The number of runs that stand above it."""
     above: tuple[RunAbove, ...] = ()
     """Those, the parent last: what rules deny them is denied to it."""
-    credential_id: str = ""
+    credential_id: CredentialId = CredentialId("")
     """The credential that started it, or the run above it; empty if it is not known."""
-    delegate_user_id: str = ""
+    delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it for its user; empty for none."""
 
     def tool_version(self, name: str) -> int:

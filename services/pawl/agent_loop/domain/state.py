@@ -14,7 +14,7 @@ from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import Delegation, Run
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, CommandId
 
 BEGIN: Final = "begin"
 READ: Final = "read"
@@ -45,7 +45,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     calls: Mapping[CallId, Call] = field(default_factory=dict)
     loop: LoopState = field(default_factory=LoopState)
     commands: tuple[Command, ...] = ()
-    consumed: tuple[str, ...] = ()
+    consumed: tuple[CommandId, ...] = ()
     """Commands taken into account here and not yet in a commit."""
     delegations: tuple[Delegation, ...] = ()
     """Runs that do calls, to be created with the next commit."""

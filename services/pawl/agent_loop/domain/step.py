@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.event import OwnerEvent
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import Delegation, PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, CommandId
 
 T = TypeVar("T")
 
@@ -53,7 +53,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     active_seconds: float | None = None
     tools: tuple[PinnedTool, ...] = ()
     loop_state: bytes | None = None
-    consumed_command_ids: tuple[str, ...] = ()
+    consumed_command_ids: tuple[CommandId, ...] = ()
     lease_action: LeaseAction = LeaseAction.KEEP
     wake_time: float | None = None
     unstopped_call_ids: tuple[CallId, ...] = ()

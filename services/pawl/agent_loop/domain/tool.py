@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.call import (
     Question,
     ToolCategory,
 )
-from pawl.chassis.ids import CallId, UserId
+from pawl.chassis.ids import CallId, CredentialId, UserId
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,8 +62,8 @@ class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
     arguments_json: bytes = b""
     arguments_sha256: str = ""
     """In place of the arguments."""
-    credential_id: str = ""
-    delegate_user_id: str = ""
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,8 +78,8 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     state: CallState
     duration_seconds: float
     """Since the lease; 0 without one."""
-    credential_id: str = ""
-    delegate_user_id: str = ""
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
 
 
 class Disposition(StrEnum):

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2, types_pb2, undo_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
 from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PendingFilter
-from pawl.agent_loop.domain.call import CallState, DecisionKind
+from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import ConversationId, CredentialId, RunId, StoreId, UserId, check_id
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
+
+P = TypeVar("P", types_pb2.ToolResult, types_pb2.CallDecision)
 
 SEQ_MAX: Final = 2**63 - 1
 RESULTS_MAX: Final = 64
@@ -27,11 +29,11 @@ PENDING_BYTES_MAX: Final = 2 * 1024 * 1024
 def caller(principal: Principal) -> Caller:
     """Return on whose behalf a user's request is served."""
     return Caller(
-        store_id=principal.store_id,
-        user_id=principal.user_id,
+        store_id=StoreId(principal.store_id),
+        user_id=UserId(principal.user_id),
         roles=principal.roles,
-        credential_id=principal.credential_id,
-        delegate_user_id=principal.delegate_user_id,
+        credential_id=CredentialId(principal.credential_id),
+        delegate_user_id=UserId(principal.delegate_user_id),
         decides=principal.decides,
     )
 
@@ -43,13 +45,10 @@ def _no_known_value(unknown: Unknown) -> InvalidField:
 WIRE: Final = Translator(
     _no_known_value, defaults={**enum_defaults(AskedOptions()), MessagePolicy: MessagePolicy.QUEUE}
 )
-policy: Final = WIRE.enum(MessagePolicy, types_pb2.MessagePolicy, field="policy").read
-"""Return what a message does while a run is active."""
 resolution: Final = WIRE.enum(CallResolution, agent_pb2.Resolution, field="resolution").read
 """Return what an operator found out."""
 _RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState, field="states")
 _CALL_STATES: Final = WIRE.enum(CallState, call_pb2.CallState, field="filter.states")
-_DECISIONS: Final = WIRE.enum(DecisionKind, call_pb2.DecisionKind, field="decision.kind")
 options: Final = WIRE.struct(
     AskedOptions,
     run_pb2.RunOptions,
@@ -60,18 +59,16 @@ options: Final = WIRE.struct(
     field="options",
 ).read
 """Return what a client asks of a run; InvalidField if an enum has no known value."""
+# In this order: nested in a frame they are as they are here.
+_RESULT: Final = WIRE.struct(ToolResult, types_pb2.ToolResult)
+_DECISION: Final = WIRE.struct(CallDecision, types_pb2.CallDecision, field="decision")
+_NO_PART: Final = Exceptions(of_message=("request_id",))
+first_message: Final = WIRE.struct(UserMessage, agent_pb2.StartRunRequest, _NO_PART).read
+"""Return the message that starts a run; raises as `options` does."""
+next_message: Final = WIRE.struct(UserMessage, agent_pb2.SendMessageRequest, _NO_PART).read
+"""Return the message to a conversation; raises as `options` does."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
 """Between a call of a preview or a report of an undo, and its message."""
-
-
-def message(
-    said: agent_pb2.StartRunRequest | agent_pb2.SendMessageRequest | session_pb2.Start | session_pb2.UserMessage,
-    conversation_id: str,
-) -> UserMessage:
-    """Return the message of a user, to a conversation whose id has been checked; raises as `options` does."""
-    return UserMessage(
-        conversation_id=conversation_id, text=said.text, options=options(said.options), policy=policy(said.policy)
-    )
 
 
 def run_states(numbers: Any) -> tuple[RunState, ...]:
@@ -94,30 +91,15 @@ def run_message(run: run_pb2.Run) -> run_pb2.Run:
     return run
 
 
-def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: str) -> list[ToolResult]:
-    """Return the results of a request about one run.
+def tool_results(messages: Sequence[types_pb2.ToolResult], *, run_id: RunId) -> list[ToolResult]:
+    """Return the results of a request about one run, which each may name again.
 
     Raises:
         InvalidId, InvalidField: one is wrong, or there are none, or more than 64.
     """
     if not 1 <= len(messages) <= RESULTS_MAX:
         raise InvalidField(f"1 to {RESULTS_MAX} results", field="results")
-    return [tool_result(message, run_id=run_id) for message in messages]
-
-
-def tool_result(message: types_pb2.ToolResult, *, run_id: str = "") -> ToolResult:
-    """Return a result; `run_id` is that of the request, which the result may name again.
-
-    Raises:
-        InvalidId, InvalidField
-    """
-    return ToolResult(
-        run_id=_run_id(message.run_id, run_id, "tool_result.run_id"),
-        call_id=check_id(message.call_id, "tool_result.call_id"),
-        content_json=message.content_json,
-        is_error=message.is_error,
-        offer_epoch=message.offer_epoch,
-    )
+    return [_RESULT.read(_with_ids(message, "tool_result", run_id)) for message in messages]
 
 
 def decisions(messages: Sequence[types_pb2.CallDecision]) -> list[CallDecision]:
@@ -152,25 +134,17 @@ def pending_filter(message: agent_pb2.PendingFilter) -> PendingFilter:
         of_store=of_store,
         states=tuple(map(_CALL_STATES.read, dict.fromkeys(message.states))),
         tool_name=message.tool_name,
-        conversation_id=check_id(message.conversation_id, "filter.conversation_id", optional=True),
+        conversation_id=ConversationId(check_id(message.conversation_id, "filter.conversation_id", optional=True)),
     )
 
 
-def decision(message: types_pb2.CallDecision, *, run_id: str = "") -> CallDecision:
-    """Return a decision; `run_id` as in `tool_result`.
+def decision(message: types_pb2.CallDecision, *, run_id: RunId = RunId("")) -> CallDecision:
+    """Return a decision; `run_id` is that of the request, if it has one, which the decision may name again.
 
     Raises:
         InvalidId, InvalidField
     """
-    return CallDecision(
-        run_id=_run_id(message.run_id, run_id, "decision.run_id"),
-        call_id=check_id(message.call_id, "decision.call_id"),
-        kind=_DECISIONS.read(message.kind),
-        digest=message.digest,
-        arguments_json=message.arguments_json,
-        reason=message.reason,
-        answer=message.answer,
-    )
+    return _DECISION.read(_with_ids(message, "decision", run_id))
 
 
 def seq(value: int, field: str) -> int:
@@ -184,9 +158,10 @@ def seq(value: int, field: str) -> int:
     return value
 
 
-def _run_id(inner: str, outer: str, field: str) -> str:
-    if not outer:
-        return check_id(inner, field)
-    if inner not in {"", outer}:
-        raise InvalidField(f"{field} is another run than the request's", field=field)
-    return outer
+def _with_ids(message: P, field: str, run_id: RunId) -> P:
+    """Return part of a request with its run, where the request names one, once its ids are checked."""
+    if run_id and message.run_id not in {"", run_id}:
+        raise InvalidField(f"{field}.run_id is another run than the request's", field=f"{field}.run_id")
+    message.run_id = run_id or check_id(message.run_id, f"{field}.run_id")
+    check_id(message.call_id, f"{field}.call_id")
+    return message

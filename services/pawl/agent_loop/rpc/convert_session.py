@@ -10,6 +10,7 @@ from pawl.agent_loop.app import frames
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.ids import check_id
+from pawl.chassis.translate import kinds_of
 from pawl.errors import InvalidField, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2
 
@@ -20,6 +21,27 @@ VERSIONS_MAX: Final = 10_000
 
 _FRAME_ID_CHARACTERS_MAX: Final = 64
 
+_CONTENT: Final = convert.WIRE.one_of(
+    session_pb2.SessionRequest,
+    "frame",
+    {
+        "hello": frames.Hello,
+        "start": frames.Start,
+        "attach": frames.Attach,
+        "detach": frames.Detach,
+        "tool_result": frames.ToolResult,
+        "tool_progress": frames.ToolProgress,
+        "decision": frames.CallDecision,
+        "message": frames.UserMessage,
+        "cancel": frames.Cancel,
+        "heartbeat": frames.ClientHeartbeat,
+    },
+)
+_IDS: Final = {
+    kind: [name for name in field.message_type.fields_by_name if name.endswith("_id")]
+    for kind, field in kinds_of(session_pb2.SessionRequest, "frame").items()
+}
+"""The fields of each kind of frame that are ids."""
 RECEIPT: Final = convert.WIRE.struct(frames.Receipt, types_pb2.Receipt)
 _FRAMES: Final = convert.WIRE.one_of(
     session_pb2.SessionResponse,
@@ -56,37 +78,20 @@ def client_frame(request: session_pb2.SessionRequest) -> frames.ClientFrame:
 
 
 def _content(request: session_pb2.SessionRequest) -> frames.Content:
-    match request.WhichOneof("frame"):
-        case "hello":
-            return _hello(request.hello)
-        case "start":
-            conversation_id = check_id(request.start.conversation_id, "start.conversation_id", optional=True)
-            return frames.Start(message=convert.message(request.start, conversation_id))
-        case "attach":
-            return frames.Attach(
-                run_id=check_id(request.attach.run_id, "attach.run_id"),
-                after_seq=convert.seq(request.attach.after_seq, "attach.after_seq"),
-            )
-        case "detach":
-            return frames.Detach(run_id=check_id(request.detach.run_id, "detach.run_id"))
-        case "tool_result":
-            return convert.tool_result(request.tool_result)
-        case "tool_progress":
-            return _progress(request.tool_progress)
-        case "decision":
-            return convert.decision(request.decision)
-        case "message":
-            conversation_id = check_id(request.message.conversation_id, "message.conversation_id")
-            return convert.message(request.message, conversation_id)
-        case "cancel":
-            return frames.Cancel(run_id=check_id(request.cancel.run_id, "cancel.run_id"), reason=request.cancel.reason)
-        case "heartbeat":
-            return frames.ClientHeartbeat()
-        case _:
-            raise InvalidField("the frame is empty, or of a kind that this version does not know", field="frame")
+    kind = request.WhichOneof("frame")
+    if kind is None:
+        raise InvalidField("the frame is empty, or of a kind that this version does not know", field="frame")
+    if kind == "hello":
+        _check_hello(request.hello)
+    for name in _IDS[kind]:
+        check_id(getattr(getattr(request, kind), name), f"{kind}.{name}", optional=kind in {"hello", "start"})
+    if kind == "attach":
+        convert.seq(request.attach.after_seq, "attach.after_seq")
+    content: frames.Content = _CONTENT.read(request)
+    return content
 
 
-def _hello(hello: session_pb2.Hello) -> frames.Hello:
+def _check_hello(hello: session_pb2.Hello) -> None:
     if hello.calls_max > CALLS_MAX:
         raise InvalidField(f"calls_max may be at most {CALLS_MAX}", field="hello.calls_max")
     if len(hello.tools) > TOOLS_MAX:
@@ -98,21 +103,6 @@ def _hello(hello: session_pb2.Hello) -> frames.Hello:
             )
     if sum(len(tool.versions) for tool in hello.tools) > VERSIONS_MAX:
         raise InvalidField(f"at most {VERSIONS_MAX} versions of all tools", field="hello.tools.versions")
-    return frames.Hello(
-        client_id=check_id(hello.client_id, "hello.client_id", optional=True),
-        tools=tuple(frames.ClientTool(name=tool.name, versions=frozenset(tool.versions)) for tool in hello.tools),
-        calls_max=hello.calls_max,
-    )
-
-
-def _progress(progress: session_pb2.ToolProgressReport) -> frames.ToolProgress:
-    return frames.ToolProgress(
-        run_id=check_id(progress.run_id, "tool_progress.run_id"),
-        call_id=check_id(progress.call_id, "tool_progress.call_id"),
-        offer_epoch=progress.offer_epoch,
-        fraction=progress.fraction if progress.HasField("fraction") else None,
-        message=progress.message,
-    )
 
 
 def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:

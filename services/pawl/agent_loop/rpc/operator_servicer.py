@@ -11,7 +11,7 @@ from pawl.agent_loop.app.public_values import Caller, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert
 from pawl.chassis import auth
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.event.v1 import run_pb2
 
@@ -40,7 +40,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         return pb.EndRunResponse(state=_document(run).state)
 
 
-def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Caller, str, str, str]:
+def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Caller, RequestId, RunId, str]:
     """Return who acts, with which command, on which run, and why."""
     request_id = check_id(request.request_id, "request_id", optional=True)
     return convert.caller(auth.require_user()), request_id, check_id(request.run_id, "run_id"), request.reason

@@ -23,7 +23,7 @@ from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_session, convert_steps
 from pawl.chassis import auth
-from pawl.chassis.ids import CallId, check_id
+from pawl.chassis.ids import CallId, RunId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import SlowConsumer
@@ -62,14 +62,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
-        message = convert.message(request, check_id(request.conversation_id, "conversation_id", optional=True))
-        run = await self._messages.start(_caller(), request_id, message)
+        check_id(request.conversation_id, "conversation_id", optional=True)
+        run = await self._messages.start(_caller(), request_id, convert.first_message(request))
         return pb.StartRunResponse(run=_run(run))
 
     async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
-        message = convert.message(request, check_id(request.conversation_id, "conversation_id"))
-        run, steered = await self._messages.send(_caller(), request_id, message)
+        check_id(request.conversation_id, "conversation_id")
+        run, steered = await self._messages.send(_caller(), request_id, convert.next_message(request))
         return pb.SendMessageResponse(run=_run(run), steered=steered)
 
     # Both streams write for themselves, so that a client that does not read can be
@@ -99,15 +99,12 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: pb.SubmitToolResultsRequest, context: Context
     ) -> pb.SubmitToolResultsResponse:
         run_id = check_id(request.run_id, "run_id")
+        request_id = check_id(request.request_id, "request_id", optional=True)
+        results = convert.tool_results(request.results, run_id=run_id)
         replies, run = await self._inbox.submit_results(
-            _caller(),
-            request_id=check_id(request.request_id, "request_id", optional=True),
-            run_id=run_id,
-            results=convert.tool_results(request.results, run_id=run_id),
+            _caller(), request_id=request_id, run_id=run_id, results=results
         )
-        receipts = [
-            _receipt(reply, run_id, result.call_id) for reply, result in zip(replies, request.results, strict=True)
-        ]
+        receipts = [_receipt(reply, run_id, result.call_id) for reply, result in zip(replies, results, strict=True)]
         return pb.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
 
     async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.DecideResponse:
@@ -153,7 +150,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
         run = commands.topped_up(reply)
-        return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, ""), run=_run(run))
+        return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, CallId("")), run=_run(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
         run_id, call_id = check_id(request.run_id, "run_id"), check_id(request.call_id, "call_id", optional=True)
@@ -290,7 +287,7 @@ def _pending(items: Sequence[CallView | RunView]) -> tuple[list[call_pb2.Call], 
     return _calls([item for item in items if isinstance(item, CallView)]), runs
 
 
-def _receipt(reply: Reply, run_id: str, call_id: str) -> types_pb2.Receipt:
+def _receipt(reply: Reply, run_id: RunId, call_id: CallId) -> types_pb2.Receipt:
     return convert_session.RECEIPT.write(Receipt.of(reply, run_id=run_id, call_id=call_id))
 
 
