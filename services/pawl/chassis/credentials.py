@@ -22,7 +22,7 @@ from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.issuers import Issuers
 from pawl.chassis.key_rows import KeyRows, digest_of
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
-from pawl.chassis.settings import ServiceSettings
+from pawl.chassis.settings import ServiceSettings, parse_secret, secret_file
 from pawl.chassis.start import StartError
 from pawl.chassis.tokens import TokenCredential, TokenRefused, is_token, parse_providers
 from pawl.errors import Unauthenticated
@@ -149,6 +149,17 @@ class WatchedFile(Generic[T]):
     def _state(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in (self._path, *self._beside)]
         return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
+
+
+def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
+    """Return what a service shows to the others; if it is given as a file, what that says at the moment.
+
+    Raises:
+        StartError: the file cannot be used.
+    """
+    if path := secret_file("PAWL_SERVICE_KEY"):
+        return WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_secret, clock)
+    return settings.service_key.get_secret_value if settings.service_key else None
 
 
 class KeyAuthenticator:

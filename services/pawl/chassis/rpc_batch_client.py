@@ -12,7 +12,7 @@ import contextvars
 import random
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypeAlias
 
 import grpc
 
@@ -33,6 +33,10 @@ _MESSAGE_BYTES: Final = 512 * 1024
 _STREAM_SECONDS: Final = 30.0
 # The other side ends a call in time and says why, so this side waits a little longer.
 _GRACE_SECONDS: Final = 0.05
+
+
+Shown: TypeAlias = tuple[tuple[str, str], ...]
+"""The metadata by which this process says who it is."""
 
 
 class Call:
@@ -96,13 +100,22 @@ class Call:
 class Batches:
     """The batches of one channel: up to `streams_max` at once, which gRPC spreads over the replicas.
 
-    `open_stream` is the Batch method of the channel. Calls are not repeated, but those
+    `open_stream` is the Batch method of the channel. Once `shown` gives something else, calls
+    begin on streams that were opened with that. Calls are not repeated, but those
     that have not left when their stream breaks are sent on another one, once.
     """
 
-    def __init__(self, open_stream: Callable[[], Any], *, streams_max: int, response_bytes_max: int) -> None:
+    def __init__(
+        self,
+        open_stream: Callable[[Shown], Any],
+        *,
+        shown: Callable[[], Shown],
+        streams_max: int,
+        response_bytes_max: int,
+    ) -> None:
         self.open_stream = open_stream
         self.response_bytes_max = response_bytes_max
+        self._shown = shown
         self._streams_max = streams_max
         self._streams: list[_Stream] = []
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,8 +145,11 @@ class Batches:
         if self._closed:
             call.end()
             raise DependencyUnavailable("the channel is closed")
+        shown = self._shown()
+        for outdated in [stream for stream in self._streams if stream.shown != shown]:
+            outdated.leave()
         if len(self._streams) < self._streams_max:
-            stream = _Stream(self)
+            stream = _Stream(self, shown)
             self._streams.append(stream)
             # Not in the context of whoever comes first: the stream outlives the request that it serves.
             tasks.start(self._tasks, stream.run(), name="batch", context=contextvars.Context())
@@ -162,7 +178,8 @@ class Batches:
 class _Stream:
     """One stream, with the calls that are under way on it."""
 
-    def __init__(self, batches: Batches) -> None:
+    def __init__(self, batches: Batches, shown: Shown) -> None:
+        self.shown = shown
         self._batches = batches
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
@@ -187,12 +204,12 @@ class _Stream:
     async def run(self) -> None:
         """Carry calls until the other side ends the stream, or it breaks."""
         pause = _STREAM_SECONDS * random.uniform(0.8, 1.2)  # noqa: S311  # spreads replicas
-        timer = asyncio.get_running_loop().call_later(pause, self._leave)
+        timer = asyncio.get_running_loop().call_later(pause, self.leave)
         failure: PawlError = DependencyUnavailable("the stream of calls was ended")
         writers: list[asyncio.Task[None]] = []
         rpc: Any = None
         try:
-            rpc = self._batches.open_stream()
+            rpc = self._batches.open_stream(self.shown)
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
                 self._take(response)
@@ -247,9 +264,9 @@ class _Stream:
                     self._something.set()
                 call.close(status.from_failure(reply.failure) if reply.HasField("failure") else None)
         if response.closing:
-            self._leave()
+            self.leave()
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
         """Begin no further calls here; the stream ends when those that are under way have ended."""
         self._is_leaving = True
         self._batches.leave(self)

@@ -14,7 +14,7 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Responses, only_response
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Responses, Shown, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc_renewal import RenewedChannel
 from pawl.chassis.settings import split_address
@@ -44,7 +44,7 @@ _SERVICE_CONFIG: Final = msgspec.json.encode(
 def open_channel(
     addresses: str,
     *,
-    service_key: str | None = None,
+    service_key: str | Callable[[], str] | None = None,
     metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
     message_bytes_max: int = PEER_MESSAGE_BYTES_MAX,
     deadline_seconds: float = DEFAULT_DEADLINE_SECONDS,
@@ -58,7 +58,7 @@ def open_channel(
     several `ip:port` with commas between. Calls are spread over all of them that
     can be reached and are healthy; lost ones are tried again within 2 s.
 
-    Each call carries `service_key`, what `metadata` gives when it is made, and the
+    Each call carries `service_key`, or what that gives at the moment, what `metadata` gives when it is made, and the
     id of the request that is being served. Calls with a unary response end after `deadline_seconds` unless they
     bring their own `timeout`; response streams have no deadline of their own.
     There are no retries beyond those that gRPC makes for calls that were never
@@ -140,7 +140,7 @@ class _Channel(grpc.aio.Channel):
         self,
         channel: grpc.aio.Channel,
         *,
-        service_key: str | None,
+        service_key: str | Callable[[], str] | None,
         metadata: Callable[[], Sequence[tuple[str, str]]],
         deadline_seconds: float,
         streams_max: int,
@@ -149,15 +149,14 @@ class _Channel(grpc.aio.Channel):
         self._channel = channel
         self._asked_metadata = metadata
         self._deadline_seconds = deadline_seconds
-        self._metadata: tuple[tuple[str, str], ...] = (
-            (("authorization", f"Bearer {service_key}"),) if service_key else ()
-        )
+        self._service_key = service_key
         self._batches: Batches | None = None
         if streams_max:
             # Not through the interceptor-like wrappers below: a stream is no part of a request.
             open_stream: Any = BatchServiceStub(channel).Batch
             self._batches = Batches(
-                lambda: open_stream(metadata=self._metadata),
+                lambda shown: open_stream(metadata=shown),
+                shown=self._shown,
                 streams_max=streams_max,
                 response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
             )
@@ -196,6 +195,10 @@ class _Channel(grpc.aio.Channel):
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         return self._streaming(self._channel.stream_stream(*args, **kwargs))
 
+    def _shown(self) -> Shown:
+        key = self._service_key() if callable(self._service_key) else self._service_key
+        return (("authorization", f"Bearer {key}"),) if key else ()
+
     def _calling(self, method: Any, deadline_seconds: float | None) -> Any:
         def call(
             request: Any = None,
@@ -207,7 +210,7 @@ class _Channel(grpc.aio.Channel):
             return method(
                 request,
                 timeout=deadline_seconds if timeout is None else timeout,
-                metadata=(*self._metadata, *self._asked_metadata(), *_request_id(), *(metadata or ())),
+                metadata=(*self._shown(), *self._asked_metadata(), *_request_id(), *(metadata or ())),
                 **kwargs,
             )
 

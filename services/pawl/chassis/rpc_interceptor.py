@@ -37,6 +37,7 @@ from pawl.chassis.rpc_limits import Arrivals, Crowd, Limits, Places, read_one
 from pawl.errors import (
     Cancelled,
     DeadlineExceeded,
+    DependencyUnavailable,
     Internal,
     MethodNotFound,
     Overloaded,
@@ -50,6 +51,7 @@ REQUEST_ID_KEY: Final = "pawl-request-id"
 """Metadata that names a request through all services and logs; made up where absent."""
 
 _UNKNOWN: Final = "unknown"
+_WITHDRAWN: Final = "the key of this service counts no more: call again with the present one"
 # Their requests are small, and come with the call.
 _STRANGERS_ARRIVING_MAX: Final = 8
 # What is left for sending the status after a handler ran out of time.
@@ -194,7 +196,8 @@ class Interceptor(grpc.aio.ServerInterceptor):
                     raise again
                 auth.check_still(call.caller, again)
             except PawlError as error:
-                call.end(error)
+                # A service has calls of many under way with it, and has another key when this one is withdrawn.
+                call.end(DependencyUnavailable(_WITHDRAWN) if call.caller.is_service else error)
 
     async def _again(self, shown: Mapping[str, str]) -> Principal | PawlError:
         # What is known costs nothing, so nothing waits here; calls of others go on in between.

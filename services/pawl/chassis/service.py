@@ -29,7 +29,7 @@ import msgspec
 from pawl.chassis import logs, tls
 from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.credentials import authenticator, read_issuers
+from pawl.chassis.credentials import authenticator, read_issuers, service_key
 from pawl.chassis.database import Database
 from pawl.chassis.database_rights import Rights, changeable, role_of
 from pawl.chassis.durability import require_durable
@@ -167,11 +167,10 @@ class Service:
         Unless `optional`, health depends on it. With an authority of certificates it speaks TLS, and that of
         the other end must have the name of the service.
         """
-        key = self._settings.service_key.get_secret_value() if self._settings.service_key else None
         channel = await self.enter(
             open_channel(
                 addresses,
-                service_key=key,
+                service_key=service_key(self._settings, self.clock),
                 message_bytes_max=message_bytes_max,
                 batches=True,
                 tls=self._tls if self._settings.tls_ca_file else None,

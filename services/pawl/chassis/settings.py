@@ -224,18 +224,36 @@ def _is_secret(field: FieldInfo) -> bool:
     return field.annotation is SecretStr or SecretStr in get_args(field.annotation)
 
 
-def _read_secret_file(variable: str) -> str | None:
-    """Return what the file named by `<variable>_FILE` holds, without its last line break."""
+def secret_file(variable: str) -> Path | None:
+    """Return the file that `<variable>_FILE` names, of a secret that is given so."""
     path = os.environ.get(f"{variable}_FILE")
-    if not path:
+    return Path(path) if path else None
+
+
+def parse_secret(content: bytes) -> str:
+    """Return the secret that the content of a file is: without its last line break.
+
+    Raises:
+        ValueError: there is none.
+    """
+    try:
+        secret = content.decode().removesuffix("\n")
+    except UnicodeDecodeError:
+        raise ValueError("it is not UTF-8") from None
+    if not secret:
+        raise ValueError("it is empty")
+    return secret
+
+
+def _read_secret_file(variable: str) -> str | None:
+    path = secret_file(variable)
+    if path is None:
         return None
     if os.environ.get(variable):
         raise ValueError(f"{variable}: give either {variable} or {variable}_FILE, not both")
     try:
-        secret = Path(path).read_text(encoding="utf-8").removesuffix("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise ValueError(f"{variable}_FILE: cannot read {path}: {reason}") from None
-    if not secret:
-        raise ValueError(f"{variable}_FILE: {path} is empty")
-    return secret
+        return parse_secret(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{variable}_FILE: cannot read {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{variable}_FILE: {path}: {error}") from None

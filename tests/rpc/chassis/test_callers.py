@@ -14,11 +14,13 @@ from pawl.chassis.auth import Credential, Principal, service_principal, user_pri
 from pawl.chassis.credentials import FileCredential, KeyAuthenticator
 from pawl.chassis.key_rows import digest_of
 from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, Unauthenticated
 from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
 
 ANN, BOB, SERVICE = "key-of-ann-0123456789", "key-of-bob-0123456789", "key-of-service-01234"
+NEXT = "next-key-of-service-01234"
 
 
 def bearer(key: str) -> tuple[tuple[str, str], ...]:
@@ -81,6 +83,7 @@ async def test_the_calls_of_a_key_that_says_less_end_and_those_of_one_that_says_
 
 
 async def test_a_stream_with_calls_of_a_service_ends_with_its_key(serve: Serve, servicer: EchoServicer) -> None:
+    """So that calls which had begun are tried again: the service has another key by then, or is refused."""
     known = Known()
     async with (
         serve(authenticator=known, service_only=True, callers_seconds=0.01) as server,
@@ -89,9 +92,38 @@ async def test_a_stream_with_calls_of_a_service_ends_with_its_key(serve: Serve, 
         call = asyncio.ensure_future(EchoStub(channel).unary(StringValue(value="wait")))
         await servicer.entered.wait()
         known.peers.clear()
-        with pytest.raises(Unauthenticated), translating():
+        with pytest.raises(DependencyUnavailable), translating():
             await call
         await servicer.cancelled.wait()
+        with pytest.raises(Unauthenticated), translating():
+            await EchoStub(channel).unary(StringValue(value="hello"))
+
+
+async def test_no_call_fails_while_the_key_of_a_service_changes(serve: Serve, servicer: EchoServicer) -> None:
+    """Calls begin with the key of the moment, in batches and by themselves; those from before go on to their end."""
+    known, shown = Known(), SERVICE
+    async with (
+        serve(authenticator=known, service_only=True) as server,
+        open_channel(server.address, service_key=lambda: shown, batches=True) as channel,
+    ):
+        stub = EchoStub(channel)
+        before = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        known.peers[digest_of(NEXT)] = service_principal("agent-loop")
+        shown = NEXT
+        assert await stub.call("unary", "who") == ["service//"]
+        servicer.release.set()
+        assert await before == ["wait"]
+        servicer.release.clear()
+        servicer.entered.clear()
+        since = asyncio.ensure_future(stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        del known.peers[digest_of(SERVICE)]
+        await server._interceptor.end_outdated()
+        for text in ("hello", "x" * (REQUEST_BYTES_MAX + 1)):
+            assert await stub.call("unary", text) == [text]
+        servicer.release.set()
+        assert await since == ["wait"]
 
 
 class Told:

@@ -9,8 +9,17 @@ from hypothesis import strategies as st
 
 from pawl.chassis import auth
 from pawl.chassis.auth import Principal, principal_of, service_principal
-from pawl.chassis.credentials import UNKNOWN, ApiKey, FileCredential, WatchedFile, parse_keys, parse_service_keys
+from pawl.chassis.credentials import (
+    UNKNOWN,
+    ApiKey,
+    FileCredential,
+    WatchedFile,
+    parse_keys,
+    parse_service_keys,
+    service_key,
+)
 from pawl.chassis.roles import ANYBODY, CALLERS, ROLES, ROLES_OF_A_STORE, Role, rights
+from pawl.chassis.settings import ServiceSettings, read
 from pawl.chassis.start import StartError
 from pawl.errors import InvalidId, PermissionDenied, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
@@ -222,6 +231,26 @@ async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_not
     path.unlink()
     await clock.advance(1.0)
     assert keys() == {}
+
+
+async def test_a_service_shows_the_key_that_its_file_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, clock = tmp_path / "key", ManualClock()
+    file.write_text("one\n")
+    monkeypatch.setenv("PAWL_SERVICE_KEY_FILE", str(file))
+    shown = service_key(read(ServiceSettings), clock)
+    assert shown is not None
+    for text, wanted in (("two\n", "two"), ("\n", "two"), ("three", "three")):
+        file.write_text(text)
+        await clock.advance(1.0)
+        assert shown() == wanted
+
+
+def test_a_service_without_a_file_of_its_key_shows_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert service_key(read(ServiceSettings), ManualClock()) is None
+    monkeypatch.setenv("PAWL_SERVICE_KEY", "one")
+    shown = service_key(read(ServiceSettings), ManualClock())
+    assert shown is not None
+    assert shown() == "one"
 
 
 def test_services_are_known_by_the_digests_of_their_keys() -> None:

@@ -86,7 +86,7 @@ def test_a_secret_stands_in_one_place_only(environment: pytest.MonkeyPatch, tmp_
 def test_an_empty_secret_file_is_a_problem(environment: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "key").write_text("\n")
     environment.setenv("PAWL_SERVICE_KEY_FILE", f"{tmp_path}/key")
-    assert problems() == [f"PAWL_SERVICE_KEY_FILE: {tmp_path}/key is empty"]
+    assert problems() == [f"PAWL_SERVICE_KEY_FILE: {tmp_path}/key: it is empty"]
 
 
 def test_the_local_key_is_for_loopback_only(environment: pytest.MonkeyPatch) -> None:
