@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
 from pawl.agent_loop.app.public_values import Caller, CallView, MessagePolicy, PendingFilter, Reply, RunView

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
+import msgspec
+
 from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome, Reply
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.options import AskedOptions
@@ -12,16 +14,14 @@ from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.ids import CallId, ClientId, ConversationId, RunId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientTool:
+class ClientTool(msgspec.Struct, frozen=True, kw_only=True):
     """A front-end tool that a client can run; no versions means any."""
 
     name: str
     versions: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The client and the tools that it can run."""
 
     client_id: ClientId
@@ -29,8 +29,7 @@ class Hello:
     calls_max: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserMessage:
+class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message to a conversation; where it starts a run, to a new one if none is named."""
 
     conversation_id: ConversationId
@@ -39,30 +38,26 @@ class UserMessage:
     policy: MessagePolicy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class Start(msgspec.Struct, frozen=True, kw_only=True):
     """Start a run and attach to it."""
 
     message: UserMessage
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Attach:
+class Attach(msgspec.Struct, frozen=True, kw_only=True):
     """Get the events of a run, and take its offers."""
 
     run_id: RunId
     after_seq: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Detach:
+class Detach(msgspec.Struct, frozen=True, kw_only=True):
     """Stop getting the events of a run."""
 
     run_id: RunId
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolResult:
+class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a front-end call; `offer_epoch` 0 outside a Session."""
 
     run_id: RunId
@@ -72,8 +67,7 @@ class ToolResult:
     offer_epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ToolProgress:
+class ToolProgress(msgspec.Struct, frozen=True, kw_only=True):
     """Progress of an offered call."""
 
     run_id: RunId
@@ -83,8 +77,7 @@ class ToolProgress:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallDecision:
+class CallDecision(msgspec.Struct, frozen=True, kw_only=True):
     """A decision or an answer."""
 
     run_id: RunId
@@ -96,16 +89,14 @@ class CallDecision:
     answer: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cancel:
+class Cancel(msgspec.Struct, frozen=True, kw_only=True):
     """Stop a run."""
 
     run_id: RunId
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientHeartbeat:
+class ClientHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A life sign."""
 
 
@@ -122,8 +113,7 @@ class ClientFrame:
     content: Content | Exception = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Welcome:
+class Welcome(msgspec.Struct, frozen=True, kw_only=True):
     """Answers the hello."""
 
     client_id: ClientId
@@ -131,31 +121,27 @@ class Welcome:
     silence_max_seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, frozen=True, kw_only=True):
     """An event of an attached run."""
 
     run_id: RunId
     event: LoggedEvent
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True, kw_only=True):
     """The place of events of an attached run that are not kept any more."""
 
     run_id: RunId
     gap: LogGap
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
     """A call that the client now holds."""
 
     call: CallView
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfferRevoked:
+class OfferRevoked(msgspec.Struct, frozen=True, kw_only=True):
     """A call that the client must no longer run."""
 
     run_id: RunId
@@ -163,8 +149,7 @@ class OfferRevoked:
     message: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     """The fate of a frame or a result."""
 
     frame_id: str
@@ -183,8 +168,7 @@ class Receipt:
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class End(msgspec.Struct, frozen=True, kw_only=True):
     """All events of a run were sent and it has ended."""
 
     run_id: RunId
@@ -192,8 +176,7 @@ class End:
     state: RunState
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServerHeartbeat:
+class ServerHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     """A life sign."""
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Hashable
 from contextlib import aclosing
-from dataclasses import dataclass
 from typing import Final, TypeAlias
+
+import msgspec
 
 from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.public_ports import PublicLedger
@@ -34,8 +35,7 @@ Known: TypeAlias = dict[tuple[type[Item], str], Hashable]
 """The things that a client was told of, by kind and id: only what can change of them, because they are large."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingPart:
+class PendingPart(msgspec.Struct, frozen=True, kw_only=True):
     """The news: what waits or has changed, and the ids of what waits no more. Empty to show life."""
 
     items: tuple[Item, ...] = ()

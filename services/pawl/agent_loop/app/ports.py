@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from pawl.agent_loop.domain.call import Answer, Call
 from pawl.agent_loop.domain.command import Command
@@ -28,16 +29,14 @@ Randomness = Callable[[], float]
 """Gives numbers from 0 to 1."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, kw_only=True):
     """A run that this worker holds; the epoch fences its commits."""
 
     key: RunKey
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     """A run as the ledger has it at `now`, by the database's clock."""
 
     run: Run
@@ -48,8 +47,7 @@ class Loaded:
     now: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Renewal:
+class Renewal(msgspec.Struct, frozen=True, kw_only=True):
     """The claims that the worker still holds, and those of them that have unread commands."""
 
     held: frozenset[Claim]
@@ -109,8 +107,7 @@ class WorkerLedger(Protocol):
         """
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CallContext:
+class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a registry call is about, and its user."""
 
     store_id: StoreId
@@ -129,8 +126,7 @@ class CallContext:
     """The user of the delegate that started it for the user; empty for none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Execution:
+class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """A call to be run. The registry knows it by its id, whoever asks and however often."""
 
     call_id: CallId

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Generic, TypeVar
 
+import msgspec
+
 from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.command import Cancel, Decide, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
@@ -31,8 +33,7 @@ from pawl.errors import PawlError, by_reason
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """The authenticated user on whose behalf something is done, and the credential that says so."""
 
     store_id: StoreId
@@ -45,8 +46,7 @@ class Caller:
     """False for a delegate that decides nothing."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientSession:
+class ClientSession(msgspec.Struct, frozen=True, kw_only=True):
     """One stream of a client: it holds offers, and gives back only its own."""
 
     client_id: ClientId
@@ -116,8 +116,7 @@ class LogGap:
     document: object = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventPage:
+class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     """A part of a run's log: perhaps a gap, then events without gaps among them.
 
     `ended`: nothing comes after `last_seq`.
@@ -129,8 +128,7 @@ class EventPage:
     gap: LogGap | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Page(Generic[T]):
+class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A page of a list; the token is empty after the last."""
 
     items: tuple[T, ...]
@@ -146,8 +144,7 @@ class MessagePolicy(StrEnum):
     REJECT = "REJECT"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NewMessage:
+class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a user, checked, with options complete; `asked` is what the user said of them.
 
     With `undo` the run that it starts takes another one back.
@@ -163,8 +160,7 @@ class NewMessage:
     undo: Undo | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LeaseAnswer:
+class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a session that asked for a call: whether it now holds it, and the call if there is one.
 
     `replaced` if a newer session of the same client holds it.
@@ -218,8 +214,7 @@ class DecisionCommand(Decide, frozen=True, kw_only=True):
     right: DecisionRight = DecisionRight.OWN_RUNS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PendingFilter:
+class PendingFilter(msgspec.Struct, frozen=True, kw_only=True):
     """The part of all that waits: the caller's own, or with `of_store` all of the store that approvers may see.
 
     Empty fields leave all; states and a tool's name leave no run.
@@ -231,8 +226,7 @@ class PendingFilter:
     conversation_id: ConversationId = ConversationId("")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RedriveCommand:
+class RedriveCommand(msgspec.Struct, frozen=True, kw_only=True):
     """An operator lets a quarantined run go on."""
 
     reason: str
@@ -252,8 +246,7 @@ class Outcome(StrEnum):
     REFUSED = "REFUSED"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
     """The answer of the ledger to a command: the outcome, and the run after it unless UNKNOWN."""
 
     outcome: Outcome
@@ -271,8 +264,7 @@ class Reply:
         return by_reason.get(self.reason, default)(self.message)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EditVerdict:
+class EditVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """The registry's verdict on edited arguments: canonical, with their digest."""
 
     arguments_json: bytes

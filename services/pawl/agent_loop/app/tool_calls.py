@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
 from typing import Final
+
+from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import CallContext, Execution, Registry
 from pawl.agent_loop.domain import settle
