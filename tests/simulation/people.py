@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
-from pawl.agent_loop.app.public_values import Caller, CallView, MessagePolicy, PendingFilter, Reply, RunView
+from pawl.agent_loop.app.public_values import Caller, CallView, MessagePolicy, PageAsked, PendingFilter, Reply, RunView
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import AskedOptions
@@ -321,7 +321,7 @@ class Approver(User):
                 self.network,
                 self.draw,
                 "list_pending",
-                lambda agent: agent.ledger.list_pending(self.caller, wanted, page_size=50, page_token=""),
+                lambda agent: agent.ledger.list_pending(self.caller, wanted, PageAsked(page_size=50, page_token="")),
             )
             for call in page.items:
                 if isinstance(call, RunView):
@@ -346,8 +346,8 @@ class Operator:
             await asyncio.sleep(5.0 * self._draw.random())
             page = await self._insist(
                 "list_attention",
-                lambda agent: agent.clients.operators.list_attention(
-                    self._caller, run_id=RunId(""), page_size=50, page_token=""
+                lambda agent: agent.ledger.list_attention(
+                    self._caller, RunId(""), PageAsked(page_size=50, page_token="")
                 ),
             )
             for run in page.items:

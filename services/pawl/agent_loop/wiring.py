@@ -83,8 +83,9 @@ class ClientSide:
             heartbeat_seconds=times.heartbeat_seconds,
         )
         self.operators = Operators(ledger=ledger, ids=ids)
+        self._operator_servicer = OperatorServicer(ledger, self.operators)
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for them."""
         server.add(add_AgentServiceServicer_to_server, self.servicer)
-        server.add(add_OperatorServiceServicer_to_server, OperatorServicer(self.operators))
+        server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)

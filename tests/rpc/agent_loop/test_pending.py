@@ -12,7 +12,7 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.pending import Pending, PendingPart
-from pawl.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
+from pawl.agent_loop.app.public_values import Caller, CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
@@ -132,10 +132,8 @@ class LargeInbox(PlayedLedger):
         self.pages, self.steps = pages, steps
         self.documents: weakref.WeakSet[Thing] = weakref.WeakSet()
 
-    async def list_pending(
-        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
-    ) -> Page[CallView | RunView]:
-        number = int(page_token or 0)
+    async def list_pending(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+        number = int(page.page_token or 0)
         self.steps.append(f"page {number}")
         calls = [self._waiting(f"call_{number}_{index}") for index in range(4)]
         return Page(items=tuple(calls), next_page_token=str(number + 1) if number + 1 < self.pages else "")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import grpc
+from msgspec.structs import asdict
 
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
@@ -20,6 +21,7 @@ from pawl.agent_loop.app.public_values import (
     NewMessage,
     Outcome,
     Page,
+    PageAsked,
     PendingFilter,
     ProgressCommand,
     PublicCommand,
@@ -152,55 +154,39 @@ class PublicLedgerClient:
         )
 
     async def list_runs(
-        self,
-        caller: Caller,
-        *,
-        page_size: int,
-        page_token: str,
-        conversation_id: ConversationId,
-        states: tuple[RunState, ...],
+        self, caller: Caller, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
     ) -> Page[RunView]:
         request = pb.ListRunsRequest(
             **_of(caller),
-            page_size=page_size,
-            page_token=page_token,
+            **asdict(page),
             conversation_id=conversation_id,
             states=map(_RUN_STATES.write, states),
         )
         response = await translated(self._stub.ListRuns(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
-    async def list_calls(self, caller: Caller, run_id: RunId, *, page_size: int, page_token: str) -> Page[CallView]:
-        request = pb.ListCallsRequest(**_of(caller), run_id=run_id, page_size=page_size, page_token=page_token)
+    async def list_calls(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[CallView]:
+        request = pb.ListCallsRequest(**_of(caller), run_id=run_id, **asdict(page))
         response = await translated(self._stub.ListCalls(request))
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
 
     async def undo_sources(self, caller: Caller, run_id: RunId) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
 
-    async def list_messages(
-        self, caller: Caller, conversation_id: ConversationId, *, page_size: int, page_token: str
-    ) -> Page[object]:
-        request = pb.ListMessagesRequest(
-            **_of(caller), conversation_id=conversation_id, page_size=page_size, page_token=page_token
-        )
+    async def list_messages(self, caller: Caller, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
+        request = pb.ListMessagesRequest(**_of(caller), conversation_id=conversation_id, **asdict(page))
         response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
 
-    async def list_attention(self, caller: Caller, *, run_id: RunId, page_size: int, page_token: str) -> Page[RunView]:
-        request = pb.ListAttentionRequest(
-            store_id=caller.store_id, run_id=run_id, page_size=page_size, page_token=page_token
-        )
+    async def list_attention(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[RunView]:
+        request = pb.ListAttentionRequest(store_id=caller.store_id, run_id=run_id, **asdict(page))
         response = await translated(self._stub.ListAttention(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
-    async def list_pending(
-        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
-    ) -> Page[CallView | RunView]:
+    async def list_pending(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
         request = pb.ListPendingCallsRequest(
             **_of(caller),
-            page_size=page_size,
-            page_token=page_token,
+            **asdict(page),
             of_all_users=wanted.of_store,
             states=map(_CALL_STATES.write, wanted.states),
             tool_name=wanted.tool_name,

@@ -282,32 +282,10 @@ def decided(reply: Reply) -> RunView:
     Raises:
         RunNotFound, CallNotFound, or the error that the outcome names.
     """
-    if reply.taken and reply.run is not None:
-        return reply.run
-    error = reply.error(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
-    raise CallNotPending(error.message) if isinstance(error, RunEnded) else error
-
-
-def topped_up(reply: Reply) -> RunView:
-    """Return the run after a top-up that was taken.
-
-    Raises:
-        RunNotFound, or the error that the outcome names.
-    """
-    if reply.taken and reply.run is not None:
-        return reply.run
-    raise reply.error(RunNotFound)
-
-
-def stopped(reply: Reply) -> RunView:
-    """Return the run after a cancel, whatever state it was in.
-
-    Raises:
-        RunNotFound
-    """
-    if reply.run is not None:
-        return reply.run
-    raise reply.error(RunNotFound)
+    try:
+        return reply.run_after(CallNotPending if reply.outcome is not Outcome.UNKNOWN else RunNotFound)
+    except RunEnded as error:
+        raise CallNotPending(error.message) from None
 
 
 def _check_decision(decision: CallDecision) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import (
     Caller,
-    Page,
     PublicCommand,
     RedriveCommand,
     Reply,
@@ -33,19 +32,11 @@ async def send(
 
 
 class Operators:
-    """Shows the runs of a store that need attention, and mends them."""
+    """Mends the runs of a store that need attention."""
 
     def __init__(self, *, ledger: PublicLedger, ids: IdSource) -> None:
         self._ledger = ledger
         self._ids = ids
-
-    async def list_attention(self, caller: Caller, *, run_id: RunId, page_size: int, page_token: str) -> Page[RunView]:
-        """Return the runs of the store that need attention, with their calls in doubt, the longest waiting first.
-
-        Raises:
-            InvalidPageToken
-        """
-        return await self._ledger.list_attention(caller, run_id=run_id, page_size=page_size, page_token=page_token)
 
     async def redrive(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
         """Let a quarantined run go on; return it.
@@ -58,9 +49,7 @@ class Operators:
         reply = await send(
             self._ledger, caller, run_id, CommandId(request_id or self._ids.new("cmd")), command, act="redriven"
         )
-        if reply.taken and reply.run is not None:
-            return reply.run
-        raise reply.error(AttentionNotNeeded if reply.run is not None else RunNotFound)
+        return reply.run_after(AttentionNotNeeded if reply.run is not None else RunNotFound)
 
     async def end(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
         """Stop a run of any user of the store; return it. One that has ended stays as it is.
@@ -72,9 +61,7 @@ class Operators:
         reply = await send(
             self._ledger, caller, run_id, CommandId(request_id or self._ids.new("cmd")), command, act="ended"
         )
-        if reply.run is None:
-            raise reply.error(RunNotFound)
-        return reply.run
+        return reply.run_after(RunNotFound, also_late=True)
 
 
 def _reason(reason: str) -> str:

@@ -17,7 +17,7 @@ import msgspec
 
 from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, CallView, Page, PendingFilter, RunView
+from pawl.agent_loop.app.public_values import Caller, CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RunId
 
@@ -53,7 +53,7 @@ class Pending:
         self._clock = clock
         self._poll_seconds = poll_seconds
 
-    async def page(self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str) -> Page[Item]:
+    async def page(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[Item]:
         """Return a page of what waits, oldest first.
 
         Raises:
@@ -62,7 +62,7 @@ class Pending:
         """
         if wanted.of_store:
             approvers.require_approver(caller)
-        return await self._ledger.list_pending(caller, wanted, page_size=page_size, page_token=page_token)
+        return await self._ledger.list_pending(caller, wanted, page)
 
     async def watch(
         self, caller: Caller, wanted: PendingFilter, *, silence_seconds: float
@@ -123,7 +123,7 @@ class Pending:
         """Yield what waits, page by page; `paced`, with a pause between the pages."""
         token = ""
         while True:
-            page = await self.page(caller, wanted, page_size=_PAGE_SIZE, page_token=token)
+            page = await self.page(caller, wanted, PageAsked(page_size=_PAGE_SIZE, page_token=token))
             for item in page.items:
                 yield item
             token = page.next_page_token

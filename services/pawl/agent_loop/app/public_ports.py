@@ -15,6 +15,7 @@ from pawl.agent_loop.app.public_values import (
     LoggedEvent,
     NewMessage,
     Page,
+    PageAsked,
     PendingFilter,
     PublicCommand,
     Reply,
@@ -84,13 +85,7 @@ class PublicLedger(Protocol):
         """
 
     async def list_runs(
-        self,
-        caller: Caller,
-        *,
-        page_size: int,
-        page_token: str,
-        conversation_id: ConversationId,
-        states: tuple[RunState, ...],
+        self, caller: Caller, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
     ) -> Page[RunView]:
         """Read the user's runs, newest first.
 
@@ -98,7 +93,7 @@ class PublicLedger(Protocol):
             InvalidPageToken
         """
 
-    async def list_calls(self, caller: Caller, run_id: RunId, *, page_size: int, page_token: str) -> Page[CallView]:
+    async def list_calls(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[CallView]:
         """Read the calls of a run with whole results.
 
         Raises:
@@ -112,16 +107,14 @@ class PublicLedger(Protocol):
             RunNotFound
         """
 
-    async def list_messages(
-        self, caller: Caller, conversation_id: ConversationId, *, page_size: int, page_token: str
-    ) -> Page[object]:
+    async def list_messages(self, caller: Caller, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
         """Read the messages of a conversation, as documents.
 
         Raises:
             ConversationNotFound, InvalidPageToken
         """
 
-    async def list_attention(self, caller: Caller, *, run_id: RunId, page_size: int, page_token: str) -> Page[RunView]:
+    async def list_attention(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[RunView]:
         """Read the runs of the store that need attention, of all users, or the one with `run_id`.
 
         With their calls in doubt, the longest waiting first.
@@ -130,9 +123,7 @@ class PublicLedger(Protocol):
             InvalidPageToken
         """
 
-    async def list_pending(
-        self, caller: Caller, wanted: PendingFilter, *, page_size: int, page_token: str
-    ) -> Page[CallView | RunView]:
+    async def list_pending(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
         """Read the calls that wait, oldest first, then the runs that wait for tokens.
 
         Those of other users come without what belongs to their conversations.

@@ -128,6 +128,13 @@ class EventPage(msgspec.Struct, frozen=True, kw_only=True):
     gap: LogGap | None = None
 
 
+class PageAsked(msgspec.Struct, frozen=True, kw_only=True):
+    """The page of a list that is asked for: how much (0 leaves that to the ledger), and the token of the one before."""
+
+    page_size: int
+    page_token: str
+
+
 class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     """A page of a list; the token is empty after the last."""
 
@@ -259,9 +266,15 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         """True if the command is in effect, now or since before."""
         return self.outcome in {Outcome.ACCEPTED, Outcome.DUPLICATE}
 
-    def error(self, default: type[PawlError]) -> PawlError:
-        """Return the outcome as an error, for methods that answer with one; `default` if it names no reason."""
-        return by_reason.get(self.reason, default)(self.message)
+    def run_after(self, default: type[PawlError], *, also_late: bool = False) -> RunView:
+        """Return the run after a command that was taken, or with `also_late` after any.
+
+        Raises:
+            PawlError: the one that the outcome names; `default` if it names none.
+        """
+        if self.run is not None and (self.taken or also_late):
+            return self.run
+        raise by_reason.get(self.reason, default)(self.message)
 
 
 class EditVerdict(msgspec.Struct, frozen=True, kw_only=True):

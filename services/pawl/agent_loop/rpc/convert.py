@@ -7,7 +7,8 @@ from typing import Any, Final, TypeVar
 
 from pawl.agent.v1 import agent_pb2, types_pb2, undo_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
-from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PendingFilter
+from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PageAsked, PendingFilter
+from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
@@ -69,6 +70,15 @@ next_message: Final = WIRE.struct(UserMessage, agent_pb2.SendMessageRequest, _NO
 """Return the message to a conversation; raises as `options` does."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
 """Between a call of a preview or a report of an undo, and its message."""
+
+
+def page(request: Any) -> PageAsked:
+    """Return which page of a list a request asks for.
+
+    Raises:
+        InvalidField
+    """
+    return PageAsked(page_size=checks.page_size(request.page_size), page_token=request.page_token)
 
 
 def run_states(numbers: Any) -> tuple[RunState, ...]:

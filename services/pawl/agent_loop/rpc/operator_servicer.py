@@ -7,8 +7,8 @@ from typing import cast
 from pawl.agent.v1 import operator_pb2 as pb
 from pawl.agent.v1 import operator_pb2_grpc
 from pawl.agent_loop.app.operators import Operators
+from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import Caller, RunView
-from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert
 from pawl.chassis import auth
 from pawl.chassis.ids import RequestId, RunId, check_id
@@ -19,16 +19,13 @@ from pawl.event.v1 import run_pb2
 class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
     """Serves those who look after a store. Store and role come from their credential alone."""
 
-    def __init__(self, operators: Operators) -> None:
+    def __init__(self, ledger: PublicLedger, operators: Operators) -> None:
+        self._ledger = ledger
         self._operators = operators
 
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
-        page = await self._operators.list_attention(
-            convert.caller(auth.require_user()),
-            run_id=check_id(request.run_id, "run_id", optional=True),
-            page_size=checks.page_size(request.page_size),
-            page_token=request.page_token,
-        )
+        run_id = check_id(request.run_id, "run_id", optional=True)
+        page = await self._ledger.list_attention(convert.caller(auth.require_user()), run_id, convert.page(request))
         return pb.ListAttentionResponse(runs=map(_run_in_need, page.items), next_page_token=page.next_page_token)
 
     async def RedriveRun(self, request: pb.RedriveRunRequest, context: Context) -> pb.RedriveRunResponse:

@@ -9,9 +9,8 @@ from typing import Final, cast
 
 from pawl.agent.v1 import agent_pb2 as pb
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
-from pawl.agent_loop.app import inbox as commands
 from pawl.agent_loop.app.frames import Receipt, ServerFrame
-from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.inbox import Inbox, decided
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_ports import PublicLedger
@@ -26,7 +25,7 @@ from pawl.chassis import auth
 from pawl.chassis.ids import CallId, RunId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
 from pawl.chassis.rpc_kinds import Context
-from pawl.errors import SlowConsumer
+from pawl.errors import RunNotFound, SlowConsumer
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 
 HEARTBEAT_SECONDS: Final = 15.0
@@ -111,7 +110,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         decision = convert.decision(request.decision, run_id=check_id(request.run_id, "run_id"))
         request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.decide(_caller(), request_id, decision)
-        run = commands.decided(reply)
+        run = decided(reply)
         return pb.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
 
     async def DecideCalls(self, request: pb.DecideCallsRequest, context: Context) -> pb.DecideCallsResponse:
@@ -129,7 +128,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run_id = check_id(request.run_id, "run_id")
         request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.cancel(_caller(), request_id, run_id, request.reason)
-        return pb.CancelRunResponse(run=_run(commands.stopped(reply)))
+        return pb.CancelRunResponse(run=_run(reply.run_after(RunNotFound, also_late=True)))
 
     async def ResolveCall(self, request: pb.ResolveCallRequest, context: Context) -> pb.ResolveCallResponse:
         run_id = check_id(request.run_id, "run_id")
@@ -142,14 +141,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             resolution=convert.resolution(request.resolution),
             content_json=request.content_json,
         )
-        run = commands.decided(reply)
+        run = decided(reply)
         return pb.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
 
     async def TopUpRun(self, request: pb.TopUpRunRequest, context: Context) -> pb.TopUpRunResponse:
         run_id = check_id(request.run_id, "run_id")
         request_id = check_id(request.request_id, "request_id", optional=True)
         reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
-        run = commands.topped_up(reply)
+        run = reply.run_after(RunNotFound)
         return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, CallId("")), run=_run(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
@@ -191,26 +190,19 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         page = await self._ledger.list_runs(
             _caller(),
-            page_size=checks.page_size(request.page_size),
-            page_token=request.page_token,
+            convert.page(request),
             conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
             states=convert.run_states(request.states),
         )
         return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        page = await self._ledger.list_calls(
-            _caller(),
-            check_id(request.run_id, "run_id"),
-            page_size=checks.page_size(request.page_size),
-            page_token=request.page_token,
-        )
+        page = await self._ledger.list_calls(_caller(), check_id(request.run_id, "run_id"), convert.page(request))
         return pb.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
         steps = await self._steps.list(_caller(), check_id(request.run_id, "run_id"))
-        page_size = checks.page_size(request.page_size)
-        return convert_steps.page(steps, page_size=page_size, page_token=request.page_token)
+        return convert_steps.page(steps, convert.page(request))
 
     async def WatchSteps(  # type: ignore[override]
         self, request: steps_pb2.WatchStepsRequest, context: Context
@@ -224,22 +216,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
         page = await self._ledger.list_messages(
-            _caller(),
-            check_id(request.conversation_id, "conversation_id"),
-            page_size=checks.page_size(request.page_size),
-            page_token=request.page_token,
+            _caller(), check_id(request.conversation_id, "conversation_id"), convert.page(request)
         )
         return pb.ListMessagesResponse(
             messages=cast("tuple[message_pb2.Message, ...]", page.items), next_page_token=page.next_page_token
         )
 
     async def ListPending(self, request: pb.ListPendingRequest, context: Context) -> pb.ListPendingResponse:
-        page = await self._pending.page(
-            _caller(),
-            convert.pending_filter(request.filter),
-            page_size=checks.page_size(request.page_size),
-            page_token=request.page_token,
-        )
+        page = await self._pending.page(_caller(), convert.pending_filter(request.filter), convert.page(request))
         calls, runs = _pending(page.items)
         return pb.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
 
