@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
+from pawl.event.v1 import run_pb2
 from pawl.job_store.app.reading import (
     Claimed,
     Loaded,
@@ -282,7 +283,8 @@ class MemoryReads:
             row
             for row in self._tables.runs.values()
             if row.store_id == store_id
-            and row.waits_for_tokens
+            and (row.state, row.waits) == (RunState.WAITING, (run_pb2.WAIT_KIND_BUDGET,))
+            and not row.is_stopping
             and wanted.user_id in {"", row.user_id}
             and wanted.conversation_id in {"", row.conversation_id}
             and not (wanted.states or wanted.tool_name)

@@ -13,6 +13,7 @@ import ipaddress
 import os
 import secrets
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self, TypeVar, get_args
 
@@ -187,7 +188,7 @@ def read(cls: type[SettingsT]) -> SettingsT:
     problems: dict[str, str] = {}
     for key in secret_keys:
         try:
-            secret = _read_secret_file(variables[key])
+            secret = read_secret(variables[key], os.environ)
         except ValueError as error:
             problems[key] = str(error)
         else:
@@ -245,14 +246,19 @@ def parse_secret(content: bytes) -> str:
     return secret
 
 
-def _read_secret_file(variable: str) -> str | None:
-    path = secret_file(variable)
-    if path is None:
-        return None
-    if os.environ.get(variable):
+def read_secret(variable: str, environment: Mapping[str, str]) -> str | None:
+    """Return a secret that is given as a variable, or in the file that `<variable>_FILE` names.
+
+    Raises:
+        ValueError: it is given as both, or the file has none.
+    """
+    value, path = environment.get(variable), environment.get(f"{variable}_FILE")
+    if not path:
+        return value or None
+    if value:
         raise ValueError(f"{variable}: give either {variable} or {variable}_FILE, not both")
     try:
-        return parse_secret(path.read_bytes())
+        return parse_secret(Path(path).read_bytes())
     except OSError as error:
         raise ValueError(f"{variable}_FILE: cannot read {path}: {error.strerror}") from None
     except ValueError as error:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from pathlib import Path
 from typing import Final
 
 from pawl.chassis import logs
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
+from pawl.chassis.settings import read_secret
 from pawl.chassis.start import StartError
 from pawl.errors import PawlError
 from pawl.job_store.adapters.keys import PostgresKeyRepository
@@ -41,14 +41,13 @@ async def bootstrap(database_url: str) -> MadeKey:
 
 
 def _database_url() -> str:
-    if path := os.environ.get(f"{_VARIABLE}_FILE"):
-        try:
-            return Path(path).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError):
-            raise StartError(f"{_VARIABLE}_FILE: cannot read {path}") from None
-    if url := os.environ.get(_VARIABLE):
-        return url
-    raise StartError(f"{_VARIABLE}: is required")
+    try:
+        url = read_secret(_VARIABLE, os.environ)
+    except ValueError as error:
+        raise StartError(str(error)) from None
+    if url is None:
+        raise StartError(f"{_VARIABLE}: is required")
+    return url
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pawl.chassis.settings import read_secret
 from pawl.chassis.start import StartError
 from pawl.launcher.services import DEFAULT_PORTS, STAGES, ServiceSpec
 
@@ -100,12 +101,7 @@ def _pairs(source: str, texts: Sequence[str], names: Sequence[str], low: int, hi
 
 
 def _secret(environment: Mapping[str, str], name: str) -> str | None:
-    value, path = environment.get(name), environment.get(f"{name}_FILE")
-    if value and path:
-        raise StartError(f"{name}: give either {name} or {name}_FILE, not both.")
-    if not path:
-        return value or None
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
-        raise StartError(f"{name}_FILE: cannot read {path}: {error.strerror}.") from None
+        return read_secret(name, environment)
+    except ValueError as error:
+        raise StartError(f"{error}.") from None

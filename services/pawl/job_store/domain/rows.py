@@ -63,8 +63,6 @@ class RequestKey(msgspec.Struct, frozen=True, order=True, gc=False):
 TOKENS_MAX: Final = 2**53
 """Most tokens that a budget can have."""
 
-WAIT_FOR_TOKENS: Final = 4
-"""The wait of a run that has used up its token budget (`WAIT_KIND_BUDGET`)."""
 
 _IN_MOTION: Final = frozenset({RunState.RUNNING, RunState.CANCELLING})
 
@@ -193,11 +191,6 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     def is_stopping(self) -> bool:
         """True if somebody has stopped the run and it has not ended: nothing new starts (I12)."""
         return self.stop_cause is not None and not self.state.is_terminal
-
-    @property
-    def waits_for_tokens(self) -> bool:
-        """True if the run goes on only when somebody adds to its token budget."""
-        return self.state is RunState.WAITING and self.waits == (WAIT_FOR_TOKENS,) and not self.is_stopping
 
     @property
     def is_quarantined(self) -> bool:
