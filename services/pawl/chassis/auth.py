@@ -14,13 +14,13 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import CredentialId, StoreId, UserId, check_id
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, ROLES_OF_A_STORE, Role, rights
 from pawl.errors import PermissionDenied, Unauthenticated
 
 WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 """The metadata that say who calls."""
-LOCAL_CREDENTIAL: Final = "local"
+LOCAL_CREDENTIAL: Final = CredentialId("local")
 """The id of the local key."""
 DECIDES_NOTHING: Final = (
     "a delegate does not decide: have the person do it with a key or token of their own,"
@@ -36,12 +36,12 @@ class Principal:
     """An authenticated caller. `store_id` and `user_id` are empty for a service, `store_id` for the deployment."""
 
     is_service: bool = False
-    store_id: str = ""
-    user_id: str = ""
+    store_id: StoreId = StoreId("")
+    user_id: UserId = UserId("")
     roles: frozenset[str] = frozenset()
-    credential_id: str = ""
+    credential_id: CredentialId = CredentialId("")
     """The credential itself, which may stand for many users; never the secret."""
-    delegate_user_id: str = ""
+    delegate_user_id: UserId = UserId("")
     """The user of the delegate that acts for `user_id`; empty if nobody does."""
     decides: bool = True
     """False for a delegate that decides nothing, for those it acts for and for itself."""
@@ -52,17 +52,17 @@ class Principal:
 
 
 def user_principal(
-    store_id: str,
-    user_id: str,
+    store_id: StoreId,
+    user_id: UserId,
     roles: frozenset[str],
     *,
-    credential_id: str = "",
-    delegate_user_id: str = "",
+    credential_id: CredentialId = CredentialId(""),
+    delegate_user_id: UserId = UserId(""),
     decides: bool = True,
 ) -> Principal:
     """Return the principal of a user of a store, or of the deployment, by its roles."""
     return Principal(
-        store_id="" if Role.DEPLOYMENT in roles else store_id,
+        store_id=StoreId("") if Role.DEPLOYMENT in roles else store_id,
         user_id=user_id,
         roles=roles,
         credential_id=credential_id,
@@ -75,7 +75,7 @@ def user_principal(
 def service_principal(name: str) -> Principal:
     """Return the principal of one of Pawl's own services, by its name such as `agent-loop`."""
     right = f"service:{name}"
-    return Principal(is_service=True, credential_id=right, rights=frozenset({right}))
+    return Principal(is_service=True, credential_id=CredentialId(right), rights=frozenset({right}))
 
 
 _current: ContextVar[Principal] = ContextVar("pawl_principal")
@@ -200,15 +200,15 @@ class Credential(Protocol):
     """The rights that a key or token brings, whatever its kind."""
 
     @property
-    def credential_id(self) -> str:
+    def credential_id(self) -> CredentialId:
         """Its name in the audit; never the secret."""
 
     @property
-    def store_id(self) -> str:
+    def store_id(self) -> StoreId:
         """The store it belongs to; empty for the deployment's."""
 
     @property
-    def user_id(self) -> str:
+    def user_id(self) -> UserId:
         """Its user."""
 
     @property
@@ -252,7 +252,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
         user_id,
         roles,
         credential_id=credential.credential_id,
-        delegate_user_id="" if user_id == credential.user_id else credential.user_id,
+        delegate_user_id=UserId("") if user_id == credential.user_id else credential.user_id,
         decides=decides,
     )
     return replace(principal, expires_at=credential.expires_at)

@@ -19,6 +19,7 @@ from pawl.chassis.auth import (
     service_principal,
 )
 from pawl.chassis.clock import Clock, SystemClock
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.issuers import Issuers
 from pawl.chassis.key_rows import KeyRows, digest_of
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
@@ -58,9 +59,9 @@ class ApiKey(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class FileCredential(msgspec.Struct, frozen=True, kw_only=True):
     """The credential of an entry of the file; its id is of the digest of the key, of which nothing can be learnt."""
 
-    credential_id: str
-    store_id: str
-    user_id: str
+    credential_id: CredentialId
+    store_id: StoreId
+    user_id: UserId
     roles: frozenset[str]
     decides_for_users: bool
     expires_at: float | None = None
@@ -77,9 +78,9 @@ def parse_keys(content: bytes) -> dict[bytes, FileCredential]:
     for entry in entries:
         digest = digest_of(entry.key)
         found[digest] = FileCredential(
-            credential_id=f"file-{digest.hex()[:16]}",
-            store_id=entry.store_id or "",
-            user_id=entry.user_id,
+            credential_id=CredentialId(f"file-{digest.hex()[:16]}"),
+            store_id=StoreId(entry.store_id or ""),
+            user_id=UserId(entry.user_id),
             roles=frozenset(entry.roles),
             decides_for_users=entry.decides_for_users,
         )

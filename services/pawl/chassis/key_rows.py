@@ -14,6 +14,7 @@ import msgspec
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.errors import DependencyUnavailable, PawlError
 
 SECRET_BYTES: Final = 32
@@ -66,19 +67,19 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     Its store is empty for the deployment's. `expire_time` is in seconds since 1970.
     """
 
-    key_id: str
+    key_id: KeyId
     digest: bytes
-    store_id: str
-    user_id: str
+    store_id: StoreId
+    user_id: UserId
     roles: frozenset[str]
     decides_for_users: bool
     expire_time: float | None
     is_revoked: bool
 
     @property
-    def credential_id(self) -> str:
+    def credential_id(self) -> CredentialId:
         """Its id."""
-        return self.key_id
+        return CredentialId(self.key_id)
 
     @property
     def expires_at(self) -> float | None:

@@ -21,7 +21,7 @@ from joserfc.jwt import JWTClaimsRegistry
 
 from pawl.chassis import strict_json
 from pawl.chassis.auth import KEY_LENGTH_MAX
-from pawl.chassis.ids import is_id
+from pawl.chassis.ids import CredentialId, StoreId, UserId, is_id
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import is_loopback
 from pawl.errors import InvalidJson, TooLarge
@@ -116,9 +116,9 @@ class Provider(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class TokenCredential(msgspec.Struct, frozen=True, kw_only=True):
     """The credential that a token is; its id is of issuer and subject, so it is the same for the next one."""
 
-    credential_id: str
-    store_id: str
-    user_id: str
+    credential_id: CredentialId
+    store_id: StoreId
+    user_id: UserId
     roles: frozenset[str]
     decides_for_users: bool = False
     expires_at: float
@@ -274,9 +274,9 @@ def credential_of(provider: Provider, claims: Mapping[str, Any]) -> TokenCredent
     store = provider.store
     subject = msgspec.json.encode([claims["iss"], claims["sub"]])
     return TokenCredential(
-        credential_id=f"token-{hashlib.sha256(subject).hexdigest()[:32]}",
+        credential_id=CredentialId(f"token-{hashlib.sha256(subject).hexdigest()[:32]}"),
         store_id=store.value if store.claim is None else to_id(_text(claims, store.claim)),  # type: ignore[arg-type]
-        user_id=to_id(_text(claims, provider.user.claim)),
+        user_id=UserId(to_id(_text(claims, provider.user.claim))),
         roles=frozenset() if provider.roles is None else _roles(provider.roles, claims),
         expires_at=float(claims["exp"]) + provider.leeway_seconds,
     )

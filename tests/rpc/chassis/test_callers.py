@@ -12,12 +12,15 @@ from google.protobuf.wrappers_pb2 import StringValue
 from pawl.chassis import login_failures
 from pawl.chassis.auth import Credential, Principal, service_principal, user_principal
 from pawl.chassis.credentials import FileCredential, KeyAuthenticator
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.key_rows import digest_of
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, Unauthenticated
 from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
+
+ACME = StoreId("acme")
 
 ANN, BOB, SERVICE = "key-of-ann-0123456789", "key-of-bob-0123456789", "key-of-service-01234"
 NEXT = "next-key-of-service-01234"
@@ -37,7 +40,11 @@ class Known(KeyAuthenticator):
 
     def of(self, user: str, *roles: str) -> FileCredential:
         return FileCredential(
-            credential_id=f"of-{user}", store_id="acme", user_id=user, roles=frozenset(roles), decides_for_users=False
+            credential_id=CredentialId(f"of-{user}"),
+            store_id=ACME,
+            user_id=UserId(user),
+            roles=frozenset(roles),
+            decides_for_users=False,
         )
 
     def _by_digest(self) -> Mapping[bytes, Credential]:
@@ -137,11 +144,11 @@ class Told:
         self, metadata: Mapping[str, str], *, source: str, may_look: Callable[[], bool] = lambda: True
     ) -> Principal:
         if metadata.get("authorization") == f"Bearer {BOB}":
-            return user_principal("acme", "bob", frozenset())
+            return user_principal(ACME, UserId("bob"), frozenset())
         if self.error:
             self.looks.append(may_look())
             raise self.error
-        return user_principal("acme", "ann", frozenset())
+        return user_principal(ACME, UserId("ann"), frozenset())
 
 
 async def test_the_calls_of_a_key_that_cannot_be_checked_end_so_that_they_are_tried_again(

@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from pawl.chassis import auth
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import SlowConsumer
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.subscription import PAGE, Subscriptions
@@ -92,7 +93,7 @@ async def test_a_follower_that_does_not_read_is_cut_off_and_told_where_to_go_on(
     store: PostgresStore, subscriptions: Subscriptions, draft: Callable[..., Draft]
 ) -> None:
     await store.add([draft("a"), draft("b"), draft("c")])
-    auth.set_principal(auth.Principal(store_id="acme", user_id="ann"))
+    auth.set_principal(auth.Principal(store_id=StoreId("acme"), user_id=UserId("ann")))
     notify = Notify(store, subscriptions, write_seconds_max=0.05)
     with pytest.raises(SlowConsumer) as caught:
         await notify.Subscribe(notify_pb2.SubscribeRequest(), DeafContext())  # type: ignore[arg-type]

@@ -18,6 +18,7 @@ from pawl.chassis.credentials import (
     parse_service_keys,
     service_key,
 )
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.roles import ANYBODY, CALLERS, ROLES, ROLES_OF_A_STORE, Role, rights
 from pawl.chassis.settings import ServiceSettings, read
 from pawl.chassis.start import StartError
@@ -26,14 +27,14 @@ from tests.fakes.manual_clock import ManualClock
 from tests.keys import authenticator
 
 ENTRY = '{"key": "0123456789abcdef", "store_id": "acme", "user_id": "ann", "roles": ["member"]}'
-ANN = auth.user_principal("acme", "ann", frozenset({"member"}))
+ANN = auth.user_principal(StoreId("acme"), UserId("ann"), frozenset({"member"}))
 
 
 def credential(*roles: str, decides_for_users: bool = False) -> FileCredential:
     return FileCredential(
-        credential_id="file-1",
-        store_id="" if "deployment" in roles else "acme",
-        user_id="backend",
+        credential_id=CredentialId("file-1"),
+        store_id=StoreId("" if "deployment" in roles else "acme"),
+        user_id=UserId("backend"),
         roles=frozenset(roles),
         decides_for_users=decides_for_users,
     )
@@ -47,7 +48,7 @@ async def test_each_task_has_its_own_caller() -> None:
         await asyncio.sleep(0)
         return auth.current_principal()
 
-    principals = [Principal(store_id=f"s{n}", user_id="u") for n in range(5)]
+    principals = [Principal(store_id=StoreId(f"s{n}"), user_id=UserId("u")) for n in range(5)]
     assert await asyncio.gather(*(serve(principal) for principal in principals)) == principals
     with pytest.raises(Unauthenticated):
         auth.current_principal()

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.auth import user_principal
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
+from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
@@ -22,10 +23,10 @@ UNKNOWN_SECRET = SECRETS[7]
 
 def grant(number: int, *, expire_time: float | None = None, is_revoked: bool = False) -> KeyGrant:
     return KeyGrant(
-        key_id=f"key_{number}",
+        key_id=KeyId(f"key_{number}"),
         digest=digest_of(SECRETS[number]),
-        store_id="acme",
-        user_id="ann",
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
         roles=frozenset({"member"}),
         decides_for_users=False,
         expire_time=expire_time,
@@ -301,4 +302,6 @@ async def test_revoked_expired_and_unknown_keys_get_one_answer(
             await asked
         assert caught.value.message == UNKNOWN
     found = await keys.authenticate({"authorization": f"Bearer {SECRETS[0]}"}, source="ipv4:")
-    assert found == user_principal("acme", "ann", frozenset({"member"}), credential_id="key_0")
+    assert found == user_principal(
+        StoreId("acme"), UserId("ann"), frozenset({"member"}), credential_id=CredentialId("key_0")
+    )

@@ -9,6 +9,7 @@ import pytest
 
 from pawl.chassis import rpc_limits
 from pawl.chassis.auth import Principal, service_principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc_limits import Arrivals, Crowd
 from pawl.errors import DeadlineExceeded, MalformedRequest, PawlError
 
@@ -27,7 +28,7 @@ class Slow:
 
 
 def user(name: str, store_id: str = "acme") -> Principal:
-    return Principal(store_id=store_id, user_id=name)
+    return Principal(store_id=StoreId(store_id), user_id=UserId(name))
 
 
 async def turn_over() -> None:

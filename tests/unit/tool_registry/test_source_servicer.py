@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from pawl.chassis.auth import Principal, local_principal, set_principal, user_principal
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import PermissionDenied
 from pawl.tool.v1 import source_pb2 as pb
 from pawl.tool_registry.rpc.source_servicer import SourceServicer
 
-OPERATOR = user_principal("local", "olga", frozenset({"operator", "admin"}), credential_id="key_1")
+OPERATOR = user_principal(
+    StoreId("local"), UserId("olga"), frozenset({"operator", "admin"}), credential_id=CredentialId("key_1")
+)
 PROGRAM = pb.SourceConfig(name="mine", mcp_stdio=pb.McpStdioConfig(command=["id"]))
 WEB = pb.SourceConfig(name="web", mcp_http=pb.McpHttpConfig(url="https://example.com/"))
 

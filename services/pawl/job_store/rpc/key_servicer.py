@@ -80,7 +80,7 @@ def _governor() -> Governor:
             "a delegate that decides nothing governs no keys: use a key of an operator, or of the deployment"
         )
     return Governor(
-        store_id=StoreId(principal.store_id),
+        store_id=principal.store_id,
         user_id=principal.user_id,
         credential_id=principal.credential_id,
         roles=principal.roles,

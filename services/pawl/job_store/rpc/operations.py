@@ -114,7 +114,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         text_bytes=len(request.text.encode()),
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
-        delegate_user_id=UserId(check_id(request.delegate_user_id, "delegate_user_id", optional=True)),
+        delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
     )
 
 
@@ -177,7 +177,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         session_id=check_id(request.session_id, "session_id", optional=True),
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
-        delegate_user_id=UserId(check_id(request.delegate_user_id, "delegate_user_id", optional=True)),
+        delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
     )
 
 

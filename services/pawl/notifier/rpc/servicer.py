@@ -7,7 +7,6 @@ from contextlib import aclosing
 from typing import Final
 
 from pawl.chassis.auth import require_user
-from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, SlowConsumer
 from pawl.notifier.app.ports import Store
@@ -88,4 +87,4 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
 
 def _inbox() -> Inbox:
     caller = require_user()
-    return Inbox(store_id=StoreId(caller.store_id), user_id=UserId(caller.user_id))
+    return Inbox(store_id=caller.store_id, user_id=caller.user_id)
