@@ -8,7 +8,7 @@ from typing import Self
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, StoreId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
@@ -107,7 +107,7 @@ class Ports:
     secrets: Secrets
     helper: Helper
     connectors: Mapping[str, Connector]
-    misfit: Callable[[str, bytes, str], Awaitable[str]]
+    misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
     """Say for a store what is wrong with an answer to a question with a schema."""
     observer: Observer
     clock: Clock

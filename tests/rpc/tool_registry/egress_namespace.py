@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx2
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.domain.egress import EgressRefused
 from pawl.tool_registry.domain.outbound import OutboundRequest
@@ -86,7 +87,7 @@ async def main() -> dict[str, Any]:
 
     async def reached(url: str) -> str:
         try:
-            return (await egress.send("acme", OutboundRequest(url=url, timeout_seconds=5))).body.decode()
+            return (await egress.send(StoreId("acme"), OutboundRequest(url=url, timeout_seconds=5))).body.decode()
         except EgressRefused:
             return "refused"
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.adapters.process.helpers import Helpers
@@ -51,7 +52,7 @@ class World:
         return f"http://127.0.0.1:{self.server.port}"
 
     async def discover(self, config: dict[str, Any], *, store: str = "acme") -> list[DiscoveredTool]:
-        source = Source(store_id=store, name="shop", kind=KIND, config=json.dumps(config).encode())
+        source = Source(store_id=StoreId(store), name="shop", kind=KIND, config=json.dumps(config).encode())
         return list(await self.connector.discover(source))
 
     async def endpoint(self, path: str, method: str = "GET", **changes: Any) -> DiscoveredTool:
@@ -67,7 +68,7 @@ class World:
     def tool(self, discovered: DiscoveredTool, **changes: Any) -> Tool[..., Any]:
         """What the executor would be given."""
         entry = ToolVersion(
-            store_id="acme",
+            store_id=StoreId("acme"),
             definition=replace(discovered.definition, **changes),
             version=1,
             source=f"{KIND}:shop",

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from pawl.chassis.clock import SystemClock
+from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
 from pawl.tool_registry.adapters.http.egress import GuardedEgress
@@ -118,7 +119,7 @@ async def mcp_registry(
     helpers = Helpers()
 
     def client(store_id: str) -> httpx2.AsyncClient:
-        return httpx2.AsyncClient(transport=egress.transport(store_id) if egress else None, trust_env=False)
+        return httpx2.AsyncClient(transport=egress.transport(StoreId(store_id)) if egress else None, trust_env=False)
 
     def connectors(store: PostgresSourceRepository, known: FileSecrets) -> Mapping[str, Connector]:
         made.append(

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 import grpc
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import ApiKey
 from pawl.chassis.database import Database
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallKey, IdSource, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
@@ -40,7 +41,6 @@ from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.app.workers.workers import WorkerOptions
-from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.wiring import Limits, Ports, Record, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
@@ -82,14 +82,17 @@ FOR_ANN = (("pawl-user", "ann"), ("pawl-roles", "approver,admin"))
 """The metadata with which it acts for ann with all that it has."""
 
 
+ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
+
+
 class KnownRuns:
     """A ledger with the run `run` of ann of acme, and its call `approved` of pay."""
 
-    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
-        return (store_id, user_id, run_id) == ("acme", "ann", "run")
+    async def has_run(self, run: RunKey, user_id: UserId) -> bool:
+        return (run.store_id, user_id, run.run_id) == ("acme", "ann", "run")
 
-    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
-        return "pay" if (store_id, user_id, call_id) == ("acme", "ann", "approved") else None
+    async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
+        return "pay" if (key.store_id, user_id, key.call_id) == ("acme", "ann", "approved") else None
 
 
 def context(
@@ -133,7 +136,7 @@ class Registry:
         proposed = execution_pb2.ProposedCall(
             call_id=call, tool_name=tool, tool_version=version, arguments_json=as_json(arguments)
         )
-        names = [entry.definition.name for entry in await self.catalog.visible(Caller(store_id="acme", user_id="ann"))]
+        names = [entry.definition.name for entry in await self.catalog.visible(ANN)]
         request = execution_pb2.CheckCallsRequest(context=context(**who), calls=[proposed], known_tool_names=names)
         (verdict,) = (await self.execution.CheckCalls(request)).verdicts
         return verdict

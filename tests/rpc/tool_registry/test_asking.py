@@ -10,13 +10,13 @@ from typing import Any
 import asyncpg
 import pytest
 
+from pawl.chassis.ids import CallKey
 from pawl.errors import DependencyUnavailable
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.question import Question
-from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 

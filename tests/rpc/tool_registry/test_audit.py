@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import audit_pb2, execution_pb2
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
@@ -22,7 +23,7 @@ from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, Head, entry_h
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, tool
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, context, outcome, reason, running
+from tests.rpc.tool_registry.registry import ANN, Registry, context, outcome, reason, running
 from tests.rpc.tool_registry.world import World, execute
 
 
@@ -234,7 +235,7 @@ async def test_tampering_is_found_at_the_first_bad_entry(database_url: str, tmp_
 async def rewrite(database_url: str, from_seq: int, **changes: Any) -> None:
     """Change an entry and make all hashes from there on anew, as somebody who knows how would."""
     async with Database(database_url, application_name="test") as database:
-        entries = await PostgresAuditLog(database).page("acme", after_seq=None, up_to_seq=100, rows_max=100)
+        entries = await PostgresAuditLog(database).page(ANN.store_id, after_seq=None, up_to_seq=100, rows_max=100)
     connection = await asyncpg.connect(database_url)
     prev = entries[from_seq - 2].hash
     try:
@@ -274,7 +275,7 @@ async def test_one_entry_with_a_hash_of_its_own_does_not_fit_the_next(database_u
     async with running(database_url, tmp_path, tools()) as registry:
         await chain_of_five(registry)
         async with Database(database_url, application_name="test") as database:
-            entry = (await PostgresAuditLog(database).page("acme", after_seq=2, up_to_seq=3, rows_max=1))[0]
+            entry = (await PostgresAuditLog(database).page(ANN.store_id, after_seq=2, up_to_seq=3, rows_max=1))[0]
         object.__setattr__(entry.draft, "verdict", "REFUSE")
         new = entry_hash(entry.draft, 3, entry.prev_hash)
         await execute(database_url, f"UPDATE tool_registry.audit SET verdict = 'REFUSE', hash = '{new}' WHERE seq = 3")  # noqa: S608
@@ -479,19 +480,19 @@ async def test_a_failed_append_leaves_the_chain_whole(database_url: str) -> None
             await log.append([draft("c2")])
         await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
         await log.append([draft("c3"), draft("c4", store="other")])
-        assert (await log.head("acme")).seq == 2
-        assert (await log.head("other")).seq == 1
-        assert await log.beyond_head("acme") == 0
+        assert (await log.head(ANN.store_id)).seq == 2
+        assert (await log.head(StoreId("other"))).seq == 1
+        assert await log.beyond_head(ANN.store_id) == 0
 
 
 def draft(call: str, store: str = "acme") -> AuditDraft:
     return AuditDraft(
-        store_id=store,
+        store_id=StoreId(store),
         kind=AuditKind.PROPOSED,
         time_us=1,
-        user_id="ann",
-        run_id="run",
-        call_id=call,
+        user_id=ANN.user_id,
+        run_id=RunId("run"),
+        call_id=CallId(call),
         tool_name="look",
         tool_version=1,
         verdict="RUN",

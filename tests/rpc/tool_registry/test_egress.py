@@ -14,12 +14,15 @@ import httpx2
 import pytest
 import trustme
 
+from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.http.content_coding import Unpacker
 from pawl.tool_registry.adapters.http.egress import GuardedEgress, read_egress_file
 from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, read_rules
 from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
 from tests.rpc.tool_registry.web_server import Names, Reply, WebServer, pages, web_server
+
+ACME = StoreId("acme")
 
 MIB = 1024 * 1024
 TRUSTS_NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -38,7 +41,7 @@ async def get(
     """Get a page of a server that may be reached."""
     egress = GuardedEgress(opened(server), resolve=names or Names({host: ["127.0.0.1"]}), tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://{host}:{server.port}{path}", **more)
-    return await egress.send("acme", request)
+    return await egress.send(ACME, request)
 
 
 @pytest.fixture
@@ -147,7 +150,7 @@ async def test_cookies_are_not_kept_and_proxies_of_the_environment_are_not_asked
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
     for _ in range(2):
-        assert (await egress.send("acme", OutboundRequest(url=f"http://127.0.0.1:{site.port}/cookie"))).status == 200
+        assert (await egress.send(ACME, OutboundRequest(url=f"http://127.0.0.1:{site.port}/cookie"))).status == 200
     assert all("cookie" not in asked.headers for asked in site.asked)
 
 
@@ -186,7 +189,7 @@ async def test_another_origin_does_not_get_the_headers_and_neither_does_the_firs
         egress = GuardedEgress(opened(first, second), tls=TRUSTS_NOBODY)
         headers = {"Authorization": "Bearer secret", "X-Key": "secret", "Accept": "text/html"}
         request = OutboundRequest(url=f"http://127.0.0.1:{first.port}/", headers=headers)
-        assert (await egress.send("acme", request)).body == b"x"
+        assert (await egress.send(ACME, request)).body == b"x"
     start, same, back = first.asked
     (elsewhere,) = second.asked
     assert (start.headers["authorization"], same.headers["x-key"]) == ("Bearer secret", "secret")
@@ -245,9 +248,9 @@ async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(s
     names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
     rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}
     egress = GuardedEgress(rules, resolve=names, tls=TRUSTS_NOBODY)
-    assert (await egress.send("acme", OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
+    assert (await egress.send(ACME, OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
     with pytest.raises(EgressRefused, match="not among the hosts"):
-        await egress.send("acme", OutboundRequest(url=f"http://b.example:{site.port}/"))
+        await egress.send(ACME, OutboundRequest(url=f"http://b.example:{site.port}/"))
     assert (names.asked, site.connections) == (["a.example"], 1)
 
 
@@ -255,24 +258,24 @@ async def test_names_are_resolved_by_the_system(site: WebServer) -> None:
     rules = {"acme": read_rules(None, [f"localhost:{site.port}"])}
     egress = GuardedEgress(rules, tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://localhost:{site.port}/")
-    assert (await egress.send("acme", request)).body == b"hello"
+    assert (await egress.send(ACME, request)).body == b"hello"
     for store, url in (("other", "http://localhost/"), ("acme", "http://localhost/"), ("acme", "http://x.invalid/")):
         with pytest.raises(EgressRefused, match="no address that tools may reach"):
-            await egress.send(store, OutboundRequest(url=url))
+            await egress.send(StoreId(store), OutboundRequest(url=url))
 
 
 async def test_the_next_address_is_tried_where_one_does_not_answer(site: WebServer) -> None:
     rules = {"*": read_rules(None, [f"a.example:{site.port}"])}
     egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.3", "127.0.0.1"]}), tls=TRUSTS_NOBODY)
-    assert (await egress.send("acme", OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
+    assert (await egress.send(ACME, OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
 
 
 async def test_the_rules_of_one_store_are_not_those_of_another(site: WebServer) -> None:
     egress = GuardedEgress({"acme": read_rules(None, [f"127.0.0.1:{site.port}"])}, tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://127.0.0.1:{site.port}/")
-    assert (await egress.send("acme", request)).status == 200
+    assert (await egress.send(ACME, request)).status == 200
     with pytest.raises(EgressRefused):
-        await egress.send("other", request)
+        await egress.send(StoreId("other"), request)
     assert site.connections == 1
 
 
@@ -285,14 +288,14 @@ async def test_certificates_are_checked_against_the_name_though_the_address_is_c
         rules = {"*": read_rules(None, [f"{host}:{server.port}" for host in ("a.example", "b.example")])}
         names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
         egress = GuardedEgress(rules, resolve=names, tls=trusting)
-        found = await egress.send("acme", OutboundRequest(url=f"https://a.example:{server.port}/"))
+        found = await egress.send(ACME, OutboundRequest(url=f"https://a.example:{server.port}/"))
         assert found.body == b"hello"
         assert server.asked[0].headers["host"] == f"a.example:{server.port}"
         with pytest.raises(RequestFailed):
-            await egress.send("acme", OutboundRequest(url=f"https://b.example:{server.port}/"))
+            await egress.send(ACME, OutboundRequest(url=f"https://b.example:{server.port}/"))
         with pytest.raises(RequestFailed):
             await GuardedEgress(rules, resolve=names).send(
-                "acme", OutboundRequest(url=f"https://a.example:{server.port}/")
+                ACME, OutboundRequest(url=f"https://a.example:{server.port}/")
             )
         assert len(server.asked) == 1
 
@@ -305,7 +308,7 @@ async def test_a_client_with_secrets_goes_over_https_or_to_what_is_opened_by_its
     listed = [f"a.example:{site.port}"]
     rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}
     egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.1"]}), tls=TRUSTS_NOBODY)
-    async with httpx2.AsyncClient(transport=egress.transport("acme", with_secrets=True), trust_env=False) as client:
+    async with httpx2.AsyncClient(transport=egress.transport(ACME, with_secrets=True), trust_env=False) as client:
         if opened:
             assert (await client.get(f"http://a.example:{site.port}/")).status_code == 200
         else:
@@ -316,7 +319,7 @@ async def test_a_client_with_secrets_goes_over_https_or_to_what_is_opened_by_its
 
 async def test_a_client_of_its_own_is_judged_by_the_transport(site: WebServer) -> None:
     egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
-    async with httpx2.AsyncClient(transport=egress.transport("acme"), trust_env=False) as client:
+    async with httpx2.AsyncClient(transport=egress.transport(ACME), trust_env=False) as client:
         assert (await client.get(f"http://127.0.0.1:{site.port}/", headers={"Host": "other.example"})).text == "hello"
         assert site.asked[0].headers["host"] == f"127.0.0.1:{site.port}"
         with pytest.raises(EgressRefused):

@@ -11,12 +11,12 @@ import grpc
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.execution import Outcome, succeeded
-from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tools import ReconcileResult, cannot_say, did_not_happen, happened
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
@@ -113,7 +113,7 @@ async def test_a_late_end_of_a_process_that_was_given_up_changes_nothing(
         unknown = await registry.run("pay")
         async with Database(database_url, application_name="dead") as database:
             journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
-            stands = await journal.end(CallKey("acme", "call"), succeeded(b'"late"', 1.0))
+            stands = await journal.end(CallKey(StoreId("acme"), CallId("call")), succeeded(b'"late"', 1.0))
             assert stands.outcome is Outcome.UNKNOWN
         assert await registry.run("pay") == unknown
 
@@ -252,8 +252,8 @@ async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: st
     async with Database(database_url, application_name="test") as database:
         journal = PostgresExecutionJournal(database, instance_id="x", lease_seconds=1)
         assert await journal.forget(86400) == 1
-        assert await journal.look(CallKey("acme", "old")) is None
-        assert await journal.look(CallKey("acme", "young")) is not None
+        assert await journal.look(CallKey(StoreId("acme"), CallId("old"))) is None
+        assert await journal.look(CallKey(StoreId("acme"), CallId("young"))) is not None
 
 
 class FlakyJournal:

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import structlog
 
+from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, failure, mcp_registry, policy, refusal
@@ -140,7 +141,7 @@ async def test_a_call_that_takes_too_long_ends_and_the_server_is_told(mcp: McpRe
 
 async def test_a_start_goes_on_without_the_call_that_needed_it(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
-    await mcp.connector.forget("acme", "fake")
+    await mcp.connector.forget(StoreId("acme"), "fake")
     (server.folder / "mode").write_text("waits")
     late = await mcp.run("fake.note", call="one", timeout_seconds=0.3)
     assert outcome(late) == "FAILED TOOL_TIMEOUT"

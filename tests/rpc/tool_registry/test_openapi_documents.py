@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
@@ -76,7 +77,7 @@ async def test_of_a_large_document_what_was_chosen_is_kept(world: World, databas
     with pytest.raises(InvalidField, match="the limit is 200: choose some"):
         await world.connector.prepared(
             Source(
-                store_id="acme",
+                store_id=StoreId("acme"),
                 name="shop",
                 kind=KIND,
                 config=json.dumps({"openApi": {"document": encoded(whole)}}).encode(),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, tool_pb2
 from pawl.tool_registry.domain.http_binding import without_values
@@ -241,7 +242,7 @@ async def test_sources_do_not_cross_stores(mcp: McpRegistry, server: FakeServer)
 
 async def test_a_server_that_does_not_start_is_unreachable_and_says_why(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
-    await mcp.connector.forget("acme", "fake")
+    await mcp.connector.forget(StoreId("acme"), "fake")
     (server.folder / "mode").write_text("broken")
     checked = await mcp.check()
     assert (checked.source.state, checked.found_hash) == (UNREACHABLE, "")

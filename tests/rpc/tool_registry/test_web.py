@@ -12,9 +12,8 @@ import pytest
 from pawl.tool_registry.adapters.http.egress import GuardedEgress
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
-from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.egress import read_rules
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
+from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
 
 PARAGRAPHS = [f"This is paragraph {number} of a page that has quite a few of them." for number in range(1, 40)]
@@ -104,5 +103,5 @@ async def test_what_may_not_be_reached_is_refused_by_the_rules_of_the_calls_stor
 
 async def test_it_runs_without_an_approval_and_changes_nothing(reader: tuple[Registry, WebServer, str]) -> None:
     registry, _, _ = reader
-    (entry,) = await registry.catalog.visible(Caller(store_id="acme", user_id="ann"))
+    (entry,) = await registry.catalog.visible(ANN)
     assert (entry.definition.category, entry.definition.effect) == ("SAFE", "READ_ONLY")

@@ -14,10 +14,11 @@ import psutil
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import CallId, CallKey, RunId, StoreId
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.verdict import CallKey, call_digest
+from pawl.tool_registry.domain.verdict import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
 from tests.rpc.tool_registry.registry import Registry, reason
 
@@ -78,8 +79,8 @@ async def dead_process(database_url: str, registry: Registry, tool_name: str, ca
         await journal.renew()
         begun = await journal.begin(
             JournalCall(
-                key=CallKey("acme", call),
-                run_id="run",
+                key=CallKey(StoreId("acme"), CallId(call)),
+                run_id=RunId("run"),
                 tool_name=tool_name,
                 tool_version=1,
                 effect=effect,
@@ -96,7 +97,12 @@ async def dead_process(database_url: str, registry: Registry, tool_name: str, ca
 async def fingerprint(registry: Registry, tool_name: str, call: str) -> str:
     arguments = (await registry.check(tool_name, call=call)).arguments_json
     return call_digest(
-        store_id="acme", run_id="run", call_id=call, tool_name=tool_name, tool_version=1, arguments=arguments
+        store_id=StoreId("acme"),
+        run_id=RunId("run"),
+        call_id=CallId(call),
+        tool_name=tool_name,
+        tool_version=1,
+        arguments=arguments,
     )
 
 

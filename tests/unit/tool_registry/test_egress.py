@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.domain.addresses import Reach, plain_address, reach_of
 from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
 
@@ -356,6 +357,6 @@ def test_a_rule_that_cannot_be_meant_is_refused(hosts: list[str] | None, private
 
 def test_a_store_has_its_own_rules_or_those_of_all() -> None:
     common, own = read_rules(["a.example"], []), read_rules(["b.example"], [])
-    assert rules_of({"*": common, "acme": own}, "acme") is own
-    assert rules_of({"*": common, "acme": own}, "other") is common
-    assert rules_of({}, "acme") == EgressRules()
+    assert rules_of({"*": common, "acme": own}, StoreId("acme")) is own
+    assert rules_of({"*": common, "acme": own}, StoreId("other")) is common
+    assert rules_of({}, StoreId("acme")) == EgressRules()

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import mcp.types
 import pytest
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
 from pawl.tool_registry.app.catalog.ports import TooCostly
 from pawl.tools import QuestionDeclined, ToolError
@@ -51,7 +52,7 @@ class Bounded:
         return result
 
 
-READER = Reader(Bounded(), "acme")
+READER = Reader(Bounded(), StoreId("acme"))
 misfit = READER.misfit
 
 
@@ -214,7 +215,7 @@ async def test_what_cannot_be_asked_is_said(asked: mcp.types.ElicitRequestFormPa
 async def test_what_takes_too_long_to_be_checked_does_not_fit() -> None:
     costly = Bounded()
     costly.is_costly = True
-    reader = Reader(costly, "acme")
+    reader = Reader(costly, StoreId("acme"))
     person = Person("x" * 50_000, "ab")
     asked = form({"name": {"type": "string", "pattern": "^[a-z]+$"}})
     result = await put(asked, person.ask, tool="shop.order", clean=str, reader=reader)

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.files.folders import RECORD_SECONDS, FileFolders
 from pawl.tool_registry.builtin.files import TAKEN_BACK_BYTES_MAX, file_tools
 from pawl.tool_registry.domain.files import FileLimits
@@ -338,10 +339,10 @@ def test_waiting_for_others_ends_when_the_call_is_cancelled(desk: Desk) -> None:
         raise ToolError("no")
 
     with ThreadPoolExecutor(1) as pool:
-        holding = pool.submit(desk.files.change, "acme", "busy", busy, lambda _: False)
+        holding = pool.submit(desk.files.change, StoreId("acme"), "busy", busy, lambda _: False)
         assert inside.wait(30)
         with pytest.raises(ToolCancelled):
-            desk.files.change("acme", "late", busy, lambda _: True)
+            desk.files.change(StoreId("acme"), "late", busy, lambda _: True)
         release.set()
         assert isinstance(holding.exception(), ToolError)
 

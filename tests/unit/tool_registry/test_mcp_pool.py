@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.adapters.mcp.pool import SESSIONS_MAX, SESSIONS_OF_USER_MAX, crowd
+
+A = StoreId("a")
 
 
 @dataclass(eq=False)
@@ -15,7 +18,7 @@ class Connection:
     is_open: bool = True
 
 
-def fill(sessions: list[tuple[str, Any]], store_id: str) -> int:
+def fill(sessions: list[tuple[StoreId, Any]], store_id: StoreId) -> int:
     """Open as many connections of a store as may be; returns how many."""
     opened = 0
     while crowd(sessions, store_id, None) is None:
@@ -25,9 +28,9 @@ def fill(sessions: list[tuple[str, Any]], store_id: str) -> int:
 
 
 def test_each_store_has_half_of_what_the_others_leave() -> None:
-    sessions: list[tuple[str, Any]] = []
-    assert [fill(sessions, store) for store in "abcdefgh"] == [100, 50, 25, 12, 6, 3, 2, 1]
-    full = crowd(sessions, "a", None)
+    sessions: list[tuple[StoreId, Any]] = []
+    assert [fill(sessions, StoreId(store)) for store in "abcdefgh"] == [100, 50, 25, 12, 6, 3, 2, 1]
+    full = crowd(sessions, A, None)
     assert full is not None
     ending, limit = full
     assert set(ending) == {one for store, one in sessions if store == "a"}, "room for a store is made by the store"
@@ -35,25 +38,25 @@ def test_each_store_has_half_of_what_the_others_leave() -> None:
 
 
 def test_no_more_are_open_than_a_replica_can_have() -> None:
-    sessions: list[tuple[str, Any]] = []
-    taken = [fill(sessions, f"store-{number}") for number in range(SESSIONS_MAX + 10)]
+    sessions: list[tuple[StoreId, Any]] = []
+    taken = [fill(sessions, StoreId(f"store-{number}")) for number in range(SESSIONS_MAX + 10)]
     assert sum(taken) == SESSIONS_MAX
-    full = crowd(sessions, "new", None)
+    full = crowd(sessions, StoreId("new"), None)
     assert full is not None
     assert len(full[0]) == SESSIONS_MAX, "any that is idle makes room"
 
 
 def test_what_has_ended_takes_no_room() -> None:
-    sessions: list[tuple[str, Any]] = [("a", Connection(is_open=False))] * SESSIONS_MAX
-    assert crowd(sessions, "a", None) is None
+    sessions: list[tuple[StoreId, Any]] = [(A, Connection(is_open=False))] * SESSIONS_MAX
+    assert crowd(sessions, A, None) is None
 
 
 def test_a_user_has_fewer_connections_than_the_store() -> None:
     mine: Sequence[Any] = [Connection(owner="ann") for _ in range(SESSIONS_OF_USER_MAX)]
-    sessions = [("a", one) for one in mine]
-    assert crowd(sessions, "a", "ann") == (
+    sessions = [(A, one) for one in mine]
+    assert crowd(sessions, A, UserId("ann")) == (
         mine,
         f"{SESSIONS_OF_USER_MAX} connections of this user are in use here, which is the limit",
     )
-    assert crowd(sessions, "a", "bob") is None
-    assert crowd(sessions, "b", "ann") is None
+    assert crowd(sessions, A, UserId("bob")) is None
+    assert crowd(sessions, StoreId("b"), UserId("ann")) is None

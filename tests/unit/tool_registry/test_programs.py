@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.mcp.permission import read_programs_file
 from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, objection
+
+ACME = StoreId("acme")
 
 TIME = ProgramRule(command=("/opt/time", "--utc"), variables=("TZ",), paths=("/srv/data",))
 ANY = ProgramRule(command=("/opt/any", "*"))
@@ -28,7 +31,7 @@ def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...
     ],
 )
 def test_what_is_listed_is_allowed(fine: WantedProgram) -> None:
-    assert objection({"acme": [TIME, ANY]}, "acme", fine) == ""
+    assert objection({"acme": [TIME, ANY]}, ACME, fine) == ""
 
 
 @pytest.mark.parametrize(
@@ -44,14 +47,14 @@ def test_what_is_listed_is_allowed(fine: WantedProgram) -> None:
     ],
 )
 def test_what_is_not_listed_is_refused(refused: WantedProgram, says: str) -> None:
-    assert says in objection({"acme": [TIME, ANY]}, "acme", refused)
+    assert says in objection({"acme": [TIME, ANY]}, ACME, refused)
 
 
 def test_stores_without_rules_have_those_of_all_and_nothing_else() -> None:
     rules = {"acme": [TIME], "*": [ANY]}
-    assert objection(rules, "other", wanted("/opt/any")) == ""
-    assert objection(rules, "acme", wanted("/opt/any"))
-    assert objection({}, "acme", wanted("/opt/any"))
+    assert objection(rules, StoreId("other"), wanted("/opt/any")) == ""
+    assert objection(rules, ACME, wanted("/opt/any"))
+    assert objection({}, ACME, wanted("/opt/any"))
 
 
 def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:

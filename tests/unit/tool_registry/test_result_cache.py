@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.domain.definition import EffectClass
@@ -19,7 +20,13 @@ def look() -> None:
 
 
 def job(arguments: str = "a", **changes: Any) -> Job:
-    context = CallContext(store_id="acme", user_id="ann", conversation_id="c", run_id="r", call_id="call")
+    context = CallContext(
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        call_id=CallId("call"),
+    )
     fields: dict[str, Any] = {
         "context": context,
         "tool": look,

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.definition import Category
 from pawl.tool_registry.domain.patterns import (
@@ -40,9 +41,13 @@ from pawl.tool_registry.domain.rules import (
     ruling,
 )
 
+ANN = UserId("ann")
+
+STORE = StoreId("s")
+
 NOW = 1000.0
 ASKING = Rule(
-    store_id="s", rule_id="rule", effect=RuleEffect.ASK, scope=RuleScope.USER, scope_id="", user_id="ann", tool_name="*"
+    store_id=STORE, rule_id="rule", effect=RuleEffect.ASK, scope=RuleScope.USER, scope_id="", user_id=ANN, tool_name="*"
 )
 
 
@@ -125,12 +130,12 @@ def test_an_allow_never_covers_what_its_author_could_not_mean(rule: Rule, asked:
 def test_the_narrowest_rule_is_the_one_that_is_counted() -> None:
     def allow(rule_id: str, scope: RuleScope, scope_id: str = "") -> Rule:
         return Rule(
-            store_id="s",
+            store_id=STORE,
             rule_id=rule_id,
             effect=RuleEffect.ALLOW,
             scope=scope,
             scope_id=scope_id,
-            user_id="ann",
+            user_id=ANN,
             tool_name="files.write",
             tool_version=1,
         )
@@ -244,12 +249,12 @@ def test_a_rule_for_a_tool_holds_for_whoever_acts_as_that_tool() -> None:
 
     def ruled(effect: RuleEffect, tool_name: str, glob: str, arguments: Mapping[str, Any]) -> bool:
         rule = Rule(
-            store_id="s",
+            store_id=STORE,
             rule_id="rule",
             effect=effect,
             scope=RuleScope.STORE,
             scope_id="",
-            user_id="ann",
+            user_id=ANN,
             tool_name=tool_name,
             arguments=(ArgumentPattern(argument="path", glob=glob),),
             tool_version=1,
@@ -342,12 +347,12 @@ def test_stars_in_a_row_are_one() -> None:
 def test_a_rule_does_not_mean_a_tool_that_took_the_name_and_the_version_of_another() -> None:
     """A deployment brings a tool of the name that a tool of the store had: both count their versions from 1."""
     rule = Rule(
-        store_id="acme",
+        store_id=StoreId("acme"),
         rule_id="rule",
         effect=RuleEffect.ALLOW,
         scope=RuleScope.USER,
         scope_id="",
-        user_id="ann",
+        user_id=ANN,
         tool_name="files.write",
         tool_version=1,
         create_time=NOW,
@@ -362,7 +367,11 @@ def test_what_rules_deny_a_run_they_deny_those_below_it_and_what_they_allow_they
 ) -> None:
     """TOOL-7."""
     here = ruling([made], asked, NOW)
-    below = ruling([made], replace(asked, run_id="r2", conversation_id="c2", above_ids=frozenset({"r", "c"})), NOW)
+    below = ruling(
+        [made],
+        replace(asked, run_id=RunId("r2"), conversation_id=ConversationId("c2"), above_ids=frozenset({"r", "c"})),
+        NOW,
+    )
     if made.effect is not RuleEffect.ALLOW and here is not None:
         assert below is made
     if made.effect is RuleEffect.ALLOW and made.scope in {RuleScope.RUN, RuleScope.CONVERSATION}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import grpc
 
+from pawl.chassis.ids import CallKey, ConversationId, RunKey, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import CallNotFound, RunNotFound
 from pawl.event.v1 import call_pb2
@@ -16,27 +17,27 @@ class LedgerReads:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
 
-    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
-        request = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
+    async def has_run(self, run: RunKey, user_id: UserId) -> bool:
+        request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
         try:
             await translated(self._ledger.GetRun(request))
         except RunNotFound:
             return False
         return True
 
-    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
-        call = await self._call(store_id, user_id, call_id)
+    async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
+        call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
 
-    async def _call(self, store_id: str, user_id: str, call_id: str) -> call_pb2.Call | None:
-        request = ledger_pb2.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
+    async def _call(self, key: CallKey, user_id: UserId) -> call_pb2.Call | None:
+        request = ledger_pb2.GetCallRequest(store_id=key.store_id, user_id=user_id, call_id=key.call_id)
         try:
             return (await translated(self._ledger.GetCall(request))).call
         except CallNotFound:
             return None
 
-    async def read(self, *, store_id: str, user_id: str, conversation_id: str, call_id: str) -> bytes | None:
-        call = await self._call(store_id, user_id, call_id)
+    async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
+        call = await self._call(key, user_id)
         if call is None:
             return None
         if call.conversation_id != conversation_id or not call.HasField("result"):

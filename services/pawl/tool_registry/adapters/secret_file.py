@@ -8,6 +8,7 @@ from typing import Final, Self
 
 import msgspec
 
+from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 
 COMMON: Final = "*"
@@ -35,9 +36,9 @@ class FileSecrets:
         except msgspec.DecodeError:
             raise StartError(f'PAWL_TOOL_SECRETS_FILE: {path} must be JSON like {{"*": {{"name": "value"}}}}') from None
 
-    def find(self, store_id: str, name: str) -> str | None:
+    def find(self, store_id: StoreId, name: str) -> str | None:
         own = self.own(store_id, name)
         return own if own is not None else self._secrets.get(COMMON, {}).get(name)
 
-    def own(self, store_id: str, name: str) -> str | None:
+    def own(self, store_id: StoreId, name: str) -> str | None:
         return self._secrets.get(store_id, {}).get(name)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.app.documents.documents import DocumentRepository
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.definition import Category, EffectClass
@@ -36,7 +37,7 @@ def _list_documents(repository: DocumentRepository) -> Tool[..., Any]:
         start: Annotated[str, msgspec.Meta(max_length=NAME_CHARACTERS_MAX), "list from this name on"] = "",
     ) -> dict[str, Any]:
         """List the documents that the user can see, by name."""
-        found = await repository.after(context.store_id, context.user_id, start, None, LISTED_MAX + 2)
+        found = await repository.after(StoreId(context.store_id), UserId(context.user_id), start, None, LISTED_MAX + 2)
         # A name can be there twice; both come in one piece.
         end = LISTED_MAX + (len(found) > LISTED_MAX and found[LISTED_MAX].name == found[LISTED_MAX - 1].name)
         listed = {"documents": [_shown(document) for document in found[:end]]}
@@ -56,13 +57,13 @@ def _read_document(repository: DocumentRepository) -> Tool[..., Any]:
         shared: Annotated[bool | None, "true for the store's, false for the user's own; needed if both exist"] = None,
     ) -> dict[str, Any]:
         """Read a document, or a piece of it."""
-        found = await repository.find(context.store_id, context.user_id, name)
+        found = await repository.find(StoreId(context.store_id), UserId(context.user_id), name)
         found = [document for document in found if shared is None or document.is_shared is shared]
         if len(found) > 1:
             raise ToolError(f"the store and the user both have a document {name!r}: set shared to true or false")
-        text = await repository.text(context.store_id, found[0].owner_id, name) if found else None
+        text = await repository.text(StoreId(context.store_id), found[0].owner_id, name) if found else None
         if text is None:
-            known = await repository.after(context.store_id, context.user_id, "", None, _NEAR_AMONG)
+            known = await repository.after(StoreId(context.store_id), UserId(context.user_id), "", None, _NEAR_AMONG)
             near = did_you_mean(name, [document.name for document in known])
             raise ToolError(f"there is no document {name!r}{near}")
         return {"name": name, "shared": found[0].is_shared} | slice_of(text.encode(), offset, length)
@@ -83,11 +84,13 @@ def _search_documents(repository: DocumentRepository) -> Tool[..., Any]:
 
         Each match has an offset for read_document.
         """
-        hits = await repository.search(context.store_id, context.user_id, query, most)
+        hits = await repository.search(StoreId(context.store_id), UserId(context.user_id), query, most)
         words = query.split()
         if hits or len(words) == 1 or _OPERATORS & set(query):
             return {"matches": [_match(hit) for hit in hits]}
-        some: Sequence[Hit] = await repository.search(context.store_id, context.user_id, " or ".join(words), most)
+        some: Sequence[Hit] = await repository.search(
+            StoreId(context.store_id), UserId(context.user_id), " or ".join(words), most
+        )
         note = {"note": "no document has all of the words; these have some of them"} if some else {}
         return {"matches": [_match(hit) for hit in some]} | note
 

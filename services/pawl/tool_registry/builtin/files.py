@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final, Protocol
 
 import msgspec
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.files import (
@@ -54,21 +55,21 @@ Digest = Annotated[
 class FileStore(Protocol):
     """The files of stores. Methods block."""
 
-    def read(self, store_id: str, path: str) -> bytes:
+    def read(self, store_id: StoreId, path: str) -> bytes:
         """Return the content of a file.
 
         Raises:
             ToolError: there is none, or it cannot be read.
         """
 
-    def entries(self, store_id: str, path: str) -> list[Entry]:
+    def entries(self, store_id: StoreId, path: str) -> list[Entry]:
         """Return what is in a folder, by name; the store's own folder if `path` is empty.
 
         Raises:
             ToolError: there is none.
         """
 
-    def change(self, store_id: str, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
+    def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
         """Make the change that `plan` decides on, while nobody else changes files of the store; return its outcome.
 
         Atomic, durable, and once for each key: later calls get the outcome of the
@@ -95,7 +96,7 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
         after: Annotated[str, "list what comes after this name"] = "",
     ) -> dict[str, Any]:
         """List the files and folders of a folder, by name."""
-        found = [entry for entry in store.entries(context.store_id, path) if entry.name > after]
+        found = [entry for entry in store.entries(StoreId(context.store_id), path) if entry.name > after]
         listed = {"path": path, "entries": [_shown(entry) for entry in found[:LISTED_MAX]]}
         return listed | ({"next_after": found[LISTED_MAX - 1].name} if len(found) > LISTED_MAX else {})
 
@@ -107,7 +108,7 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
         length: Annotated[int, msgspec.Meta(ge=1, le=BYTES_MAX), "bytes to read"] = BYTES_DEFAULT,
     ) -> dict[str, Any]:
         """Read a text file, or a piece of it."""
-        content = store.read(context.store_id, path)
+        content = store.read(StoreId(context.store_id), path)
         _text(content, path)
         return {"path": path, "sha256": _digest(content)} | slice_of(content, offset, length)
 
@@ -179,7 +180,7 @@ class _Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _change(store: FileStore, context: ToolContext, plan: Plan) -> Any:
-    stored = store.change(context.store_id, context.idempotency_key, plan, context.wait_cancelled)
+    stored = store.change(StoreId(context.store_id), context.idempotency_key, plan, context.wait_cancelled)
     outcome = msgspec.json.decode(stored, type=_Outcome)
     return outcome.value if outcome.inverse is None else Reversible(value=outcome.value, inverse=outcome.inverse)
 

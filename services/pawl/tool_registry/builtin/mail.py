@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final, Protocol
 import msgspec
 
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
@@ -24,10 +25,8 @@ AddressText = Annotated[str, msgspec.Meta(min_length=3, max_length=254, extra_js
 class Mailer(Protocol):
     """A way to send mail."""
 
-    async def send(
-        self, message: EmailMessage, recipients: list[str], *, store_id: str, call_id: str
-    ) -> dict[str, Any]:
-        """Send a message; returns what to tell the model.
+    async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
+        """Send the message of a call; returns what to tell the model.
 
         Raises:
             ToolError: it was not sent, for a reason that the model may know.
@@ -59,7 +58,7 @@ def mail_tools(mailer: Mailer, clock: Clock, *, sender: str) -> list[Tool[..., A
         # The same call always has the same id, so that a receiver sees a repetition.
         message["Message-ID"] = f"<{context.idempotency_key}.{context.store_id}@{sender.rpartition('@')[2]}>"
         recipients = list(dict.fromkeys([*to, *cc]))
-        sent = await mailer.send(message, recipients, store_id=context.store_id, call_id=context.call_id)
+        sent = await mailer.send(message, recipients, CallKey(StoreId(context.store_id), CallId(context.call_id)))
         return {"to": to, "cc": cc, "subject": subject, "message_id": str(message["Message-ID"])} | sent
 
     return [send_email]

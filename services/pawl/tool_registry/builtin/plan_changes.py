@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from pawl.tool_registry.builtin.plan_repository import Owner, PlanRepository, find_project, find_task
+from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.tool_registry.builtin.plan_repository import PlanRepository, find_project, find_task
 from pawl.tool_registry.domain.definition import Category, EffectClass
-from pawl.tool_registry.domain.planning import PlanChange, Project, ProjectStatus, Task, TitleTaken
+from pawl.tool_registry.domain.planning import Owner, PlanChange, Project, ProjectStatus, Task, TitleTaken
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Inverse, Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
@@ -45,7 +46,7 @@ def _update_project(repository: PlanRepository) -> Tool[..., Any]:
         async def make(owner: Owner, key: str) -> PlanChange:
             found = await find_project(repository, owner, project)
             try:
-                return await repository.change_project(*owner, found.project_id, fields, idempotency_key=key)
+                return await repository.change_project(owner, found.project_id, fields, idempotency_key=key)
             except TitleTaken:
                 raise ToolError(f"there is a project {title!r} already; nothing was changed") from None
 
@@ -75,8 +76,8 @@ def _update_task(repository: PlanRepository) -> Tool[..., Any]:
             fields["due"] = None if due == "none" else _date(due)
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_task(repository, owner, task, run_id=context.run_id)
-            return await repository.change_tasks(*owner, [found.task_id], fields, idempotency_key=key)
+            found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
+            return await repository.change_tasks(owner, [found.task_id], fields, idempotency_key=key)
 
         change = await _once(repository, context, make)
         if not change.tasks_after:
@@ -90,8 +91,8 @@ def _update_task(repository: PlanRepository) -> Tool[..., Any]:
 def _ticking(repository: PlanRepository) -> list[Tool[..., Any]]:
     async def tick(context: ToolContext, tasks: list[str], *, is_done: bool) -> Any:
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await _all_tasks(repository, owner, tasks, run_id=context.run_id, is_done=not is_done)
-            return await repository.change_tasks(*owner, list(found), {"is_done": is_done}, idempotency_key=key)
+            found = await _all_tasks(repository, owner, tasks, run_id=RunId(context.run_id), is_done=not is_done)
+            return await repository.change_tasks(owner, list(found), {"is_done": is_done}, idempotency_key=key)
 
         change = await _once(repository, context, make)
         ticked = [task for task in change.tasks_before if task.is_done is not is_done]
@@ -131,8 +132,8 @@ def _delete_task(repository: PlanRepository) -> Tool[..., Any]:
         """Delete a task or subtask for good. To mark it as done, use complete_tasks."""
 
         async def make(owner: Owner, key: str) -> PlanChange:
-            found = await find_task(repository, owner, task, run_id=context.run_id)
-            return await repository.remove_task(*owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
+            found = await find_task(repository, owner, task, run_id=RunId(context.run_id))
+            return await repository.remove_task(owner, found.task_id, with_subtasks=with_subtasks, idempotency_key=key)
 
         change = await _once(repository, context, make)
         if not change.tasks_before:
@@ -165,13 +166,13 @@ async def _once(
     repository: PlanRepository, context: ToolContext, make: Callable[[Owner, str], Awaitable[PlanChange]]
 ) -> PlanChange:
     """Return what an earlier execution of the call has changed, or make the change."""
-    owner, key = (context.store_id, context.user_id), context.idempotency_key
-    earlier = await repository.earlier_change(*owner, idempotency_key=key)
+    owner, key = (StoreId(context.store_id), UserId(context.user_id)), context.idempotency_key
+    earlier = await repository.earlier_change(owner, idempotency_key=key)
     return await make(owner, key) if earlier is None else earlier
 
 
 async def _all_tasks(
-    repository: PlanRepository, owner: Owner, references: Sequence[str], *, run_id: str, is_done: bool
+    repository: PlanRepository, owner: Owner, references: Sequence[str], *, run_id: RunId, is_done: bool
 ) -> dict[str, Task]:
     """Return the tasks meant, by id.
 

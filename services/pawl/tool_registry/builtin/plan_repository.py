@@ -5,47 +5,45 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+from pawl.chassis.ids import RunId
 from pawl.tool_registry.domain.names import did_you_mean, near_matches
-from pawl.tool_registry.domain.planning import PlanChange, Project, Task
+from pawl.tool_registry.domain.planning import Owner, PlanChange, Project, Task
 from pawl.tool_registry.sdk.context import ToolError
 
 PROJECTS_MAX: Final = 1000
 _CANDIDATES_MAX: Final = 10
 
-Owner = tuple[str, str]
-"""Store and user."""
-
 
 class PlanRepository(Protocol):
     """The plans, by store and user. Changes are atomic, and once for each idempotency key."""
 
-    async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
+    async def add_project(self, owner: Owner, project: Project) -> Project:
         """Add a project, or return the one that has its title (in any case)."""
 
-    async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
+    async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
         """Add a task, or return the one that was added with that key.
 
         Raises:
             ParentGone: its parent is not there any more.
         """
 
-    async def projects(self, store_id: str, user_id: str, most: int) -> Sequence[Project]:
+    async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
         """Return the user's projects, oldest first."""
 
-    async def tasks(self, store_id: str, user_id: str, most: int) -> Sequence[Task]:
+    async def tasks(self, owner: Owner, most: int) -> Sequence[Task]:
         """Return the user's tasks and subtasks, oldest first."""
 
-    async def find_tasks(self, store_id: str, user_id: str, reference: str) -> Sequence[Task]:
+    async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
         """Return the task of that id, then those of that title (in any case), newest first."""
 
-    async def task_titles(self, store_id: str, user_id: str) -> Sequence[str]:
+    async def task_titles(self, owner: Owner) -> Sequence[str]:
         """Return titles of the user's tasks, newest first."""
 
-    async def earlier_change(self, store_id: str, user_id: str, *, idempotency_key: str) -> PlanChange | None:
+    async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
         """Return what was changed with that key, within the last 30 days."""
 
     async def change_project(
-        self, store_id: str, user_id: str, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
+        self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
         """Set fields of a project; an empty change if there is none of that id.
 
@@ -54,13 +52,11 @@ class PlanRepository(Protocol):
         """
 
     async def change_tasks(
-        self, store_id: str, user_id: str, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
+        self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
         """Set fields of tasks; those that are not there any more are not in the change."""
 
-    async def remove_task(
-        self, store_id: str, user_id: str, task_id: str, *, with_subtasks: bool, idempotency_key: str
-    ) -> PlanChange:
+    async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
         """Remove a task and all below it; an empty change if there are subtasks and they may not go."""
 
 
@@ -72,7 +68,7 @@ async def find_project(repository: PlanRepository, owner: Owner, reference: str)
     """
     wanted = reference.strip()
     folded = wanted.casefold()
-    projects = await repository.projects(*owner, PROJECTS_MAX)
+    projects = await repository.projects(owner, PROJECTS_MAX)
     for project in projects:
         if wanted == project.project_id or folded == project.title.casefold():
             return project
@@ -92,7 +88,7 @@ async def find_task(
     owner: Owner,
     reference: str,
     *,
-    run_id: str,
+    run_id: RunId,
     is_done: bool | None = None,
     project_id: str | None = None,
 ) -> Task:
@@ -105,10 +101,10 @@ async def find_task(
     Raises:
         ToolError: there is none, or the title fits several: it lists them.
     """
-    found = await repository.find_tasks(*owner, reference.strip())
+    found = await repository.find_tasks(owner, reference.strip())
     found = [task for task in found if project_id in {None, task.project_id}]
     if not found:
-        near = did_you_mean(reference, await repository.task_titles(*owner))
+        near = did_you_mean(reference, await repository.task_titles(owner))
         place = "" if project_id is None else " in that project"
         raise ToolError(f"there is no task with the id or title {reference!r}{place}{near}")
     if found[0].task_id == reference.strip():
@@ -117,7 +113,7 @@ async def find_task(
     wanted = [task for task in wanted if task.run_id == run_id] or wanted
     if len(wanted) == 1:
         return wanted[0]
-    homes = {project.project_id: project.title for project in await repository.projects(*owner, PROJECTS_MAX)}
+    homes = {project.project_id: project.title for project in await repository.projects(owner, PROJECTS_MAX)}
     shown = [
         f"{task.task_id} (in {homes.get(task.project_id, 'a project')!r}"
         + (f", due {task.due}" if task.due else "")

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import date
 from typing import Annotated, Any, Final
 
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
 from pawl.tool_registry.builtin.plan_changes import (
     Notes,
     Title,
@@ -15,10 +15,10 @@ from pawl.tool_registry.builtin.plan_changes import (
     project_shown,
     task_shown,
 )
-from pawl.tool_registry.builtin.plan_repository import PROJECTS_MAX, Owner, PlanRepository, find_project, find_task
+from pawl.tool_registry.builtin.plan_repository import PROJECTS_MAX, PlanRepository, find_project, find_task
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.names import near_matches
-from pawl.tool_registry.domain.planning import ParentGone, Project, Task
+from pawl.tool_registry.domain.planning import Owner, ParentGone, Project, Task
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool, tool
@@ -47,7 +47,7 @@ def _create_task(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
         due: Annotated[date | None, "a date, YYYY-MM-DD"] = None,
     ) -> Any:
         """Create a task, in a project or in the Inbox."""
-        owner = (context.store_id, context.user_id)
+        owner = (StoreId(context.store_id), UserId(context.user_id))
         home, remark = await _home(repository, ids, owner, project or DEFAULT_PROJECT)
         task = Task(
             task_id=ids.new("task"),
@@ -56,9 +56,9 @@ def _create_task(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
             title=title.strip() or title,
             notes=notes,
             due=due.isoformat() if due else None,
-            run_id=context.run_id,
+            run_id=RunId(context.run_id),
         )
-        task = await repository.add_task(*owner, task, idempotency_key=context.idempotency_key)
+        task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
         named = {"project_id": home.project_id, "title": home.title}
         value = {"task_id": task.task_id, "title": task.title, "project": named, "due": task.due} | remark
         return Reversible(value=value, inverse=created_back(task))
@@ -78,9 +78,9 @@ def _add_subtask(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
         project: Annotated[Title | None, "id or title of the project of the parent, if its title is not enough"] = None,
     ) -> Any:
         """Add a subtask to a task."""
-        owner = (context.store_id, context.user_id)
+        owner = (StoreId(context.store_id), UserId(context.user_id))
         home = None if project is None else (await find_project(repository, owner, project)).project_id
-        above = await find_task(repository, owner, parent, run_id=context.run_id, project_id=home)
+        above = await find_task(repository, owner, parent, run_id=RunId(context.run_id), project_id=home)
         task = Task(
             task_id=ids.new("task"),
             project_id=above.project_id,
@@ -88,10 +88,10 @@ def _add_subtask(repository: PlanRepository, ids: IdSource) -> Tool[..., Any]:
             title=title.strip() or title,
             notes=notes,
             due=due.isoformat() if due else None,
-            run_id=context.run_id,
+            run_id=RunId(context.run_id),
         )
         try:
-            task = await repository.add_task(*owner, task, idempotency_key=context.idempotency_key)
+            task = await repository.add_task(owner, task, idempotency_key=context.idempotency_key)
         except ParentGone:
             raise ToolError(f"there is no task {parent!r} any more") from None
         result: dict[str, Any] = {
@@ -109,9 +109,9 @@ def _list_projects(repository: PlanRepository) -> Tool[..., Any]:
     @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
     async def list_projects(context: ToolContext) -> dict[str, Any]:
         """List the projects with their tasks and subtasks."""
-        owner = (context.store_id, context.user_id)
-        projects = await repository.projects(*owner, PROJECTS_MAX)
-        tasks = await repository.tasks(*owner, LISTED_MAX)
+        owner = (StoreId(context.store_id), UserId(context.user_id))
+        projects = await repository.projects(owner, PROJECTS_MAX)
+        tasks = await repository.tasks(owner, LISTED_MAX)
         listed = {"projects": [project_shown(item) | {"tasks": _tree(tasks, item.project_id)} for item in projects]}
         if len(tasks) == LISTED_MAX:
             return listed | {"note": f"only the first {LISTED_MAX} tasks are listed"}
@@ -124,12 +124,12 @@ async def _home(
     repository: PlanRepository, ids: IdSource, owner: Owner, reference: str
 ) -> tuple[Project, dict[str, Any]]:
     """Return the project of that id or title, made if need be, and what to say of that."""
-    projects = await repository.projects(*owner, PROJECTS_MAX)
+    projects = await repository.projects(owner, PROJECTS_MAX)
     wanted = reference.strip()
     for project in projects:
         if wanted == project.project_id or wanted.casefold() == project.title.casefold():
             return project, {}
-    made = await repository.add_project(*owner, Project(project_id=ids.new("proj"), title=wanted or DEFAULT_PROJECT))
+    made = await repository.add_project(owner, Project(project_id=ids.new("proj"), title=wanted or DEFAULT_PROJECT))
     near = near_matches(wanted, [project.title for project in projects])
     return made, {"project_created": True} | ({"similar_projects": near} if near else {})
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Protocol
 
 import msgspec
 
+from pawl.chassis.ids import CallId, CallKey, ConversationId, StoreId, UserId
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
@@ -15,7 +16,7 @@ from pawl.tool_registry.sdk.tool import Tool, tool
 class StoredResults(Protocol):
     """The results of earlier calls."""
 
-    async def read(self, *, store_id: str, user_id: str, conversation_id: str, call_id: str) -> bytes | None:
+    async def read(self, key: CallKey, user_id: UserId, conversation_id: ConversationId) -> bytes | None:
         """Return the result of a call of that conversation, as JSON; None if there is none."""
 
 
@@ -31,10 +32,9 @@ def result_tools(results: StoredResults) -> list[Tool[..., Any]]:
     ) -> dict[str, Any]:
         """Read the rest of a tool result that was cut."""
         content = await results.read(
-            store_id=context.store_id,
-            user_id=context.user_id,
-            conversation_id=context.conversation_id,
-            call_id=call_id,
+            CallKey(StoreId(context.store_id), CallId(call_id)),
+            UserId(context.user_id),
+            ConversationId(context.conversation_id),
         )
         if content is None:
             raise ToolError(f"this conversation has no call {call_id!r} with a result")

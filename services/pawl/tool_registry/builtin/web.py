@@ -6,6 +6,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.builtin.web_text import NotText, read_page
 from pawl.tool_registry.domain.definition import Category, EffectClass
@@ -45,10 +46,10 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
         links: Annotated[bool, "whether to list the links of the page"] = False,
     ) -> dict[str, Any]:
         """Fetch a web page and return its readable text."""
-        response = await _fetch(egress, context.store_id, url)
+        response = await _fetch(egress, StoreId(context.store_id), url)
         try:
             page = await helper.run(
-                context.store_id,
+                StoreId(context.store_id),
                 read_page,
                 response.body,
                 response.content_type,
@@ -77,7 +78,7 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
     return [web_scrape]
 
 
-async def _fetch(egress: Egress, store_id: str, url: str) -> OutboundResponse:
+async def _fetch(egress: Egress, store_id: StoreId, url: str) -> OutboundResponse:
     request = OutboundRequest(
         url=url.strip(), headers={"Accept": _ACCEPT}, timeout_seconds=FETCH_SECONDS, bytes_max=PAGE_BYTES_MAX
     )

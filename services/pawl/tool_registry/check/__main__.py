@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from pawl.chassis import logs
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.python.modules import ToolModule, load_modules
 from pawl.tool_registry.adapters.secret_file import FileSecrets
@@ -59,7 +60,7 @@ def main(arguments: Sequence[str]) -> int:
     except StartError as error:
         _complain(str(error))
         return _EXIT_IMPOSSIBLE
-    caller = Caller(store_id=options.store, user_id=options.user, secrets=secrets)
+    caller = Caller(store_id=StoreId(options.store), user_id=UserId(options.user), secrets=secrets)
     _say("")
     succeeded = asyncio.run(call(tools[options.call], options.args.encode(), caller, _say))
     return 0 if succeeded and not errors else _EXIT_UNSUCCESSFUL

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.runner import PythonRunner
 from pawl.tool_registry.app.execution import outcome
@@ -34,8 +35,8 @@ _UNWIND_SECONDS: Final = 1.0
 class Caller:
     """On whose behalf the call is made, and what the deployment would give it."""
 
-    store_id: str
-    user_id: str
+    store_id: StoreId
+    user_id: UserId
     secrets: Secrets
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from pawl.chassis.ids import CallId, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.tool_registry.domain.execution import Outcome
 
@@ -47,26 +48,26 @@ class AuditDraft:
     `by_credential_id` and `by_delegate_user_id` say the same of `by_user_id`. Empty if not known.
     """
 
-    store_id: str
+    store_id: StoreId
     kind: str
     """An AuditKind, unless somebody has changed it in the database."""
     time_us: int
-    user_id: str
-    run_id: str
-    call_id: str
+    user_id: UserId
+    run_id: RunId
+    call_id: CallId
     tool_name: str
     tool_version: int
     verdict: str
     reason: str = ""
-    by_user_id: str = ""
+    by_user_id: UserId = UserId("")
     arguments_sha256: str = ""
     result_sha256: str = ""
     result_bytes: int = 0
     duration_us: int = 0
-    credential_id: str = ""
-    delegate_user_id: str = ""
-    by_credential_id: str = ""
-    by_delegate_user_id: str = ""
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+    by_credential_id: CredentialId = CredentialId("")
+    by_delegate_user_id: UserId = UserId("")
 
     @property
     def is_reported(self) -> bool:
@@ -81,10 +82,10 @@ class RecordedDecision:
     tool_name: str
     tool_version: int
     kind: str
-    by_user_id: str
+    by_user_id: UserId
     arguments_sha256: str
-    by_credential_id: str = ""
-    by_delegate_user_id: str = ""
+    by_credential_id: CredentialId = CredentialId("")
+    by_delegate_user_id: UserId = UserId("")
 
 
 ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {
@@ -102,14 +103,14 @@ class RecordedResult:
 
     tool_name: str
     tool_version: int
-    by_user_id: str
+    by_user_id: UserId
     state: str
     arguments_sha256: str
     result_sha256: str
     result_bytes: int
     duration_seconds: float
-    by_credential_id: str = ""
-    by_delegate_user_id: str = ""
+    by_credential_id: CredentialId = CredentialId("")
+    by_delegate_user_id: UserId = UserId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
-from pawl.chassis.ids import is_id
+from pawl.chassis.ids import StoreId, UserId, is_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.resources import check_template
@@ -97,22 +97,6 @@ class OfferFallback(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """On whose behalf a tool is looked up or called: a user of a store, with the roles of the credential.
-
-    `delegate_user_id` is the user of the delegate that acts for the user, if one does; one of which `decides`
-    is False makes no call freer than it is.
-    """
-
-    store_id: str
-    user_id: str
-    roles: frozenset[str] = frozenset()
-    credential_id: str = ""
-    delegate_user_id: str = ""
-    decides: bool = True
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
     """The definition of a tool. Zero means: none of its own (timeout), the most allowed (result)."""
 
@@ -140,10 +124,10 @@ class ToolDefinition:
     bulk_count: str = ""
     """The path to what a call is about in its arguments, like `$.body.items`; empty for the longest array."""
 
-    def may_be_called_by(self, caller: Caller) -> bool:
-        """Return whether the caller is one of its users, with one of its roles. To others it does not exist."""
-        is_one_of_them = not self.allowed_user_ids or caller.user_id in self.allowed_user_ids
-        return is_one_of_them and (not self.allowed_roles or not caller.roles.isdisjoint(self.allowed_roles))
+    def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
+        """Return whether a user is one of its users, with one of its roles. To others it does not exist."""
+        is_one_of_them = not self.allowed_user_ids or user_id in self.allowed_user_ids
+        return is_one_of_them and (not self.allowed_roles or not roles.isdisjoint(self.allowed_roles))
 
     @property
     def runs_beside_others(self) -> bool:
@@ -155,7 +139,7 @@ class ToolDefinition:
 class ToolVersion:
     """A definition with its place in the register. Never changes."""
 
-    store_id: str
+    store_id: StoreId
     """Empty for a loaded tool: it is the same in every store."""
     definition: ToolDefinition
     version: int
@@ -164,7 +148,7 @@ class ToolVersion:
     create_time: float
     binding: bytes = b""
     """The instructions for its source to run it; of no meaning to anybody else."""
-    user_id: str = ""
+    user_id: UserId = UserId("")
     """The user who registered it; empty for a tool that the deployment or a source of the store has."""
 
     @property

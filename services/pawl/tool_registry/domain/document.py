@@ -6,6 +6,7 @@ import unicodedata
 from dataclasses import dataclass
 from typing import Final
 
+from pawl.chassis.ids import UserId
 from pawl.errors import InvalidField, TooLarge
 
 NAME_CHARACTERS_MAX: Final = 200
@@ -26,7 +27,7 @@ LANGUAGES: Final = frozenset(
 )
 """The languages that every PostgreSQL from version 14 on knows."""
 
-STORE_OWNER: Final = ""
+STORE_OWNER: Final = UserId("")
 """The owner of documents that are the whole store's."""
 
 
@@ -34,7 +35,7 @@ STORE_OWNER: Final = ""
 class Document:
     """A document without its text. Times are seconds since 1970."""
 
-    owner_id: str
+    owner_id: UserId
     """A user, or STORE_OWNER."""
     name: str
     language: str

@@ -17,6 +17,7 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.domain.addresses import Address, Network, Reach, can_be_opened, reach_of
 
 URL_CHARACTERS_MAX: Final = 8192
@@ -305,6 +306,6 @@ def _read_opening(text: str) -> Opening:
     return Opening(network=ip_network(address), port=port)
 
 
-def rules_of(rules: Mapping[str, EgressRules], store_id: str) -> EgressRules:
+def rules_of(rules: Mapping[str, EgressRules], store_id: StoreId) -> EgressRules:
     """Return the rules of a store: its own, or those of `*`, or none."""
     return rules.get(store_id) or rules.get("*") or EgressRules()

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from pawl.chassis.ids import StoreId
+
 REDIRECTS_MAX: Final = 5
 
 
@@ -50,7 +52,7 @@ class OutboundResponse:
 class Egress(Protocol):
     """The way out into the world: what fetches anything on behalf of a store does it here."""
 
-    def check(self, store_id: str, url: str, *, with_secrets: bool = False) -> None:
+    def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         """Return if the rules allow a URL, as far as can be said without asking for its addresses.
 
         Secrets may go there over https, or where the deployment has opened the host.
@@ -59,7 +61,7 @@ class Egress(Protocol):
             EgressRefused: they do not.
         """
 
-    async def send(self, store_id: str, request: OutboundRequest) -> OutboundResponse:
+    async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
         """Send a request, follow its redirects, and return the response, whatever its status.
 
         Each hop is judged by its host and by all addresses that this has, and the

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from pawl.chassis.ids import RunId, StoreId, UserId
+
+Owner: TypeAlias = tuple[StoreId, UserId]
 ProjectStatus: TypeAlias = Literal["active", "on_hold", "completed", "archived"]
 
 
@@ -30,7 +33,7 @@ class Task:
     due: str | None
     """A date, YYYY-MM-DD."""
     is_done: bool = False
-    run_id: str = ""
+    run_id: RunId = RunId("")
     """The run that made it; empty where that was not written down."""
 
 

@@ -9,6 +9,8 @@ from typing import Final
 
 import msgspec
 
+from pawl.chassis.ids import StoreId
+
 ANY_ARGUMENTS: Final = "*"
 EVERY_STORE: Final = "*"
 
@@ -45,7 +47,7 @@ def check_rule(rule: ProgramRule) -> None:
         raise ValueError("paths are absolute, without ..")
 
 
-def objection(rules: Mapping[str, Sequence[ProgramRule]], store_id: str, wanted: WantedProgram) -> str:
+def objection(rules: Mapping[str, Sequence[ProgramRule]], store_id: StoreId, wanted: WantedProgram) -> str:
     """Return why a store may not have that program started, or an empty text.
 
     The rules of `*` are for stores without any of their own.

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pawl.chassis.auth import DECIDES_NOTHING
+from pawl.chassis.auth import DECIDES_NOTHING, Principal
+from pawl.chassis.ids import UserId
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied
-from pawl.tool_registry.domain.definition import Caller, ToolDefinition, ToolVersion, encode_definition, is_laxer
+from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion, encode_definition, is_laxer
 
 FRONT_END: Final = "store"
 """The source of front-end tools."""
@@ -20,12 +21,12 @@ FRONT_END: Final = "store"
 class Registrant:
     """A user who registers tools, and whether as an admin, and as one who decides what people are asked about."""
 
-    user_id: str = ""
+    user_id: UserId = UserId("")
     is_admin: bool = True
     decides: bool = True
 
     @classmethod
-    def of(cls, caller: Caller) -> Registrant:
+    def of(cls, caller: Principal) -> Registrant:
         """Return the caller as a registrant."""
         return cls(user_id=caller.user_id, is_admin=Role.ADMIN in caller.roles, decides=caller.decides)
 
@@ -50,7 +51,7 @@ SHARES: Final[Mapping[str, Share]] = MappingProxyType(
 """The shares by kind of source. The tools of other kinds are bounded with their sources."""
 
 
-def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: str, most: int) -> list[ToolVersion]:
+def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
     """Return at most so many of the tools that a user may call, in TOOLS_BYTES_MAX; 0 means all.
 
     What is registered later, or by another user, pushes nothing out.
@@ -75,7 +76,7 @@ def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: str, m
     return taken
 
 
-def _closeness(entry: ToolVersion, user_id: str) -> int:
+def _closeness(entry: ToolVersion, user_id: UserId) -> int:
     if not entry.store_id:
         return 0
     if entry.source != FRONT_END:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.ids import is_id
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
 from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.errors import InvalidField
@@ -59,13 +59,13 @@ def may_approve(roles: Collection[str]) -> bool:
 class Rule:
     """A rule. Times are seconds since 1970; 0 for never."""
 
-    store_id: str
+    store_id: StoreId
     rule_id: str
     effect: RuleEffect
     scope: RuleScope
     scope_id: str
     """Run or conversation; empty for USER and STORE."""
-    user_id: str
+    user_id: UserId
     """The user who made it. All but those of STORE count for this user's runs only."""
     tool_name: str
     """A name, `*`, or `<source>.*`."""
@@ -79,8 +79,8 @@ class Rule:
     create_time: float = 0.0
     expire_time: float = 0.0
     revoke_time: float = 0.0
-    revoke_user_id: str = ""
-    call_id: str = ""
+    revoke_user_id: UserId = UserId("")
+    call_id: CallId = CallId("")
     """The call whose approval made it; empty for none."""
 
     @property
@@ -98,9 +98,9 @@ class Rule:
 class RuledCall:
     """The parts of a call that rules look at."""
 
-    user_id: str
-    conversation_id: str
-    run_id: str
+    user_id: UserId
+    conversation_id: ConversationId
+    run_id: RunId
     tool_name: str
     tool_versions: frozenset[int]
     """The pinned version and the one in force; 0 if the tool is not there any more."""
@@ -251,7 +251,7 @@ class RuleCounts:
     of_user: int
 
     @classmethod
-    def of(cls, rules: Collection[Rule], user_id: str) -> RuleCounts:
+    def of(cls, rules: Collection[Rule], user_id: UserId) -> RuleCounts:
         """Return the counts of the rules in force of a store."""
         users = [rule.user_id for rule in rules if rule.scope is not RuleScope.STORE]
         return cls(of_store=len(rules) - len(users), of_users=len(users), of_user=users.count(user_id))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
+from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion, encode_definition
@@ -35,7 +36,7 @@ class Source:
     never their values.
     """
 
-    store_id: str
+    store_id: StoreId
     name: str
     kind: str
     config: bytes

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Final
 
+from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical
 from pawl.tool_registry.domain.check import Accepted
-from pawl.tool_registry.domain.definition import Caller, ToolDefinition
+from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.question import KINDS, Question
 
 _DIGEST_SCHEME: Final = "pawl.approval.1"
@@ -26,43 +27,31 @@ class Disposition(StrEnum):
     REFUSE = "REFUSE"
 
 
-class CallKey(NamedTuple):
-    """A call of a store."""
-
-    store_id: str
-    call_id: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
     """The context of a call: its run, and on whose behalf."""
 
-    store_id: str
-    user_id: str
-    conversation_id: str
-    run_id: str
-    call_id: str
+    store_id: StoreId
+    user_id: UserId
+    conversation_id: ConversationId
+    run_id: RunId
+    call_id: CallId
     user_roles: frozenset[str] = frozenset()
     approvals_required: int = 0
     """People who must approve each gated call of the run; 0 means one."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations."""
-    credential_id: str = ""
+    credential_id: CredentialId = CredentialId("")
     """The credential that started the run."""
-    delegate_user_id: str = ""
+    delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it for the user; empty for none."""
-
-    @property
-    def caller(self) -> Caller:
-        """On whose behalf."""
-        return Caller(store_id=self.store_id, user_id=self.user_id, roles=self.user_roles)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The registry's verdict on a call. Without `accepted` it is refused."""
 
-    call_id: str
+    call_id: CallId
     disposition: Disposition
     definition: ToolDefinition | None = None
     tool_version: int = 0
@@ -79,7 +68,7 @@ class Verdict:
 
 
 def call_digest(
-    *, store_id: str, run_id: str, call_id: str, tool_name: str, tool_version: int, arguments: bytes
+    *, store_id: StoreId, run_id: RunId, call_id: CallId, tool_name: str, tool_version: int, arguments: bytes
 ) -> str:
     """Return the SHA-256, in hex, that binds an approval to exactly one call; `arguments` are canonical JSON.
 

@@ -9,6 +9,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, WorkerId
 from pawl.tool_registry.domain.definition import EffectClass, ToolDefinition
 from pawl.tool_registry.domain.inverse import InverseCall
 
@@ -20,9 +21,9 @@ SOURCE_KIND: Final = "worker"
 class WorkerKey(NamedTuple):
     """The key of a worker."""
 
-    store_id: str
+    store_id: StoreId
     group_name: str
-    worker_id: str
+    worker_id: WorkerId
 
 
 class Purpose(StrEnum):
@@ -73,17 +74,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 class CallDetails(msgspec.Struct, frozen=True, kw_only=True):
     """On whose behalf a call is made, and its canonical arguments."""
 
-    user_id: str
-    conversation_id: str
-    run_id: str
+    user_id: UserId
+    conversation_id: ConversationId
+    run_id: RunId
     arguments: bytes
 
 
 class Origin(msgspec.Struct, frozen=True, kw_only=True):
     """The call as the audit has it."""
 
-    user_id: str
-    run_id: str
+    user_id: UserId
+    run_id: RunId
     tool_version: int
     arguments_sha256: str
 
@@ -92,8 +93,8 @@ class Origin(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerCall:
     """A call that some worker of a group is to run."""
 
-    store_id: str
-    call_id: str
+    store_id: StoreId
+    call_id: CallId
     group_name: str
     tool_name: str
     definition_hash: str
@@ -113,8 +114,8 @@ class Invocation:
     """A call as it is handed to a worker. `deadline_time` is in seconds since 1970."""
 
     purpose: Purpose
-    store_id: str
-    call_id: str
+    store_id: StoreId
+    call_id: CallId
     lease_epoch: int
     tool_name: str
     details: CallDetails
@@ -127,10 +128,10 @@ class Hello:
     """The context of a worker. `held` are the calls that it has in hand, with their epochs."""
 
     group_name: str
-    worker_id: str
+    worker_id: WorkerId
     definitions: tuple[ToolDefinition, ...]
     calls_max: int
-    held: Mapping[str, int]
+    held: Mapping[CallId, int]
 
 
 class AfterLoss(StrEnum):

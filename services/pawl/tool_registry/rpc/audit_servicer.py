@@ -6,6 +6,8 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any, Final
 
+from pawl.chassis.auth import require_user
+from pawl.chassis.ids import StoreId
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions, timestamp
 from pawl.errors import InvalidField, InvalidPageToken
@@ -14,7 +16,7 @@ from pawl.tool.v1 import audit_pb2_grpc
 from pawl.tool_registry.app.policy.ports import AuditFilter, AuditLog
 from pawl.tool_registry.app.policy.verifying import Verified, verify
 from pawl.tool_registry.domain.audit import AuditEntry, AuditKind, Head, ToolFigures
-from pawl.tool_registry.rpc.convert import WIRE, calling_user
+from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 _SEQ_MAX: Final = 2**63 - 1
@@ -43,7 +45,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
         self._log = log
 
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
-        store_id = calling_user().store_id
+        store_id = require_user().store_id
         size = page_size(request.page_size, default=100, most=1000)
         wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id")
         if request.kind:
@@ -55,7 +57,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     async def VerifyAudit(
         self, request: pb.VerifyAuditRequest, context: Context
     ) -> AsyncIterator[pb.VerifyAuditResponse]:
-        store_id = calling_user().store_id
+        store_id = require_user().store_id
         if bool(request.known_seq) != bool(request.known_hash) or request.known_seq > _SEQ_MAX:
             raise InvalidField("known_seq and known_hash go together", field="known_seq")
         known = Head(seq=request.known_seq, hash=request.known_hash.lower()) if request.known_seq else None
@@ -65,11 +67,11 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     async def GetToolAnalytics(
         self, request: pb.GetToolAnalyticsRequest, context: Context
     ) -> pb.GetToolAnalyticsResponse:
-        wanted = _filter(calling_user().store_id, request, "tool_name")
+        wanted = _filter(require_user().store_id, request, "tool_name")
         return pb.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, await self._log.figures(wanted)))
 
 
-def _filter(store_id: str, request: Any, *fields: str) -> AuditFilter:
+def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:
     """Return the entries that a request asks for by these fields, and by its times."""
     texts = {field: getattr(request, field) for field in fields}
     for field, text in texts.items():

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
-from pawl.chassis.auth import require_user
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import check_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.chassis.translate import Exceptions, Translator, Unknown
@@ -16,7 +16,6 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
 from pawl.tool_registry.domain.definition import (
     VERSION_MAX,
-    Caller,
     Category,
     EffectClass,
     ExecutionContext,
@@ -124,30 +123,13 @@ def tool_message(entry: ToolVersion) -> tool_pb2.Tool:
     return message
 
 
-def calling_user() -> Caller:
-    """Return the user whose credential came with the request.
-
-    Raises:
-        PermissionDenied: a service called.
-    """
-    user = require_user()
-    return Caller(
-        store_id=user.store_id,
-        user_id=user.user_id,
-        roles=user.roles,
-        credential_id=user.credential_id,
-        delegate_user_id=user.delegate_user_id,
-        decides=user.decides,
-    )
-
-
-def caller_from(context: execution_pb2.CallContext) -> Caller:
+def caller_from(context: execution_pb2.CallContext) -> Principal:
     """Return on whose behalf a service asks.
 
     Raises:
         InvalidId: an id is missing or malformed.
     """
-    return Caller(
+    return Principal(
         store_id=check_id(context.store_id, "store_id"),
         user_id=check_id(context.user_id, "user_id"),
         roles=frozenset(context.user_roles),

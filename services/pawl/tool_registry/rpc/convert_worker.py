@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import CallId, check_id
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import HelloRequired, InvalidField, PawlError
 from pawl.event.v1 import call_pb2
@@ -50,7 +50,7 @@ async def hello_of(requests: AsyncIterator[worker_pb2.AttachWorkerRequest]) -> H
         worker_id=check_id(hello.worker_id, "hello.worker_id"),
         definitions=tuple(map(convert.DEFINITION.read, hello.tools)),
         calls_max=hello.calls_max or 1,
-        held={check_id(call.call_id, "hello.held_calls.call_id"): _epoch(call) for call in hello.held_calls},
+        held={CallId(check_id(call.call_id, "hello.held_calls.call_id")): _epoch(call) for call in hello.held_calls},
     )
 
 
@@ -76,13 +76,13 @@ def _worker_frame(request: worker_pb2.AttachWorkerRequest) -> frames.WorkerFrame
         case "progress":
             report = request.progress
             return frames.ProgressReport(
-                call_id=check_id(report.call_id, "progress.call_id"),
+                call_id=CallId(check_id(report.call_id, "progress.call_id")),
                 lease_epoch=_epoch(report),
                 progress=progress(report.fraction if report.HasField("fraction") else None, report.message),
             )
         case "result":
             return frames.Result(
-                call_id=check_id(request.result.call_id, "result.call_id"),
+                call_id=CallId(check_id(request.result.call_id, "result.call_id")),
                 lease_epoch=_epoch(request.result),
                 answer=_answer(request.result),
             )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
+from pawl.chassis.auth import require_user
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.tool.v1 import document_pb2 as pb
 from pawl.tool.v1 import document_pb2_grpc
 from pawl.tool_registry.app.documents.documents import Documents
-from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, Document
-from pawl.tool_registry.rpc.convert import WIRE, calling_user
+from pawl.tool_registry.domain.document import PLAIN_LANGUAGE, STORE_OWNER, Document
+from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 _DOCUMENT: Final = WIRE.struct(
@@ -32,7 +33,7 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
 
     async def PutDocument(self, request: pb.PutDocumentRequest, context: Context) -> pb.PutDocumentResponse:
         document, created = await self._documents.put(
-            calling_user(),
+            require_user(),
             shared=_is_shared(request.owner),
             name=request.name,
             text=request.text,
@@ -41,20 +42,20 @@ class DocumentServicer(document_pb2_grpc.DocumentServiceServicer):
         return pb.PutDocumentResponse(document=_DOCUMENT.fields(document), created=created)
 
     async def DeleteDocument(self, request: pb.DeleteDocumentRequest, context: Context) -> pb.DeleteDocumentResponse:
-        await self._documents.delete(calling_user(), shared=_is_shared(request.owner), name=request.name)
+        await self._documents.delete(require_user(), shared=_is_shared(request.owner), name=request.name)
         return pb.DeleteDocumentResponse()
 
     async def ListDocuments(self, request: pb.ListDocumentsRequest, context: Context) -> pb.ListDocumentsResponse:
         size = page_size(request.page_size)
-        caller = calling_user()
+        caller = require_user()
         shared, name = _place(request.page_token)
-        after_owner = None if shared is None else "" if shared else caller.user_id
+        after_owner = None if shared is None else STORE_OWNER if shared else caller.user_id
         found = await self._documents.page(caller, after_name=name, after_owner=after_owner, most=size + 1)
         page, token = cut(found, size, _token)
         return pb.ListDocumentsResponse(documents=map(_DOCUMENT.fields, page), next_page_token=token)
 
     async def GetDocument(self, request: pb.GetDocumentRequest, context: Context) -> pb.GetDocumentResponse:
-        document, text = await self._documents.get(calling_user(), shared=_is_shared(request.owner), name=request.name)
+        document, text = await self._documents.get(require_user(), shared=_is_shared(request.owner), name=request.name)
         return pb.GetDocumentResponse(document=_DOCUMENT.fields(document), text=text)
 
 

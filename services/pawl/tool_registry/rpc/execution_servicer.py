@@ -8,7 +8,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import CallKey, StoreId, check_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2 as pb
@@ -21,7 +21,7 @@ from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import chosen
-from pawl.tool_registry.domain.verdict import CallContext, CallKey
+from pawl.tool_registry.domain.verdict import CallContext
 from pawl.tool_registry.rpc import convert
 
 CALLS_MAX: Final = 1000
@@ -41,7 +41,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     admission: Admission
     executor: Executor
     audit: AuditTrail
-    misfit: Callable[[str, bytes, str], Awaitable[str]]
+    misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
 
     async def ResolveTools(self, request: pb.ResolveToolsRequest, context: Context) -> pb.ResolveToolsResponse:
         caller = convert.caller_from(request.context)
@@ -69,7 +69,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         return pb.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
 
     async def CheckAnswer(self, request: pb.CheckAnswerRequest, context: Context) -> pb.CheckAnswerResponse:
-        if problem := await self.misfit(request.store_id, request.answer_schema_json, request.answer):
+        if problem := await self.misfit(StoreId(request.store_id), request.answer_schema_json, request.answer):
             raise InvalidArguments(f"the answer does not fit: {problem}")
         return pb.CheckAnswerResponse()
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from pawl.chassis.ids import check_id, is_id
+from pawl.chassis.auth import require_user
+from pawl.chassis.ids import CallId, StoreId, UserId, check_id, is_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.strict_json import loads
 from pawl.chassis.translate import Exceptions, seconds, timestamp
@@ -15,7 +16,7 @@ from pawl.tool.v1 import rule_pb2_grpc
 from pawl.tool_registry.app.policy.rules import ListedRule, Rules
 from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
-from pawl.tool_registry.rpc.convert import WIRE, calling_user
+from pawl.tool_registry.rpc.convert import WIRE
 from pawl.tool_registry.rpc.pages import cut, page_size
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
@@ -41,12 +42,12 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
         self._rules = rules
 
     async def CreateRule(self, request: pb.CreateRuleRequest, context: Context) -> pb.CreateRuleResponse:
-        request_id = check_id(request.request_id, "request_id") if request.request_id else ""
-        made = await self._rules.create(calling_user(), _rule_from(request.rule), request_id)
+        request_id = check_id(request.request_id, "request_id", optional=True)
+        made = await self._rules.create(require_user(), _rule_from(request.rule), request_id)
         return pb.CreateRuleResponse(rule=_message(made))
 
     async def RevokeRule(self, request: pb.RevokeRuleRequest, context: Context) -> pb.RevokeRuleResponse:
-        person = calling_user()
+        person = require_user()
         if not is_id(request.rule_id):
             raise RuleNotFound
         return pb.RevokeRuleResponse(rule=_message(await self._rules.revoke(person, request.rule_id)))
@@ -56,7 +57,7 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
         if request.page_token and not is_id(request.page_token):
             raise InvalidPageToken
         found = await self._rules.list(
-            calling_user(),
+            require_user(),
             include_ended=request.include_ended,
             all_users=request.all_users,
             before=request.page_token,
@@ -78,12 +79,12 @@ def _rule_from(message: pb.Rule) -> Rule:
         if not math.isfinite(expire_time) or not 0 < expire_time < _TIME_MAX:
             raise InvalidField("expire_time: must be a time in the future", field="rule.expire_time")
     return Rule(
-        store_id="",
+        store_id=StoreId(""),
         rule_id="",
         effect=_EFFECTS.read(message.effect),
         scope=_SCOPES.read(message.scope),
         scope_id=message.scope_id,
-        user_id="",
+        user_id=UserId(""),
         tool_name=message.tool_name,
         arguments=tuple(map(_pattern_from, message.arguments)),
         items_max=message.items_max,
@@ -91,7 +92,7 @@ def _rule_from(message: pb.Rule) -> Rule:
         uses_max=message.uses_max,
         reason=message.reason,
         expire_time=expire_time,
-        call_id=message.call_id,
+        call_id=CallId(message.call_id),
     )
 
 

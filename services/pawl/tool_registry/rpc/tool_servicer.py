@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from pawl.chassis.auth import require_user
 from pawl.chassis.rpc_kinds import Context
 from pawl.tool.v1 import tool_pb2 as pb
 from pawl.tool.v1 import tool_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.rpc import convert
-from pawl.tool_registry.rpc.convert import calling_user
 from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 
@@ -19,20 +19,20 @@ class ToolServicer(tool_pb2_grpc.ToolServiceServicer):
 
     async def RegisterTool(self, request: pb.RegisterToolRequest, context: Context) -> pb.RegisterToolResponse:
         definition = convert.DEFINITION.read(request.definition)
-        entry = await self._catalog.register(calling_user(), definition, replace=request.replace)
+        entry = await self._catalog.register(require_user(), definition, replace=request.replace)
         return pb.RegisterToolResponse(tool=convert.tool_message(entry))
 
     async def UnregisterTool(self, request: pb.UnregisterToolRequest, context: Context) -> pb.UnregisterToolResponse:
-        await self._catalog.unregister(calling_user(), request.name)
+        await self._catalog.unregister(require_user(), request.name)
         return pb.UnregisterToolResponse()
 
     async def GetTool(self, request: pb.GetToolRequest, context: Context) -> pb.GetToolResponse:
-        entry = await self._catalog.get(calling_user(), request.name, request.version)
+        entry = await self._catalog.get(require_user(), request.name, request.version)
         return pb.GetToolResponse(tool=convert.tool_message(entry))
 
     async def ListTools(self, request: pb.ListToolsRequest, context: Context) -> pb.ListToolsResponse:
         size = page_size(request.page_size)
         after = place_of("tools", request.page_token)
-        entries = [entry for entry in await self._catalog.visible(calling_user()) if entry.definition.name > after]
+        entries = [entry for entry in await self._catalog.visible(require_user()) if entry.definition.name > after]
         page, token = cut(entries, size, lambda entry: page_token("tools", entry.definition.name))
         return pb.ListToolsResponse(tools=map(convert.tool_message, page), next_page_token=token)

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Final
 
+from pawl.chassis.auth import require_user
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import DeadlineExceeded
 from pawl.tool.v1 import worker_pb2, worker_pb2_grpc
@@ -14,7 +15,6 @@ from pawl.tool_registry.app.workers.link import RegistryFrame
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub
 from pawl.tool_registry.rpc import convert_worker
-from pawl.tool_registry.rpc.convert import calling_user
 
 _HELLO_SECONDS_MAX: Final = 15.0
 
@@ -29,7 +29,7 @@ class WorkerServicer(worker_pb2_grpc.WorkerServiceServicer):
     async def AttachWorker(  # type: ignore[override]  # a coroutine that writes for itself, as gRPC allows
         self, requests: AsyncIterator[worker_pb2.AttachWorkerRequest], context: Context
     ) -> None:
-        caller = calling_user()
+        caller = require_user()
         try:
             async with asyncio.timeout(_HELLO_SECONDS_MAX):
                 hello = await convert_worker.hello_of(aiter(requests))

@@ -18,7 +18,7 @@ from typing import Final, assert_never
 
 import msgspec
 
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import StoreId, check_id
 from pawl.tool_registry.adapters.files import handles
 from pawl.tool_registry.domain.files import (
     DEPTH_MAX,
@@ -63,14 +63,14 @@ class FileFolders:
         self._limits = limits
         self._now = now
 
-    def read(self, store_id: str, path: str) -> bytes:
+    def read(self, store_id: StoreId, path: str) -> bytes:
         with self._root(store_id) as root:
             content = _View(root, self._limits).read(path)
             if content is None:
                 raise ToolError(f"there is no file {path!r}{_near(root, path)}")
             return content
 
-    def entries(self, store_id: str, path: str) -> list[Entry]:
+    def entries(self, store_id: StoreId, path: str) -> list[Entry]:
         names = _parts(path) if path else []
         with (
             self._root(store_id) as root,
@@ -80,7 +80,7 @@ class FileFolders:
             found = ((name, handles.look(folder, name)) for name in handles.names_in(folder))
             return [handles.entry_of(name, stat) for name, stat in found if stat is not None]
 
-    def change(self, store_id: str, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
+    def change(self, store_id: StoreId, key: str, plan: Plan, wait_cancelled: Callable[[float], bool]) -> bytes:
         check_id(key, "key")
         with self._root(store_id) as root, self._state(store_id, wait_cancelled) as (state, done):
             _recover(root, state, done)
@@ -96,7 +96,7 @@ class FileFolders:
             return planned.outcome
 
     @contextmanager
-    def _root(self, store_id: str) -> Iterator[int]:
+    def _root(self, store_id: StoreId) -> Iterator[int]:
         check_id(store_id, "store_id")
         with (
             handles.explained("the store's folder"),
@@ -106,7 +106,7 @@ class FileFolders:
             yield root
 
     @contextmanager
-    def _state(self, store_id: str, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
+    def _state(self, store_id: StoreId, wait_cancelled: Callable[[float], bool]) -> Iterator[tuple[int, int]]:
         """Keep every other change of the store out meanwhile; the end of the process ends it too."""
         with (
             handles.opened_root(self._folder) as all_stores,

@@ -14,6 +14,7 @@ import httpx2
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.http.content_coding import CodingError, Unpacker
 from pawl.tool_registry.adapters.http.guarded_transport import GuardedTransport, Resolve, resolve_by_system
@@ -46,7 +47,7 @@ class GuardedEgress:
         self._resolve = resolve
         self._tls = tls or httpx2.create_ssl_context()
 
-    def transport(self, store_id: str, *, with_secrets: bool = False) -> GuardedTransport:
+    def transport(self, store_id: StoreId, *, with_secrets: bool = False) -> GuardedTransport:
         """Return a transport for clients that make their own requests on behalf of a store.
 
         One `with_secrets` goes over https, or to what the deployment has opened by its name.
@@ -54,13 +55,13 @@ class GuardedEgress:
         rules = rules_of(self._rules, store_id)
         return GuardedTransport(rules, resolve=self._resolve, tls=self._tls, with_secrets=with_secrets)
 
-    def check(self, store_id: str, url: str, *, with_secrets: bool = False) -> None:
+    def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         rules, target = rules_of(self._rules, store_id), read_target(url)
         rules.check_target(target)
         if with_secrets:
             rules.check_secrets(target)
 
-    async def send(self, store_id: str, request: OutboundRequest) -> OutboundResponse:
+    async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
         sent = _Sent()
         try:
             async with asyncio.timeout(request.timeout_seconds):

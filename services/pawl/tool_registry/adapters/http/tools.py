@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
@@ -135,7 +136,7 @@ class HttpTools:
             problem = str(error)
         raise InvalidField(f"open_api.document: {problem}", field="open_api.document")
 
-    async def _fetch(self, store_id: str, url: str) -> tuple[bytes, str]:
+    async def _fetch(self, store_id: StoreId, url: str) -> tuple[bytes, str]:
         """Return a document and where it came from. It is asked for without the headers of the source."""
         request = OutboundRequest(url=url, timeout_seconds=DOCUMENT_SECONDS, bytes_max=DOCUMENT_BYTES_MAX)
         try:
@@ -159,7 +160,7 @@ class HttpTools:
 
         return forwarded(definition, call, preview=lambda arguments: _preview(binding, arguments), is_remote=True)
 
-    async def forget(self, store_id: str, name: str) -> None:
+    async def forget(self, store_id: StoreId, name: str) -> None:
         """Nothing is open."""
 
     async def _call(
@@ -179,7 +180,7 @@ class HttpTools:
             bytes_max=RESULT_BYTES_MAX,
         )
         try:
-            response = await self._egress.send(context.store_id, request)
+            response = await self._egress.send(StoreId(context.store_id), request)
         except EgressRefused as refused:
             raise ToolError(str(refused)) from None
         except RequestFailed as failed:

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import aiosmtplib
 
+from pawl.chassis.ids import CallKey
 from pawl.tool_registry.domain.mail_server import SmtpServer
 from pawl.tool_registry.sdk.context import ToolError
 
@@ -24,9 +25,7 @@ class SmtpMailer:
     def __init__(self, server: SmtpServer) -> None:
         self._server = server
 
-    async def send(
-        self, message: EmailMessage, recipients: list[str], *, store_id: str, call_id: str
-    ) -> dict[str, Any]:
+    async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
         server = self._server
         try:
             refused, _ = await aiosmtplib.send(
@@ -61,18 +60,16 @@ class OutboxFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    async def send(
-        self, message: EmailMessage, recipients: list[str], *, store_id: str, call_id: str
-    ) -> dict[str, Any]:
+    async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
         # Both are ids, so the path stays inside the folder.
-        path = self._folder / store_id / f"{call_id}.eml"
+        path = self._folder / call.store_id / f"{call.call_id}.eml"
         try:
             await asyncio.to_thread(_write, path, message.as_bytes(policy=SMTP_POLICY))
         except OSError as error:
             raise ToolError(f"the message could not be written to the outbox folder: {error.strerror}") from None
         return {
             "sent": False,
-            "outbox": f"{store_id}/{path.name}",
+            "outbox": f"{call.store_id}/{path.name}",
             "note": "No mail server is configured (PAWL_SMTP_URL), so the message was not sent:"
             " it was written to the outbox folder of the deployment.",
         }

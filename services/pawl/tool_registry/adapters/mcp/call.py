@@ -10,6 +10,7 @@ from typing import Any, Final, TypeAlias
 import mcp
 import mcp.types
 
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import storable
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.mcp.elicitation import Asked, Reader, Unaskable, put
@@ -30,7 +31,7 @@ class Call:
     """The part of a call that a session needs, and the result for the model."""
 
     def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], helper: Helper) -> None:
-        self._reader = Reader(helper, context.store_id)
+        self._reader = Reader(helper, StoreId(context.store_id))
         self._entry = entry
         self._context = context
         self._secrets = secrets
@@ -96,7 +97,7 @@ class Call:
 class Flight:
     """A call's place on a connection, and what its server asks meanwhile."""
 
-    def __init__(self, user_id: str, call_id: str) -> None:
+    def __init__(self, user_id: UserId, call_id: str) -> None:
         self.user_id = user_id
         self.call_id = call_id
         self.is_in_doubt = False

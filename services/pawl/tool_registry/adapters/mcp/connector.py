@@ -13,6 +13,7 @@ import msgspec
 
 from pawl.chassis import tasks
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied, SourceUnreachable
 from pawl.tool.v1.source_pb2 import McpHttpConfig, McpStdioConfig
 from pawl.tool_registry.adapters.mcp.config import McpServer, read_config, secrets_of
@@ -39,9 +40,9 @@ _TRIES_MAX: Final = 3
 _DISCOVERY: Final = "discovery"
 _REPEATABLE: Final = frozenset({EffectClass.READ_ONLY, EffectClass.IDEMPOTENT})
 
-FindSource = Callable[[str, str], Awaitable[Source | None]]
+FindSource = Callable[[StoreId, str], Awaitable[Source | None]]
 """Store and name to the source, as it is now."""
-HttpClients = Callable[[str], httpx2.AsyncClient]
+HttpClients = Callable[[StoreId], httpx2.AsyncClient]
 """Store to a fresh client that reaches what the store's tools may reach."""
 
 
@@ -75,7 +76,7 @@ class McpConnector:
         self._programs = programs
         self._helper = helper
         self._idle_seconds = idle_seconds
-        self._pools: dict[tuple[str, str], Pool] = {}
+        self._pools: dict[tuple[StoreId, str], Pool] = {}
         self._closing: set[asyncio.Task[None]] = set()
 
     async def __aenter__(self) -> Self:
@@ -90,11 +91,11 @@ class McpConnector:
         return source
 
     async def discover(self, source: Source) -> Sequence[DiscoveredTool]:
-        async with self._place(source, "", _DISCOVERY, is_forced=True) as (session, _):
+        async with self._place(source, UserId(""), _DISCOVERY, is_forced=True) as (session, _):
             tools = await session.tools(anew=True)
         return discovered(source.name, list(tools.values()))
 
-    async def forget(self, store_id: str, name: str) -> None:
+    async def forget(self, store_id: StoreId, name: str) -> None:
         pool = self._pools.pop((store_id, name), None)
         if pool is not None:
             await asyncio.gather(*(session.close() for session in pool.sessions))
@@ -105,7 +106,7 @@ class McpConnector:
 
         return forwarded(entry.definition, forward, marks_begun=True, is_remote=True)
 
-    async def misfit(self, store_id: str, schema_json: bytes, answer: str) -> str:
+    async def misfit(self, store_id: StoreId, schema_json: bytes, answer: str) -> str:
         """Return what is wrong with an answer to a question of a server, as `elicitation.Reader` does."""
         await _load()
         problem: str = await _late("elicitation").Reader(self._helper, store_id).misfit(schema_json, answer)
@@ -113,7 +114,7 @@ class McpConnector:
 
     async def _run(self, entry: ToolVersion, arguments: dict[str, Any], context: ToolContext) -> Any:
         name = entry.source.partition(":")[2]
-        source = await self._find(context.store_id, name)
+        source = await self._find(StoreId(context.store_id), name)
         if source is None:
             raise ToolError(f"the source {name!r} was removed")
         # From now on they are taken out of whatever comes back.
@@ -150,7 +151,8 @@ class McpConnector:
     ) -> Any:
         """Make a call whose server describes the tool as it was approved, and return the server's result."""
         try:
-            async with self._place(source, context.user_id, f"{context.run_id} {context.call_id}") as (session, flight):
+            place = self._place(source, UserId(context.user_id), f"{context.run_id} {context.call_id}")
+            async with place as (session, flight):
                 found = (await session.tools()).get(binding.tool)
                 _check_approved(source, binding, found)
                 result = await session.call(flight, call, binding.tool, arguments)
@@ -161,7 +163,7 @@ class McpConnector:
 
     @asynccontextmanager
     async def _place(
-        self, source: Source, user_id: str, call_id: str, *, is_forced: bool = False
+        self, source: Source, user_id: UserId, call_id: str, *, is_forced: bool = False
     ) -> AsyncGenerator[tuple[Session, Flight], None]:
         """Hold a place on an open connection of a source; a new one goes on opening when nobody waits for it any more.
 
@@ -187,7 +189,7 @@ class McpConnector:
         source: Source,
         server: McpServer,
         values: Mapping[str, str],
-        user_id: str,
+        user_id: UserId,
         call_id: str,
         *,
         is_forced: bool,
@@ -216,7 +218,7 @@ class McpConnector:
         pool.sessions.append(begun)
         return begun
 
-    def _make_room(self, store_id: str, owner: str | None) -> None:
+    def _make_room(self, store_id: StoreId, owner: UserId | None) -> None:
         crowded = crowd(self._sessions(), store_id, owner)
         if crowded is None:
             return
@@ -226,7 +228,7 @@ class McpConnector:
             raise SourceUnreachable(limit)
         self._close([min(idle, key=lambda session: session.used_at)])
 
-    def _sessions(self) -> Iterator[tuple[str, Session]]:
+    def _sessions(self) -> Iterator[tuple[StoreId, Session]]:
         """Give all connections, each behind its store."""
         return ((store_id, one) for (store_id, _), pool in self._pools.items() for one in pool.sessions)
 

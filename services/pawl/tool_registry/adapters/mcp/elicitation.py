@@ -7,6 +7,7 @@ from typing import Any, Final, TypeAlias
 
 import mcp.types
 
+from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema, PawlError
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
@@ -48,7 +49,7 @@ class Unreadable(Exception):
 class Reader:
     """Reads answers for one store: what is quick at once, and the rest by a helper, where it is bounded."""
 
-    def __init__(self, helper: Helper, store_id: str) -> None:
+    def __init__(self, helper: Helper, store_id: StoreId) -> None:
         self._helper = helper
         self._store_id = store_id
 

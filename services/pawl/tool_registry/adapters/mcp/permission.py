@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.errors import PermissionDenied
 from pawl.tool.v1.source_pb2 import McpStdioConfig
@@ -42,7 +43,7 @@ class Programs:
             processes_max=server.processes_max or PROCESSES_DEFAULT,
         )
 
-    def check(self, store_id: str, server: McpStdioConfig) -> None:
+    def check(self, store_id: StoreId, server: McpStdioConfig) -> None:
         """Refuse what the deployment does not allow with PermissionDenied, which gives the reason."""
         if self.rules is None:
             return

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
+from pawl.chassis.ids import StoreId, UserId
+
 if TYPE_CHECKING:
     from pawl.tool_registry.adapters.mcp.session import Session
 
@@ -41,13 +43,13 @@ class Pool:
         self.made_of, self.problem, self.not_before, self._failures = made_of, "", 0.0, 0
         return stale
 
-    def find(self, user_id: str, call_id: str, now: float) -> Session | None:
+    def find(self, user_id: UserId, call_id: str, now: float) -> Session | None:
         """Return a connection that may carry a call; None if a new one is needed."""
         self._learn(now)
         good = (one for one in self.sessions if one.may_carry(user_id, call_id, alone=self.is_asking))
         return next(good, None)
 
-    def spent(self, user_id: str) -> Sequence[Session]:
+    def spent(self, user_id: UserId) -> Sequence[Session]:
         """Return a user's own connections that no call uses, and only calls that were left could use again."""
         return [one for one in self.sessions if one.owner == user_id and not one.is_busy] if self.is_asking else ()
 
@@ -68,7 +70,7 @@ class Pool:
 
 
 def crowd(
-    sessions: Iterable[tuple[str, Session]], store_id: str, owner: str | None
+    sessions: Iterable[tuple[StoreId, Session]], store_id: StoreId, owner: UserId | None
 ) -> tuple[Sequence[Session], str] | None:
     """Return the connections of which one has to end before a store may have another one, and the limit in words.
 

@@ -20,6 +20,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import UserId
 from pawl.chassis.tasks import within
 from pawl.errors import SourceUnreachable
 from pawl.tool_registry.adapters.mcp.call import Call, Flight, open_pages
@@ -89,7 +90,7 @@ class Session:
         connect: Connect,
         *,
         name: str,
-        owner: str | None,
+        owner: UserId | None,
         secrets: Collection[str],
         clock: Clock,
         idle_seconds: float,
@@ -137,7 +138,7 @@ class Session:
         """The reason why it broke, or did not open; empty if it did not break."""
         return self._wire.problem
 
-    def may_carry(self, user_id: str, call_id: str, *, alone: bool) -> bool:
+    def may_carry(self, user_id: UserId, call_id: str, *, alone: bool) -> bool:
         """Return whether a call may use it, `alone` where the server asks questions that do not say whose they are.
 
         Then it must be the user's own, and the server must not be at any other call:
@@ -149,7 +150,7 @@ class Session:
             return self.owner is None
         return self.owner == user_id and not self._flights and self._left <= {call_id}
 
-    def take_place(self, user_id: str, call_id: str) -> Flight:
+    def take_place(self, user_id: UserId, call_id: str) -> Flight:
         """Return a place for a call, which keeps the connection open until it is given back with `leave`.
 
         `call_id` is the same every time that a call is made.

@@ -11,6 +11,7 @@ from typing import Any, Final
 import asyncpg
 
 from pawl.chassis.database import Connection, Database
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.app.policy.ports import AuditFilter
 from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures, chained
 
@@ -109,9 +110,9 @@ class PostgresAuditLog:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._heads: dict[str, Head] = {}
+        self._heads: dict[StoreId, Head] = {}
 
-    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[str]:
+    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         heads = {draft.store_id: self._heads.get(draft.store_id) for draft in drafts}
         known = {store_id: head for store_id, head in heads.items() if head is not None}
         is_simple = len(known) == len(heads) and not any(draft.is_reported for draft in drafts)
@@ -126,20 +127,22 @@ class PostgresAuditLog:
             return frozenset()
         if len(heads) == 1:
             return frozenset(heads)
-        refused = frozenset[str]()
+        refused = frozenset[StoreId]()
         for store_id in sorted(heads):
             refused |= await self.append([draft for draft in drafts if draft.store_id == store_id])
         return refused
 
-    async def head(self, store_id: str) -> Head:
+    async def head(self, store_id: StoreId) -> Head:
         row = await self._database.fetchrow(_HEAD, store_id)
         return Head() if row is None else Head(seq=row["seq"], hash=row["hash"])
 
-    async def page(self, store_id: str, *, after_seq: int | None, up_to_seq: int, rows_max: int) -> list[AuditEntry]:
+    async def page(
+        self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
+    ) -> list[AuditEntry]:
         rows = await self._database.fetch(_PAGE, store_id, after_seq, up_to_seq, rows_max)
         return list(map(_entry, rows))
 
-    async def beyond_head(self, store_id: str) -> int:
+    async def beyond_head(self, store_id: StoreId) -> int:
         return await self._database.fetchval(_BEYOND, store_id) or 0
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
@@ -150,7 +153,7 @@ class PostgresAuditLog:
         rows = await self._database.fetch(_FIGURES, *_filter(wanted))
         return [ToolFigures(**row) for row in rows]
 
-    async def _append_at(self, heads: dict[str, Head], drafts: Sequence[AuditDraft]) -> bool:
+    async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
         """Write the entries if nobody else has moved the heads; returns whether that was so."""
         entries, moved = _after(heads, drafts)
         moves = [(store, heads[store].seq, heads[store].hash, head.seq, head.hash) for store, head in moved.items()]
@@ -162,7 +165,7 @@ class PostgresAuditLog:
                 return True
         return False
 
-    async def _append_locked(self, store_ids: list[str], drafts: Sequence[AuditDraft]) -> None:
+    async def _append_locked(self, store_ids: list[StoreId], drafts: Sequence[AuditDraft]) -> None:
         self._forget(store_ids)
         async with self._database.transaction() as connection:
             await connection.execute(_CREATE_HEADS, store_ids)
@@ -177,17 +180,17 @@ class PostgresAuditLog:
         if len(self._heads) < _HEADS_MAX:
             self._heads |= heads | moved
 
-    def _forget(self, store_ids: Sequence[str] | dict[str, Head]) -> None:
+    def _forget(self, store_ids: Sequence[StoreId] | dict[StoreId, Head]) -> None:
         for store_id in store_ids:
             self._heads.pop(store_id, None)
 
 
-def _after(heads: dict[str, Head], drafts: Sequence[AuditDraft]) -> tuple[list[AuditEntry], dict[str, Head]]:
+def _after(heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> tuple[list[AuditEntry], dict[StoreId, Head]]:
     """Return the entries that follow the heads, and the heads after them."""
-    by_store: dict[str, list[AuditDraft]] = {}
+    by_store: dict[StoreId, list[AuditDraft]] = {}
     for draft in drafts:
         by_store.setdefault(draft.store_id, []).append(draft)
-    entries, moved = list[AuditEntry](), dict[str, Head]()
+    entries, moved = list[AuditEntry](), dict[StoreId, Head]()
     for store_id, its in by_store.items():
         new = chained(heads[store_id], its)
         entries += new

@@ -9,6 +9,7 @@ from typing import Final
 import asyncpg
 
 from pawl.chassis.database import DatabaseAdapter
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import TooLarge
 from pawl.tool_registry.domain.document import DOCUMENTS_MAX, STORE_BYTES_MAX, STORE_OWNER, Document, Hit, parts_of
 
@@ -84,7 +85,9 @@ _HEADLINE: Final = (
 class PostgresDocumentRepository(DatabaseAdapter):
     """The DocumentRepository port."""
 
-    async def put(self, store_id: str, owner_id: str, name: str, text: str, language: str) -> tuple[Document, bool]:
+    async def put(
+        self, store_id: StoreId, owner_id: UserId, name: str, text: str, language: str
+    ) -> tuple[Document, bool]:
         key = (store_id, owner_id, name)
         content = text.encode()
         digest = hashlib.sha256(content).hexdigest()
@@ -107,13 +110,13 @@ class PostgresDocumentRepository(DatabaseAdapter):
             raise AssertionError("an upsert returns its row")
         return Document(**written), earlier is None
 
-    async def delete(self, store_id: str, owner_id: str, name: str) -> bool:
+    async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:
         return await self._database.fetchval(_DELETE, store_id, owner_id, name) is not None
 
-    async def find(self, store_id: str, user_id: str, name: str) -> Sequence[Document]:
+    async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
         return [Document(**row) for row in await self._database.fetch(_FOUND, store_id, [STORE_OWNER, user_id], name)]
 
-    async def text(self, store_id: str, owner_id: str, name: str) -> str | None:
+    async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
         async with self._database.transaction() as connection:
             if not await connection.fetch(_FOUND, store_id, [owner_id], name):
                 return None
@@ -121,12 +124,12 @@ class PostgresDocumentRepository(DatabaseAdapter):
             return "".join(row["content"] for row in await connection.fetch(_PARTS, store_id, owner_id, name))
 
     async def after(
-        self, store_id: str, user_id: str, name: str, owner_id: str | None, most: int
+        self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
         rows = await self._database.fetch(_AFTER, store_id, [STORE_OWNER, user_id], name, owner_id, most)
         return [Document(**row) for row in rows]
 
-    async def search(self, store_id: str, user_id: str, query: str, most: int) -> Sequence[Hit]:
+    async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
         rows = await self._database.fetch(_SEARCH, store_id, user_id, query, most, _HEADLINE)
         return [_hit(row) for row in rows]
 

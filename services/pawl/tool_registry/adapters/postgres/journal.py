@@ -11,6 +11,7 @@ import asyncpg
 import msgspec
 
 from pawl.chassis.database import Connection, Database, affected
+from pawl.chassis.ids import CallId, CallKey, StoreId
 from pawl.errors import DependencyUnavailable, InvalidArguments
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
@@ -21,7 +22,6 @@ from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tool_registry.domain.question import Answer, Question
-from pawl.tool_registry.domain.verdict import CallKey
 
 _LEASED: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = {} AND i.expires_at > clock_timestamp())"""
@@ -118,7 +118,8 @@ class PostgresExecutionJournal:
     ) -> Begun | HeldElsewhere | ExecutionResult:
         inserted = await self._database.fetchval(
             _INSERT,
-            *call.key,
+            call.key.store_id,
+            call.key.call_id,
             call.run_id,
             call.tool_name,
             call.tool_version,
@@ -134,7 +135,7 @@ class PostgresExecutionJournal:
             return await self._resume(connection, call, unacted)
 
     async def known(self, call: JournalCall) -> ExecutionResult | HeldElsewhere | None:
-        row = await self._database.fetchrow(_READ, *call.key, self._instance_id, *self.watch.unrenewed(), urgent=True)
+        row = await self._database.fetchrow(_READ, *self._reading(call.key), urgent=True)
         if row is None:
             return None
         match self._step(row, call, ()):
@@ -146,29 +147,28 @@ class PostgresExecutionJournal:
                 return None
 
     async def look(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
-        row = await self._database.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed(), urgent=True)
+        row = await self._database.fetchrow(_READ, *self._reading(key), urgent=True)
         return None if row is None else self._standing(row)
 
     async def end(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
         async with self._database.acquire(urgent=True) as connection:
             if await self._write_end(connection, key, result):
                 return result
-            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
+            row = await connection.fetchrow(_READ, *self._reading(key))
         standing = None if row is None else _result(row)
         return standing or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
-        await self._database.execute(
-            _ASK, *key, self._instance_id, msgspec.msgpack.encode(question), position, urgent=True
-        )
+        asked = msgspec.msgpack.encode(question)
+        await self._database.execute(_ASK, key.store_id, key.call_id, self._instance_id, asked, position, urgent=True)
 
     async def answer(self, key: CallKey, answers: Sequence[Answer]) -> None:
-        await self._database.execute(_ANSWER, *key, msgspec.msgpack.encode(answers), urgent=True)
+        await self._database.execute(_ANSWER, key.store_id, key.call_id, msgspec.msgpack.encode(answers), urgent=True)
 
     async def answers(self, keys: Collection[CallKey]) -> Mapping[CallKey, Sequence[Answer]]:
         if not keys:
             return {}
-        rows = await self._database.fetch(_ANSWERS, *map(list, zip(*keys, strict=True)), self._instance_id, urgent=True)
+        rows = await self._database.fetch(_ANSWERS, *_columns(keys), self._instance_id, urgent=True)
         return {
             CallKey(row["store_id"], row["call_id"]): msgspec.msgpack.decode(row["answers"], type=list[Answer])
             for row in rows
@@ -176,8 +176,8 @@ class PostgresExecutionJournal:
 
     async def cancel(self, key: CallKey) -> ExecutionResult | HeldElsewhere | None:
         async with self._database.acquire(urgent=True) as connection:
-            await connection.execute(_CANCEL, *key, _CANCELLED_BEFORE.content)
-            row = await connection.fetchrow(_READ, *key, self._instance_id, *self.watch.unrenewed())
+            await connection.execute(_CANCEL, key.store_id, key.call_id, _CANCELLED_BEFORE.content)
+            row = await connection.fetchrow(_READ, *self._reading(key))
         if row is None or not row["fingerprint"]:
             return None
         return self._standing(row)
@@ -192,7 +192,7 @@ class PostgresExecutionJournal:
                 {row["instance_id"]: row["expires_at"] for row in leases}, asked_at=asked_at, now=time.monotonic()
             )
             if others:
-                rows += await connection.fetch(_CANCELLED, *map(list, zip(*others, strict=True)))
+                rows += await connection.fetch(_CANCELLED, *_columns(others))
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
     async def release(self) -> None:
@@ -208,7 +208,7 @@ class PostgresExecutionJournal:
     async def _resume(
         self, connection: Connection, call: JournalCall, unacted: Collection[str]
     ) -> Begun | HeldElsewhere | ExecutionResult:
-        row = await connection.fetchrow(_LOCK, *call.key, self._instance_id, *self.watch.unrenewed())
+        row = await connection.fetchrow(_LOCK, *self._reading(call.key))
         if row is None or not row["asker_alive"]:
             # Without a lease what runs here could be taken for dead.
             raise DependencyUnavailable("this process has lost its lease; ask again")
@@ -220,13 +220,21 @@ class PostgresExecutionJournal:
             case Step.ELSEWHERE:
                 return _held(row)
             case Step.CONCLUDE_UNKNOWN:
-                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
+                await self._take(connection, call)
                 doubt = outcome.of_doubt(call.tool_name)
                 await self._write_end(connection, call.key, doubt)
                 return doubt
             case Step.RECONCILE | Step.RUN as step:
-                await connection.execute(_TAKE, *call.key, self._instance_id, call.effect.value, call.token)
+                await self._take(connection, call)
                 return Begun(must_reconcile=step is Step.RECONCILE, is_cancelled=row["cancel_requested"])
+
+    async def _take(self, connection: Connection, call: JournalCall) -> None:
+        key = call.key
+        await connection.execute(_TAKE, key.store_id, key.call_id, self._instance_id, call.effect.value, call.token)
+
+    def _reading(self, key: CallKey) -> tuple[object, ...]:
+        """Return the arguments of `_READ`."""
+        return (key.store_id, key.call_id, self._instance_id, *self.watch.unrenewed())
 
     def _step(self, row: asyncpg.Record, call: JournalCall, unacted: Collection[str]) -> Step:
         entry = Entry(
@@ -251,12 +259,17 @@ class PostgresExecutionJournal:
     async def _write_end(self, connection: Connection, key: CallKey, result: ExecutionResult) -> bool:
         tag = await connection.execute(
             _END,
-            *key,
+            key.store_id,
+            key.call_id,
             self._instance_id,
             *_of_result(result),
             None if result.inverse is None else msgspec.msgpack.encode(result.inverse),
         )
         return tag == "UPDATE 1"
+
+
+def _columns(keys: Collection[CallKey]) -> tuple[list[StoreId], list[CallId]]:
+    return [key.store_id for key in keys], [key.call_id for key in keys]
 
 
 def _held(row: asyncpg.Record) -> HeldElsewhere:

@@ -10,6 +10,7 @@ from typing import Final
 
 from pawl.chassis import logs
 from pawl.chassis.database import Database
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.domain.leases import LeaseWatch
 
@@ -52,7 +53,7 @@ class PostgresResourceLocks:
         self._turns: dict[tuple[str, str], _Turn] = {}
 
     @asynccontextmanager
-    async def hold(self, store_id: str, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
+    async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             for key in keys:
                 await stack.enter_async_context(self._turn(store_id, key))
@@ -65,7 +66,7 @@ class PostgresResourceLocks:
                 await asyncio.shield(self._give_back(store_id, keys, holder))
 
     @asynccontextmanager
-    async def _turn(self, store_id: str, key: str) -> AsyncIterator[None]:
+    async def _turn(self, store_id: StoreId, key: str) -> AsyncIterator[None]:
         turn = self._turns.setdefault((store_id, key), _Turn())
         turn.users += 1
         try:
@@ -76,7 +77,7 @@ class PostgresResourceLocks:
             if not turn.users:
                 del self._turns[store_id, key]
 
-    async def _take(self, store_id: str, keys: Sequence[str], holder: str) -> None:
+    async def _take(self, store_id: StoreId, keys: Sequence[str], holder: str) -> None:
         tries = 0
         while True:
             try:
@@ -93,7 +94,7 @@ class PostgresResourceLocks:
             else:
                 return
 
-    async def _give_back(self, store_id: str, keys: Sequence[str], holder: str) -> None:
+    async def _give_back(self, store_id: StoreId, keys: Sequence[str], holder: str) -> None:
         while True:
             try:
                 await self._database.execute(_GIVE_BACK, store_id, list(keys), holder, self._instance_id)

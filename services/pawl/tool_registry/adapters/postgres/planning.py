@@ -10,7 +10,7 @@ import asyncpg
 import msgspec
 
 from pawl.chassis.database import DatabaseAdapter
-from pawl.tool_registry.domain.planning import ParentGone, PlanChange, Project, Task, TitleTaken
+from pawl.tool_registry.domain.planning import Owner, ParentGone, PlanChange, Project, Task, TitleTaken
 
 if TYPE_CHECKING:
     from pawl.chassis.database import Connection, DatabaseAdapter
@@ -91,39 +91,38 @@ DELETE FROM tool_registry.tasks WHERE store_id = $1 AND user_id = $2 AND task_id
 class PostgresPlanRepository(DatabaseAdapter):
     """The PlanRepository port of the planning tools."""
 
-    async def add_project(self, store_id: str, user_id: str, project: Project) -> Project:
-        row = await self._database.fetchrow(_ADD_PROJECT, store_id, user_id, project.project_id, project.title)
+    async def add_project(self, owner: Owner, project: Project) -> Project:
+        row = await self._database.fetchrow(_ADD_PROJECT, *owner, project.project_id, project.title)
         return project if row is None else Project(**row)
 
-    async def add_task(self, store_id: str, user_id: str, task: Task, *, idempotency_key: str) -> Task:
+    async def add_task(self, owner: Owner, task: Task, *, idempotency_key: str) -> Task:
         place = (task.task_id, task.project_id, task.parent_task_id)
         fields = (*place, task.title, task.notes, task.due, task.run_id)
         try:
-            row = await self._database.fetchrow(_ADD_TASK, store_id, user_id, *fields, idempotency_key)
+            row = await self._database.fetchrow(_ADD_TASK, *owner, *fields, idempotency_key)
         except asyncpg.ForeignKeyViolationError:
             raise ParentGone from None
         return task if row is None else Task(**row)
 
-    async def projects(self, store_id: str, user_id: str, most: int) -> Sequence[Project]:
-        return [Project(**row) for row in await self._database.fetch(_PROJECTS, store_id, user_id, most)]
+    async def projects(self, owner: Owner, most: int) -> Sequence[Project]:
+        return [Project(**row) for row in await self._database.fetch(_PROJECTS, *owner, most)]
 
-    async def tasks(self, store_id: str, user_id: str, most: int) -> Sequence[Task]:
-        return [Task(**row) for row in await self._database.fetch(_TASKS, store_id, user_id, most)]
+    async def tasks(self, owner: Owner, most: int) -> Sequence[Task]:
+        return [Task(**row) for row in await self._database.fetch(_TASKS, *owner, most)]
 
-    async def find_tasks(self, store_id: str, user_id: str, reference: str) -> Sequence[Task]:
-        return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, store_id, user_id, reference)]
+    async def find_tasks(self, owner: Owner, reference: str) -> Sequence[Task]:
+        return [Task(**row) for row in await self._database.fetch(_BY_REFERENCE, *owner, reference)]
 
-    async def task_titles(self, store_id: str, user_id: str) -> Sequence[str]:
-        return [row["title"] for row in await self._database.fetch(_TITLES, store_id, user_id)]
+    async def task_titles(self, owner: Owner) -> Sequence[str]:
+        return [row["title"] for row in await self._database.fetch(_TITLES, *owner)]
 
-    async def earlier_change(self, store_id: str, user_id: str, *, idempotency_key: str) -> PlanChange | None:
-        stored = await self._database.fetchval(_EARLIER, store_id, user_id, idempotency_key)
+    async def earlier_change(self, owner: Owner, *, idempotency_key: str) -> PlanChange | None:
+        stored = await self._database.fetchval(_EARLIER, *owner, idempotency_key)
         return None if stored is None else msgspec.msgpack.decode(stored, type=PlanChange)
 
     async def change_project(
-        self, store_id: str, user_id: str, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
+        self, owner: Owner, project_id: str, fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        owner = (store_id, user_id)
         try:
             async with self._database.transaction() as connection:
                 row = await connection.fetchrow(_LOCK_PROJECT, *owner, project_id)
@@ -142,9 +141,8 @@ class PostgresPlanRepository(DatabaseAdapter):
             raise TitleTaken from None
 
     async def change_tasks(
-        self, store_id: str, user_id: str, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
+        self, owner: Owner, task_ids: Collection[str], fields: Mapping[str, Any], *, idempotency_key: str
     ) -> PlanChange:
-        owner = (store_id, user_id)
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, sorted(task_ids))
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
@@ -160,10 +158,7 @@ class PostgresPlanRepository(DatabaseAdapter):
             )
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=found, tasks_after=after))
 
-    async def remove_task(
-        self, store_id: str, user_id: str, task_id: str, *, with_subtasks: bool, idempotency_key: str
-    ) -> PlanChange:
-        owner = (store_id, user_id)
+    async def remove_task(self, owner: Owner, task_id: str, *, with_subtasks: bool, idempotency_key: str) -> PlanChange:
         async with self._database.transaction() as connection:
             rows = await connection.fetch(_LOCK_TASKS, *owner, [task_id])
             earlier = await connection.fetchval(_EARLIER, *owner, idempotency_key)
@@ -181,6 +176,6 @@ class PostgresPlanRepository(DatabaseAdapter):
             return await _written(connection, owner, idempotency_key, PlanChange(tasks_before=removed))
 
 
-async def _written(connection: Connection, owner: tuple[str, str], key: str, change: PlanChange) -> PlanChange:
+async def _written(connection: Connection, owner: Owner, key: str, change: PlanChange) -> PlanChange:
     await connection.execute(_WRITE_CHANGE, *owner, key, msgspec.msgpack.encode(change))
     return change

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pawl.chassis.database import Connection, DatabaseAdapter
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 
 _UNUSED_AT: Final = """
@@ -34,7 +35,7 @@ _FORGET: Final = "DELETE FROM tool_registry.rates WHERE unused_at < now() - inte
 class PostgresRateLimits(DatabaseAdapter):
     """The RateLimits port."""
 
-    async def take(self, store_id: str, rates: Sequence[Rate]) -> Exceeded | None:
+    async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> Exceeded | None:
         if len(rates) == 1:
             async with self._database.acquire() as connection:
                 return await self._take(connection, store_id, rates[0])
@@ -53,7 +54,7 @@ class PostgresRateLimits(DatabaseAdapter):
         """Delete rates that nobody uses."""
         await self._database.execute(_FORGET)
 
-    async def _take(self, connection: Connection, store_id: str, rate: Rate) -> Exceeded | None:
+    async def _take(self, connection: Connection, store_id: StoreId, rate: Rate) -> Exceeded | None:
         if await connection.fetchval(_TAKE, store_id, rate.name, float(rate.per_minute)):
             return None
         wait = await connection.fetchval(_WAIT, store_id, rate.name, float(rate.per_minute))

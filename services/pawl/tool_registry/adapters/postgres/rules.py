@@ -12,6 +12,7 @@ import asyncpg
 import msgspec
 
 from pawl.chassis.database import DatabaseAdapter
+from pawl.chassis.ids import CallId, RequestId, StoreId, UserId
 from pawl.errors import RequestIdReused, RuleNotFound
 from pawl.tool_registry.domain.patterns import ArgumentPattern
 from pawl.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
@@ -85,7 +86,7 @@ _said: Final = attrgetter(*_SAID.split(", "))
 class PostgresRuleRepository(DatabaseAdapter):
     """The RuleRepository port."""
 
-    async def add(self, rule: Rule, request_id: str) -> Rule:
+    async def add(self, rule: Rule, request_id: RequestId) -> Rule:
         patterns = msgspec.msgpack.encode(rule.arguments)
         request_hash = hashlib.sha256(said_by(rule)).digest()
         async with self._database.transaction() as connection:
@@ -109,34 +110,36 @@ class PostgresRuleRepository(DatabaseAdapter):
             raise RequestIdReused
         return _rule(row)
 
-    async def get(self, store_id: str, rule_id: str) -> Rule | None:
+    async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
         row = await self._database.fetchrow(_GET, store_id, rule_id)
         return None if row is None else _rule(row)
 
-    async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
+    async def is_made(self, store_id: StoreId, user_id: UserId, request_id: RequestId) -> bool:
         return await self._database.fetchrow(_BY_REQUEST, store_id, user_id, request_id) is not None
 
-    async def in_force(self, store_id: str) -> Sequence[Rule]:
+    async def in_force(self, store_id: StoreId) -> Sequence[Rule]:
         return [_rule(row) for row in await self._database.fetch(_ALL_IN_FORCE, store_id)]
 
-    async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
+    async def revoke(self, store_id: StoreId, rule_id: str, user_id: UserId) -> Rule:
         row = await self._database.fetchrow(_REVOKE, store_id, rule_id, user_id)
         if row is None:
             raise RuleNotFound
         return _rule(row)
 
-    async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
+    async def list(
+        self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
+    ) -> Sequence[Rule]:
         rows = await self._database.fetch(_LIST, store_id, user_id, include_ended, before, most)
         return [_rule(row) for row in rows]
 
-    async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
+    async def use(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
         async with self._database.acquire() as connection:
             if await connection.fetchval(_USE, store_id, rule_id, call_id):
                 return True
             # It was counted before, or the rule is not in force any more.
             return bool(await connection.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
-    async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
+    async def has_allowed(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
         return bool(await self._database.fetchval(_HAS_ALLOWED, store_id, rule_id, call_id))
 
     async def forget(self, older_than_seconds: float) -> None:

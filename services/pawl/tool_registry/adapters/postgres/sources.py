@@ -8,6 +8,7 @@ from typing import Final
 import asyncpg
 
 from pawl.chassis.database import DatabaseAdapter
+from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField
 from pawl.tool_registry.domain.source import SOURCES_MAX, Source, SourceRecord, SourceState
 
@@ -50,23 +51,23 @@ class PostgresSourceRepository(DatabaseAdapter):
                 record.create_time,
             )
 
-    async def set_state(self, store_id: str, name: str, state: SourceState, problem: str) -> None:
+    async def set_state(self, store_id: StoreId, name: str, state: SourceState, problem: str) -> None:
         await self._database.execute(_SET_STATE, store_id, name, state.value, problem)
 
-    async def get(self, store_id: str, name: str) -> SourceRecord | None:
+    async def get(self, store_id: StoreId, name: str) -> SourceRecord | None:
         row = await self._database.fetchrow(_GET, store_id, name)
         return None if row is None else _record(row)
 
-    async def source(self, store_id: str, name: str) -> Source | None:
+    async def source(self, store_id: StoreId, name: str) -> Source | None:
         """Return how to reach a source of a store, as it is now."""
         record = await self.get(store_id, name)
         return None if record is None else record.source
 
-    async def list(self, store_id: str) -> Sequence[SourceRecord]:
+    async def list(self, store_id: StoreId) -> Sequence[SourceRecord]:
         rows = await self._database.fetch(_LIST, store_id)
         return [_record(row) for row in rows]
 
-    async def remove(self, store_id: str, name: str) -> bool:
+    async def remove(self, store_id: StoreId, name: str) -> bool:
         return await self._database.fetchval(_REMOVE, store_id, name) is not None
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import asyncpg
 
 from pawl.chassis.database import Connection, DatabaseAdapter
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import loads
 from pawl.errors import ToolExists, ToolNotFound
 from pawl.tool_registry.domain.definition import (
@@ -27,7 +28,7 @@ from pawl.tool_registry.domain.registering import (
     check_share,
 )
 
-_LOADED: Final = ""
+_LOADED: Final = StoreId("")
 _DEFINITION_BYTES_MAX: Final = 1024 * 1024
 
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.tools'), hashtext($1))"
@@ -73,7 +74,7 @@ class PostgresToolRepository(DatabaseAdapter):
 
     async def register(
         self,
-        store_id: str,
+        store_id: StoreId,
         definition: ToolDefinition,
         *,
         replace: bool,
@@ -106,17 +107,17 @@ class PostgresToolRepository(DatabaseAdapter):
             await connection.execute(_SET_CURRENT, store_id, definition.name, stored.version)
             return stored
 
-    async def unregister(self, store_id: str, name: str) -> None:
+    async def unregister(self, store_id: StoreId, name: str) -> None:
         async with self._database.acquire() as connection:
             if not can_exist(name) or await connection.fetchval(_UNREGISTER, store_id, name) is None:
                 raise ToolNotFound(tool_name=name)
 
-    async def current(self, store_id: str, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
+    async def current(self, store_id: StoreId, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
         asked = None if names is None else list(filter(can_exist, names))
         rows = await self._database.fetch(_CURRENT, store_id, asked)
         return [_version(row) for row in rows]
 
-    async def version(self, store_id: str, name: str, version: int) -> ToolVersion | None:
+    async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
         if not can_exist(name, version):
             return None
         row = await self._database.fetchrow(_VERSION, store_id, name, version)
@@ -128,7 +129,9 @@ class PostgresToolRepository(DatabaseAdapter):
             return _version(known)
         return await self._insert(connection, _LOADED, definition, source)
 
-    async def _check_share(self, connection: Connection, store_id: str, source: str, registrant: Registrant) -> None:
+    async def _check_share(
+        self, connection: Connection, store_id: StoreId, source: str, registrant: Registrant
+    ) -> None:
         kind = source.partition(":")[0]
         row = await connection.fetchrow(_COUNT, store_id, registrant.user_id, kind)
         if row is not None:
@@ -137,12 +140,12 @@ class PostgresToolRepository(DatabaseAdapter):
     async def _insert(
         self,
         connection: Connection,
-        store_id: str,
+        store_id: StoreId,
         definition: ToolDefinition,
         source: str,
         *,
         binding: bytes = b"",
-        user_id: str = "",
+        user_id: UserId = UserId(""),
     ) -> ToolVersion:
         row = await connection.fetchrow(
             _INSERT,

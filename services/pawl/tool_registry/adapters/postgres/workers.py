@@ -10,10 +10,10 @@ import asyncpg
 import msgspec
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.tool_registry.adapters.postgres import worker_statements as sql
 from pawl.tool_registry.app.workers.ports import Attached, CallView, Finished, LateCall, Listener, NewsKind
 from pawl.tool_registry.domain.execution import Progress
-from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -39,7 +39,7 @@ class PostgresWorkerRepository:
         self._database = database
         self._instance_id = instance_id
 
-    async def owner(self, worker: WorkerKey, user_id: str, *, is_admin: bool) -> str | None:
+    async def owner(self, worker: WorkerKey, user_id: UserId, *, is_admin: bool) -> UserId | None:
         store_id, group_name, worker_id = worker
         rows = await self._database.fetch(
             sql.OWN_GROUP, store_id, group_name, user_id, source_of(group_name), worker_id, is_admin
@@ -55,7 +55,9 @@ class PostgresWorkerRepository:
             await self._database.fetchval(sql.HAS_SUCCESSOR, *worker, tool_name, *hashes, source_of(worker.group_name))
         )
 
-    async def attach(self, worker: Attached, *, held: Mapping[str, int], lease_seconds: float) -> Mapping[str, int]:
+    async def attach(
+        self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
+    ) -> Mapping[CallId, int]:
         tools = worker.tools
         async with self._database.transaction() as connection:
             await connection.execute(
@@ -78,7 +80,7 @@ class PostgresWorkerRepository:
     async def detach(self, worker: Attached) -> None:
         await self._database.fetch(sql.DETACH, *worker.key, worker.attachment)
 
-    async def is_attached(self, store_id: str, group_name: str, tool_name: str, definition_hash: str) -> bool:
+    async def is_attached(self, store_id: StoreId, group_name: str, tool_name: str, definition_hash: str) -> bool:
         return bool(await self._database.fetchval(sql.IS_ATTACHED, store_id, group_name, tool_name, definition_hash))
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
@@ -117,50 +119,51 @@ class PostgresWorkerRepository:
         return [(row["attachment"], CallKey(row["store_id"], row["call_id"]), row["lease_epoch"]) for row in rows]
 
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
-        await self._database.fetch(sql.PUT_BACK, *call, lease_epoch)
+        await self._database.fetch(sql.PUT_BACK, call.store_id, call.call_id, lease_epoch)
 
-    async def report(self, worker: WorkerKey, call_id: str, lease_epoch: int, progress: Progress) -> None:
+    async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
         await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
-    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> Finished:
+    async def finish(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, answer: Answer) -> Finished:
         stored = msgspec.msgpack.encode(answer)
         rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
         rows = rows or await self._database.fetch(sql.KNOWN, *worker, call_id, lease_epoch)
         return _finished(rows[0]) if rows else Finished(status=ResultStatus.UNKNOWN)
 
     async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
-        await self._database.fetch(sql.MARK_TOLD, *call, lease_epoch)
+        await self._database.fetch(sql.MARK_TOLD, call.store_id, call.call_id, lease_epoch)
 
     async def look(self, call: CallKey, token: str) -> CallView | None:
-        rows = await self._database.fetch(sql.LOOK, *call, token)
+        rows = await self._database.fetch(sql.LOOK, call.store_id, call.call_id, token)
         return _view(rows[0]) if rows else None
 
     async def hand_out_again(self, call: CallKey, token: str, purpose: Purpose) -> bool:
-        return bool(await self._database.fetch(sql.HAND_OUT_AGAIN, *call, token, purpose.value))
+        return bool(await self._database.fetch(sql.HAND_OUT_AGAIN, call.store_id, call.call_id, token, purpose.value))
 
     async def conclude_lost(self, call: CallKey, token: str) -> bool:
-        return bool(await self._database.fetch(sql.CONCLUDE_LOST, *call, token))
+        return bool(await self._database.fetch(sql.CONCLUDE_LOST, call.store_id, call.call_id, token))
 
     async def withdraw(self, call: CallKey, token: str) -> bool:
-        return bool(await self._database.fetch(sql.WITHDRAW, *call, token))
+        return bool(await self._database.fetch(sql.WITHDRAW, call.store_id, call.call_id, token))
 
     async def abandon(self, call: CallKey, token: str, worker: WorkerKey) -> None:
-        await self._database.fetch(sql.ABANDON, *call, token, worker.worker_id)
+        await self._database.fetch(sql.ABANDON, call.store_id, call.call_id, token, worker.worker_id)
 
     async def cancel(self, call: CallKey, token: str) -> bool:
-        return any(row["state"] == CallState.HELD for row in await self._database.fetch(sql.CANCEL, *call, token))
+        rows = await self._database.fetch(sql.CANCEL, call.store_id, call.call_id, token)
+        return any(row["state"] == CallState.HELD for row in rows)
 
     async def settle(self, call: CallKey, token: str) -> None:
-        await self._database.fetch(sql.SETTLE, *call, token)
+        await self._database.fetch(sql.SETTLE, call.store_id, call.call_id, token)
 
     async def news(self) -> Collection[CallKey]:
         rows = await self._database.fetch(sql.NEWS, self._instance_id)
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
 
-    async def waiting_groups(self) -> Collection[tuple[str, str]]:
+    async def waiting_groups(self) -> Collection[tuple[StoreId, str]]:
         return [(row["store_id"], row["group_name"]) for row in await self._database.fetch(sql.WAITING_GROUPS)]
 
-    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[tuple[WorkerKey, str]]:
+    async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
         columns = zip(*((*worker, call_id, epoch) for worker, call_id, epoch in calls), strict=True)
         rows = await self._database.fetch(sql.UNWANTED, *map(list, columns))
         return [(WorkerKey(row["store_id"], row["group_name"], row["worker_id"]), row["call_id"]) for row in rows]
@@ -173,7 +176,7 @@ class PostgresWorkerRepository:
         def on_notification(_connection: object, _pid: int, _channel: str, payload: object) -> None:
             parts = str(payload).split(" ")
             if len(parts) == _NEWS_PARTS and parts[0] in _NEWS_KINDS:
-                listener(_NEWS_KINDS[parts[0]], parts[1], parts[2])
+                listener(_NEWS_KINDS[parts[0]], StoreId(parts[1]), parts[2])
 
         async with self._database.acquire() as connection:
             await connection.add_listener(sql.CHANNEL, on_notification)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
 from pawl.chassis import logs
+from pawl.chassis.ids import StoreId
 from pawl.chassis.tasks import within
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.process.helper_child import OUT_OF_MEMORY
@@ -65,8 +66,8 @@ class Helpers:
     def __init__(self, *, processes_max: int = PROCESSES_MAX) -> None:
         self._free = asyncio.Semaphore(processes_max)
         self._slow_free = asyncio.Semaphore(max(processes_max - 1, 1))
-        self._turns: dict[tuple[str, bool], _Turn] = {}
-        self._slow_until: dict[str, float] = {}
+        self._turns: dict[tuple[StoreId, bool], _Turn] = {}
+        self._slow_until: dict[StoreId, float] = {}
         self._idle: list[_Process] = []
         self._jobs: set[asyncio.Task[Any]] = set()
 
@@ -80,7 +81,7 @@ class Helpers:
         while self._idle:
             await self._idle.pop().end()
 
-    async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
+    async def run(self, store_id: StoreId, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
         is_long = cpu_seconds > _SHORT_CPU_SECONDS
         turn = self._turns.get((store_id, is_long), _Turn())
         request = pickle.dumps((function, arguments, cpu_seconds))
@@ -104,7 +105,7 @@ class Helpers:
         if not job.cancelled():
             job.exception()  # Seen, also when nobody wants it any more.
 
-    def _note_slow(self, store_id: str, *, is_long: bool) -> None:
+    def _note_slow(self, store_id: StoreId, *, is_long: bool) -> None:
         if is_long:
             return  # It has left a process to the others anyway, and says nothing of the store's calls.
         now = asyncio.get_running_loop().time()
@@ -112,7 +113,7 @@ class Helpers:
         self._slow_until[store_id] = now + _SLOW_FOR_SECONDS
 
     async def _in_turn(
-        self, store_id: str, turn: _Turn, request: bytes, seconds: float, *, is_long: bool
+        self, store_id: StoreId, turn: _Turn, request: bytes, seconds: float, *, is_long: bool
     ) -> tuple[bool, Any]:
         try:
             async with turn.lock, contextlib.AsyncExitStack() as places:
@@ -126,7 +127,7 @@ class Helpers:
             if not turn.waiting:
                 self._turns.pop((store_id, is_long), None)
 
-    async def _ask(self, store_id: str, request: bytes, seconds: float, *, is_long: bool) -> tuple[bool, Any]:
+    async def _ask(self, store_id: StoreId, request: bytes, seconds: float, *, is_long: bool) -> tuple[bool, Any]:
         while True:
             is_new = not self._idle
             process = await _Process.start() if is_new else self._idle.pop()

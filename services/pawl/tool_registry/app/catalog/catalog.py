@@ -11,6 +11,8 @@ from typing import Any, Final
 import jsonschema_rs
 
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.roles import Role
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.errors import InvalidField, InvalidSchema, PermissionDenied, ToolExists, ToolNotFound
@@ -27,7 +29,6 @@ from pawl.tool_registry.domain.check import (
     schema_problem,
 )
 from pawl.tool_registry.domain.definition import (
-    Caller,
     ExecutionContext,
     OfferFallback,
     ToolDefinition,
@@ -49,6 +50,8 @@ _WEIGHT_BYTES: Final = 20
 _CHECK_CPU_SECONDS: Final = 1.0
 # Half, so that what could be registered can be compiled again for each check.
 _COMPILE_CPU_SECONDS: Final = 0.5
+_EVERY_STORE: Final = StoreId("")
+"""The store of loaded tools."""
 
 _log = logs.get_logger(__name__)
 
@@ -86,9 +89,9 @@ class CatalogTool:
         """The definition of this version."""
         return self.entry.definition
 
-    def may_be_called_by(self, caller: Caller) -> bool:
+    def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
         """Return whether both the pinned definition and the one in force let the caller call it."""
-        return all(definition.may_be_called_by(caller) for definition in self.definitions)
+        return all(definition.may_be_called_by(user_id, roles) for definition in self.definitions)
 
     @property
     def definitions(self) -> list[ToolDefinition]:
@@ -146,12 +149,12 @@ class Catalog:
         """The names of the tools that the process has loaded."""
         return sorted(self._loaded)
 
-    async def visible(self, caller: Caller) -> list[ToolVersion]:
+    async def visible(self, caller: Principal) -> list[ToolVersion]:
         """Return the current versions of all tools that the caller may call, by name."""
         entries = await self._entries(caller.store_id)
-        return [entries[name] for name in sorted(entries) if entries[name].definition.may_be_called_by(caller)]
+        return [entry for _, entry in sorted(entries.items()) if _is_for(entry, caller)]
 
-    async def get(self, caller: Caller, name: str, version: int) -> ToolVersion:
+    async def get(self, caller: Principal, name: str, version: int) -> ToolVersion:
         """Return a version, 0 for the current one.
 
         Raises:
@@ -159,16 +162,16 @@ class Catalog:
         """
         store_id = caller.store_id
         entry = await self._current(store_id, name) if version == 0 else await self._entry(store_id, name, version)
-        if entry is None or not entry.definition.may_be_called_by(caller):
+        if entry is None or not _is_for(entry, caller):
             raise ToolNotFound(tool_name=name)
         return entry
 
-    async def current_version(self, store_id: str, name: str) -> int:
+    async def current_version(self, store_id: StoreId, name: str) -> int:
         """Return the version in force of a tool; 0 if there is none."""
         entry = await self._current(store_id, name)
         return entry.version if entry else 0
 
-    async def find(self, store_id: str, name: str, version: int) -> CatalogTool | None:
+    async def find(self, store_id: StoreId, name: str, version: int) -> CatalogTool | None:
         """Return a version, compiled, with the function if this process has one of that name."""
         loaded = self._loaded.get(name)
         if loaded is not None and loaded.entry.version == version:
@@ -198,7 +201,7 @@ class Catalog:
         newest = self._versions.get(key) or self._compiled(key, current, None)
         return replace(found, loaded=LoadedTool(tool=tool, entry=current, schema=newest.schema))
 
-    async def check(self, store_id: str, found: CatalogTool, raw: bytes) -> Accepted | Refused:
+    async def check(self, store_id: StoreId, found: CatalogTool, raw: bytes) -> Accepted | Refused:
         """Return the canonical arguments of a call if what would run it takes them, else everything that is wrong.
 
         What is quick is done at once, and the rest by a helper, where it is bounded
@@ -228,7 +231,7 @@ class Catalog:
         canonical, note = answer
         return Accepted(arguments=read_canonical(canonical), canonical=canonical, note=note)
 
-    async def check_schema(self, store_id: str, schema: Mapping[str, Any]) -> None:
+    async def check_schema(self, store_id: StoreId, schema: Mapping[str, Any]) -> None:
         """Return if a store may have a tool with such arguments.
 
         Raises:
@@ -251,7 +254,7 @@ class Catalog:
             self._kept_bytes -= oldest.schema.size
         return made
 
-    async def resolve(self, caller: Caller, names: Sequence[str], pinned: Mapping[str, int]) -> list[ToolVersion]:
+    async def resolve(self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int]) -> list[ToolVersion]:
         """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
 
         Raises:
@@ -271,12 +274,12 @@ class Catalog:
                 raise ToolNotFound(f"there is no version {version} of tool {name!r}", tool_name=name)
             found[name] = entry
         for name in names:
-            if name not in found or not found[name].definition.may_be_called_by(caller):
+            if name not in found or not _is_for(found[name], caller):
                 near = did_you_mean(name, [entry.definition.name for entry in await self.visible(caller)])
                 raise ToolNotFound(f"there is no tool {name!r}{near}", tool_name=name)
-        return [found[name] for name in sorted(found) if found[name].definition.may_be_called_by(caller)]
+        return [found[name] for name in sorted(found) if _is_for(found[name], caller)]
 
-    async def register(self, caller: Caller, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
+    async def register(self, caller: Principal, definition: ToolDefinition, *, replace: bool) -> ToolVersion:
         """Register a front-end tool of the caller's store.
 
         Raises:
@@ -299,7 +302,7 @@ class Catalog:
             caller.store_id, definition, replace=replace, source=FRONT_END, registrant=Registrant.of(caller)
         )
 
-    async def unregister(self, caller: Caller, name: str) -> None:
+    async def unregister(self, caller: Principal, name: str) -> None:
         """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.
 
         Raises:
@@ -321,25 +324,28 @@ class Catalog:
             raise ToolNotFound(f"tools of {current.source} go with it and cannot be unregistered", tool_name=name)
         await self._repository.unregister(caller.store_id, name)
 
-    async def _entries(self, store_id: str, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
+    async def _entries(self, store_id: StoreId, names: Collection[str] | None = None) -> dict[str, ToolVersion]:
         """Return the tools that a store has now by name, those named among them, and all that are loaded."""
         stored = {entry.definition.name: entry for entry in await self._repository.current(store_id, names)}
         return stored | {name: loaded.entry for name, loaded in self._loaded.items()}
 
-    async def _current(self, store_id: str, name: str) -> ToolVersion | None:
+    async def _current(self, store_id: StoreId, name: str) -> ToolVersion | None:
         loaded = self._loaded.get(name)
         if loaded is not None:
             return loaded.entry
         return next(iter(await self._repository.current(store_id, {name})), None)
 
-    async def _entry(self, store_id: str, name: str, version: int) -> ToolVersion | None:
+    async def _entry(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
         loaded = self._loaded.get(name)
-        if loaded is None:
-            # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
-            return await self._repository.version(store_id, name, version) or await self._repository.version(
-                "", name, version
-            )
-        return loaded.entry if loaded.entry.version == version else await self._repository.version("", name, version)
+        if loaded is not None and loaded.entry.version == version:
+            return loaded.entry
+        # Runs outlive tools: one that was loaded once is still known, though nothing here can run it.
+        found = await self._repository.version(store_id, name, version) if loaded is None else None
+        return found or await self._repository.version(_EVERY_STORE, name, version)
+
+
+def _is_for(entry: ToolVersion, caller: Principal) -> bool:
+    return entry.definition.may_be_called_by(caller.user_id, caller.roles)
 
 
 def _schema(entry: ToolVersion) -> ArgumentsSchema:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion
 from pawl.tool_registry.domain.registering import SOURCE, Registrant
 from pawl.tool_registry.sdk.tool import Tool
@@ -19,7 +20,7 @@ class TooCostly(Exception):
 class Helper(Protocol):
     """Works out what strangers wrote where it holds up nobody else."""
 
-    async def run(self, store_id: str, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
+    async def run(self, store_id: StoreId, function: Callable[..., T], *arguments: Any, cpu_seconds: float) -> T:
         """Return what a function of a module returns, or raise what it raises; all of it can be pickled.
 
         Raises:
@@ -49,7 +50,7 @@ class ToolRepository(Protocol):
 
     async def register(
         self,
-        store_id: str,
+        store_id: StoreId,
         definition: ToolDefinition,
         *,
         replace: bool,
@@ -67,15 +68,15 @@ class ToolRepository(Protocol):
             InvalidField: the share of the registrant or of the store is full.
         """
 
-    async def unregister(self, store_id: str, name: str) -> None:
+    async def unregister(self, store_id: StoreId, name: str) -> None:
         """Take a store's tool out of the register; its versions stay readable.
 
         Raises:
             ToolNotFound: there is none.
         """
 
-    async def current(self, store_id: str, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
+    async def current(self, store_id: StoreId, names: Collection[str] | None = None) -> Sequence[ToolVersion]:
         """Return the current versions of a store's tools, all or those named, by name."""
 
-    async def version(self, store_id: str, name: str, version: int) -> ToolVersion | None:
+    async def version(self, store_id: StoreId, name: str, version: int) -> ToolVersion | None:
         """Return a version, current or not; `store_id` is empty for loaded tools."""

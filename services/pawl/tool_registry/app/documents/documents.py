@@ -5,37 +5,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import DocumentNotFound, PermissionDenied
-from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.document import STORE_OWNER, Document, Hit, check_document, check_name
 
 
 class DocumentRepository(Protocol):
     """Documents of stores and their users, durable. An owner is a user, or STORE_OWNER."""
 
-    async def put(self, store_id: str, owner_id: str, name: str, text: str, language: str) -> tuple[Document, bool]:
+    async def put(
+        self, store_id: StoreId, owner_id: UserId, name: str, text: str, language: str
+    ) -> tuple[Document, bool]:
         """Write a document, new or in place of another; returns it, and whether it is new. Atomic, idempotent.
 
         Raises:
             TooLarge: the store has too many documents, or too large ones.
         """
 
-    async def delete(self, store_id: str, owner_id: str, name: str) -> bool:
+    async def delete(self, store_id: StoreId, owner_id: UserId, name: str) -> bool:
         """Remove a document; returns whether there was one."""
 
-    async def find(self, store_id: str, user_id: str, name: str) -> Sequence[Document]:
+    async def find(self, store_id: StoreId, user_id: UserId, name: str) -> Sequence[Document]:
         """Return the documents of that name that a user sees, the store's first."""
 
-    async def text(self, store_id: str, owner_id: str, name: str) -> str | None:
+    async def text(self, store_id: StoreId, owner_id: UserId, name: str) -> str | None:
         """Return the text of a document; None if there is none."""
 
     async def after(
-        self, store_id: str, user_id: str, name: str, owner_id: str | None, most: int
+        self, store_id: StoreId, user_id: UserId, name: str, owner_id: UserId | None, most: int
     ) -> Sequence[Document]:
         """Return documents that a user sees, by name and owner, after those; from all on with a name but no owner."""
 
-    async def search(self, store_id: str, user_id: str, query: str, most: int) -> Sequence[Hit]:
+    async def search(self, store_id: StoreId, user_id: UserId, query: str, most: int) -> Sequence[Hit]:
         """Return the documents that a user sees and that match, the best first.
 
         The query is in the form of search engines: words, "phrases", or, -without.
@@ -48,7 +51,9 @@ class Documents:
     def __init__(self, repository: DocumentRepository) -> None:
         self._repository = repository
 
-    async def put(self, caller: Caller, *, shared: bool, name: str, text: str, language: str) -> tuple[Document, bool]:
+    async def put(
+        self, caller: Principal, *, shared: bool, name: str, text: str, language: str
+    ) -> tuple[Document, bool]:
         """Write a document, idempotently; returns it, and whether it is new.
 
         Raises:
@@ -59,7 +64,7 @@ class Documents:
         check_document(name, text, language)
         return await self._repository.put(caller.store_id, owner_id, name, text, language)
 
-    async def delete(self, caller: Caller, *, shared: bool, name: str) -> None:
+    async def delete(self, caller: Principal, *, shared: bool, name: str) -> None:
         """Remove a document.
 
         Raises:
@@ -72,7 +77,7 @@ class Documents:
         if not await self._repository.delete(caller.store_id, owner_id, name):
             raise DocumentNotFound
 
-    async def get(self, caller: Caller, *, shared: bool, name: str) -> tuple[Document, str]:
+    async def get(self, caller: Principal, *, shared: bool, name: str) -> tuple[Document, str]:
         """Return a document with its text.
 
         Raises:
@@ -87,12 +92,14 @@ class Documents:
                     return document, text
         raise DocumentNotFound
 
-    async def page(self, caller: Caller, *, after_name: str, after_owner: str | None, most: int) -> Sequence[Document]:
+    async def page(
+        self, caller: Principal, *, after_name: str, after_owner: UserId | None, most: int
+    ) -> Sequence[Document]:
         """Return documents that the caller sees, by name, the store's first."""
         return await self._repository.after(caller.store_id, caller.user_id, after_name, after_owner, most)
 
 
-def _changed_owner(caller: Caller, *, shared: bool) -> str:
+def _changed_owner(caller: Principal, *, shared: bool) -> UserId:
     if not shared:
         return caller.user_id
     if Role.ADMIN not in caller.roles:

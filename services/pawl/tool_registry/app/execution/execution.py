@@ -8,11 +8,11 @@ from collections.abc import AsyncGenerator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
+from pawl.chassis.ids import CallKey
 from pawl.tool_registry.app.execution.dialogue import Dialogue
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Progress, input_required
 from pawl.tool_registry.domain.question import Answer
-from pawl.tool_registry.domain.verdict import CallKey
 
 PROGRESS_INTERVAL_SECONDS: Final = 0.1
 

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Self, TypeVar
 
 from pawl.chassis import logs, tasks
+from pawl.chassis.ids import CallKey
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.errors import (
     Cancelled,
@@ -28,7 +29,6 @@ from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from pawl.tool_registry.domain.question import given
-from pawl.tool_registry.domain.verdict import CallKey
 
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""

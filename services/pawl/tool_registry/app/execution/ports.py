@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 
@@ -15,7 +16,7 @@ from pawl.tool_registry.sdk.tool import Tool
 class ResourceLocks(Protocol):
     """At most one execution at a time for each resource key of a store, over all replicas."""
 
-    def hold(self, store_id: str, keys: Sequence[str], holder: str) -> AbstractAsyncContextManager[None]:
+    def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AbstractAsyncContextManager[None]:
         """Wait for all keys (sorted, each once) and hold them inside the context.
 
         Safe to cancel. Not fair between processes. Held while the process lives.
@@ -54,10 +55,10 @@ class Runner(Protocol):
 class Secrets(Protocol):
     """Secrets that tools may ask for by name."""
 
-    def find(self, store_id: str, name: str) -> str | None:
+    def find(self, store_id: StoreId, name: str) -> str | None:
         """Return the store's secret, or the common one, or None: for code of the deployment."""
 
-    def own(self, store_id: str, name: str) -> str | None:
+    def own(self, store_id: StoreId, name: str) -> str | None:
         """Return the store's secret, or None: for what an admin of the store has connected.
 
         The admin says where it is sent, and what is common belongs to the deployment and to all other stores.

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from pawl.chassis.ids import CallId
 from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied, ToolNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
@@ -103,7 +104,7 @@ class Admission:
         tool = None
         if call.tool_version:
             tool = await self.catalog.find(context.store_id, call.tool_name, call.tool_version)
-        if tool is None or not tool.may_be_called_by(context.caller):
+        if tool is None or not tool.may_be_called_by(context.user_id, context.user_roles):
             near = did_you_mean(call.tool_name, known_names)
             return _refused(context, "TOOL_NOT_FOUND", f"there is no tool {call.tool_name[:80]!r}{near}")
         accepted = await self.catalog.check(context.store_id, tool, call.arguments)
@@ -159,7 +160,7 @@ class Admission:
         """
         context, name = request.context, request.tool_name
         tool = await self.catalog.find(context.store_id, name, request.tool_version)
-        if tool is None or tool.loaded is None or not tool.may_be_called_by(context.caller):
+        if tool is None or tool.loaded is None or not tool.may_be_called_by(context.user_id, context.user_roles):
             raise ToolNotFound(f"there is no tool {name!r} to run", tool_name=name)
         if tool.definition.context is not ExecutionContext.BACKEND:
             raise ToolNotFound(f"{name!r} does not run in the registry", tool_name=name)
@@ -186,7 +187,7 @@ class Admission:
             raise refusal
 
     async def _refusal(self, job: Job) -> PawlError | None:
-        store_id, call_id = job.key
+        store_id, call_id = job.key.store_id, job.key.call_id
         try:
             rule = await self.rules.deciding(store_id, job.ruled)
         except TooMuchToMatch:
@@ -272,7 +273,7 @@ class Admission:
         await self.rules.forget(older_than_seconds)
 
 
-def _duplicate(call: FittingCall, earlier: int, call_id: str) -> Verdict:
+def _duplicate(call: FittingCall, earlier: int, call_id: CallId) -> Verdict:
     message = (
         f"this is call {earlier} of the batch ({call_id}) once more: {call.definition.name} with the same arguments. "
         "It is done once. If it is meant twice, call it again after its result"

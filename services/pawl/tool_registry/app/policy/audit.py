@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.app.policy.call import Job
@@ -20,7 +22,7 @@ from pawl.tool_registry.domain.audit import (
     clean_name,
     sha256_hex,
 )
-from pawl.tool_registry.domain.definition import Caller, EffectClass
+from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
@@ -132,7 +134,7 @@ class AuditTrail:
             ]
         )
 
-    async def ruled(self, rule: Rule, verdict: str, by: Caller) -> None:
+    async def ruled(self, rule: Rule, verdict: str, by: Principal) -> None:
         """Write that somebody makes (MADE) or revokes (REVOKED) a rule."""
         await self.write(
             [
@@ -141,7 +143,7 @@ class AuditTrail:
                     kind=AuditKind.RULE,
                     time_us=self.time_us(),
                     user_id=rule.user_id,
-                    run_id="",
+                    run_id=RunId(""),
                     call_id=rule.call_id,
                     tool_name=clean_name(rule.tool_name),
                     tool_version=rule.tool_version,

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from pawl.chassis import logs
+from pawl.chassis.ids import CallKey
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
@@ -17,7 +18,7 @@ from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
-from pawl.tool_registry.domain.verdict import CallContext, CallKey, call_digest
+from pawl.tool_registry.domain.verdict import CallContext, call_digest
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0

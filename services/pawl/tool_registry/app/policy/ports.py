@@ -6,13 +6,13 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from pawl.chassis.ids import CallId, CallKey, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.rate import Exceeded, Rate
 from pawl.tool_registry.domain.rules import Rule
-from pawl.tool_registry.domain.verdict import CallKey
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class JournalCall:
     """A call that is about to have its effect."""
 
     key: CallKey
-    run_id: str
+    run_id: RunId
     tool_name: str
     tool_version: int
     effect: EffectClass
@@ -120,17 +120,17 @@ class ExecutionJournal(Protocol):
 class RunReads(Protocol):
     """The ledger's knowledge of the runs and calls of users. All methods raise DependencyUnavailable."""
 
-    async def has_run(self, *, store_id: str, user_id: str, run_id: str) -> bool:
+    async def has_run(self, run: RunKey, user_id: UserId) -> bool:
         """Return whether the user has that run, ended or not."""
 
-    async def gated_tool(self, *, store_id: str, user_id: str, call_id: str) -> str | None:
+    async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         """Return the tool of a call of the user that needed an approval; None if there is no such call."""
 
 
 class RuleRepository(Protocol):
     """Rules and the calls that they have allowed, durable, shared by all replicas."""
 
-    async def add(self, rule: Rule, request_id: str) -> Rule:
+    async def add(self, rule: Rule, request_id: RequestId) -> Rule:
         """Keep a rule, and return it as kept; the same request again gives the rule that it made.
 
         Atomic with `domain.rules.check_room`.
@@ -140,29 +140,31 @@ class RuleRepository(Protocol):
             InvalidField: there is no room for it.
         """
 
-    async def get(self, store_id: str, rule_id: str) -> Rule | None:
+    async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
         """Return a rule, in force or not."""
 
-    async def is_made(self, store_id: str, user_id: str, request_id: str) -> bool:
+    async def is_made(self, store_id: StoreId, user_id: UserId, request_id: RequestId) -> bool:
         """Return whether a request of the user has made a rule."""
 
-    async def in_force(self, store_id: str) -> Sequence[Rule]:
+    async def in_force(self, store_id: StoreId) -> Sequence[Rule]:
         """Return the rules of a store that are in force."""
 
-    async def revoke(self, store_id: str, rule_id: str, user_id: str) -> Rule:
+    async def revoke(self, store_id: StoreId, rule_id: str, user_id: UserId) -> Rule:
         """Revoke a rule; one that was revoked before stays as it is.
 
         Raises:
             RuleNotFound: there is none.
         """
 
-    async def list(self, store_id: str, user_id: str, *, include_ended: bool, before: str, most: int) -> Sequence[Rule]:
+    async def list(
+        self, store_id: StoreId, user_id: UserId, *, include_ended: bool, before: str, most: int
+    ) -> Sequence[Rule]:
         """Return rules by descending id: those of a user and of the store, or all if `user_id` is empty."""
 
-    async def use(self, store_id: str, rule_id: str, call_id: str) -> bool:
+    async def use(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
         """Count a call, once, if the rule is in force; returns whether it has allowed the call. Atomic."""
 
-    async def has_allowed(self, store_id: str, rule_id: str, call_id: str) -> bool:
+    async def has_allowed(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
         """Return whether the rule has allowed the call and is neither revoked nor expired."""
 
     async def forget(self, older_than_seconds: float) -> None:
@@ -172,7 +174,7 @@ class RuleRepository(Protocol):
 class RateLimits(Protocol):
     """Counts what begins, the same for all replicas."""
 
-    async def take(self, store_id: str, rates: Sequence[Rate]) -> Exceeded | None:
+    async def take(self, store_id: StoreId, rates: Sequence[Rate]) -> Exceeded | None:
         """Count one call against all rates, or against none and return the one that is used up.
 
         Raises:
@@ -187,11 +189,11 @@ class RateLimits(Protocol):
 class AuditFilter:
     """The entries of a store that are wanted; empty fields and None mean any. Times are microseconds since 1970."""
 
-    store_id: str
-    run_id: str = ""
-    call_id: str = ""
+    store_id: StoreId
+    run_id: RunId = RunId("")
+    call_id: CallId = CallId("")
     tool_name: str = ""
-    user_id: str = ""
+    user_id: UserId = UserId("")
     kind: str = ""
     since_us: int | None = None
     before_us: int | None = None
@@ -200,7 +202,7 @@ class AuditFilter:
 class AuditLog(Protocol):
     """The audit chains of all stores, durable, shared by all replicas."""
 
-    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[str]:
+    async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         """Write entries at the ends of their chains, in order; returns the stores whose chain takes none.
 
         Somebody has tampered with those: nothing was written to them, and everything
@@ -211,13 +213,15 @@ class AuditLog(Protocol):
             DependencyUnavailable: it is not known whether they were written.
         """
 
-    async def head(self, store_id: str) -> Head:
+    async def head(self, store_id: StoreId) -> Head:
         """Return the recorded last entry of a chain."""
 
-    async def page(self, store_id: str, *, after_seq: int | None, up_to_seq: int, rows_max: int) -> list[AuditEntry]:
+    async def page(
+        self, store_id: StoreId, *, after_seq: int | None, up_to_seq: int, rows_max: int
+    ) -> list[AuditEntry]:
         """Return entries in order, those after `after_seq` (None: from whatever is the first)."""
 
-    async def beyond_head(self, store_id: str) -> int:
+    async def beyond_head(self, store_id: StoreId) -> int:
         """Return the first entry behind the recorded head, 0 if there is none."""
 
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:

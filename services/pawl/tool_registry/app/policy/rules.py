@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pawl.chassis.auth import DECIDES_NOTHING
+from pawl.chassis.auth import DECIDES_NOTHING, Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CallId, CallKey, IdSource, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.ports import RuleRepository, RunReads
-from pawl.tool_registry.domain.definition import Caller
 from pawl.tool_registry.domain.rules import (
     Rule,
     RuleCounts,
@@ -55,9 +54,9 @@ class Rules:
     audit: AuditTrail
     ids: IdSource
     clock: Clock
-    _kept: dict[str, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
+    _kept: dict[StoreId, tuple[float, Sequence[Rule]]] = field(default_factory=dict, init=False)
 
-    async def create(self, person: Caller, rule: Rule, request_id: str) -> ListedRule:
+    async def create(self, person: Principal, rule: Rule, request_id: RequestId) -> ListedRule:
         """Make a rule; `rule` has what the person said.
 
         Raises:
@@ -93,20 +92,20 @@ class Rules:
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
 
-    async def _check_origin(self, person: Caller, rule: Rule) -> None:
+    async def _check_origin(self, person: Principal, rule: Rule) -> None:
         """Return if the run that a rule is for, and the call whose approval makes it, are the person's."""
-        whose = {"store_id": person.store_id, "user_id": person.user_id}
-        if rule.scope is RuleScope.RUN and not await self.runs.has_run(**whose, run_id=rule.scope_id):
+        run = RunKey(person.store_id, RunId(rule.scope_id))
+        if rule.scope is RuleScope.RUN and not await self.runs.has_run(run, person.user_id):
             raise RunNotFound
         if not rule.call_id:
             return
-        tool_name = await self.runs.gated_tool(**whose, call_id=rule.call_id)
+        tool_name = await self.runs.gated_tool(CallKey(person.store_id, rule.call_id), person.user_id)
         if tool_name is None:
             raise CallNotFound
         if rule.is_for_one_tool and rule.tool_name != tool_name:
             raise InvalidField(f"call_id: is a call of {tool_name}, not of {rule.tool_name}", field="rule.call_id")
 
-    async def revoke(self, person: Caller, rule_id: str) -> ListedRule:
+    async def revoke(self, person: Principal, rule_id: str) -> ListedRule:
         """Revoke a rule for good. Idempotent.
 
         Raises:
@@ -130,7 +129,7 @@ class Rules:
         return await self._listed(revoked)
 
     async def list(
-        self, person: Caller, *, include_ended: bool, all_users: bool, before: str, most: int
+        self, person: Principal, *, include_ended: bool, all_users: bool, before: str, most: int
     ) -> Sequence[ListedRule]:
         """Return rules by descending id, those below `before` if it is given.
 
@@ -139,12 +138,13 @@ class Rules:
         """
         if all_users and Role.ADMIN not in person.roles:
             raise PermissionDenied("the rules of all users are for the role admin")
+        user_id = UserId("") if all_users else person.user_id
         rules = await self.repository.list(
-            person.store_id, "" if all_users else person.user_id, include_ended=include_ended, before=before, most=most
+            person.store_id, user_id, include_ended=include_ended, before=before, most=most
         )
         return [await self._listed(rule) for rule in rules]
 
-    async def deciding(self, store_id: str, call: RuledCall) -> Rule | None:
+    async def deciding(self, store_id: StoreId, call: RuledCall) -> Rule | None:
         """Return the rule that decides about a call, if one does; it counts nothing.
 
         Raises:
@@ -154,11 +154,11 @@ class Rules:
         await asyncio.sleep(0)  # Each call of a batch can take a while.
         return ruling(rules, call, self.clock.now()) if rules else None
 
-    async def allow(self, rule: Rule, call_id: str) -> bool:
+    async def allow(self, rule: Rule, call_id: CallId) -> bool:
         """Count a call that a rule allows, once for the call; returns whether the rule still allows it. Durable."""
         return await self.repository.use(rule.store_id, rule.rule_id, call_id)
 
-    async def still_allows(self, store_id: str, rule_id: str, call_id: str) -> bool:
+    async def still_allows(self, store_id: StoreId, rule_id: str, call_id: CallId) -> bool:
         """Return whether a rule has allowed the call and is neither revoked nor expired."""
         return await self.repository.has_allowed(store_id, rule_id, call_id)
 
@@ -166,7 +166,7 @@ class Rules:
         """Delete what is known of calls that were allowed longer ago; their number stays with each rule."""
         await self.repository.forget(older_than_seconds)
 
-    async def _in_force(self, store_id: str) -> Sequence[Rule]:
+    async def _in_force(self, store_id: StoreId) -> Sequence[Rule]:
         now = self.clock.monotonic()
         read_at, rules = self._kept.get(store_id, (-_FRESH_SECONDS, ()))
         if now - read_at < _FRESH_SECONDS:

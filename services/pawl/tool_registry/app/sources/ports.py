@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.app.catalog.ports import ToolSource
 from pawl.tool_registry.domain.source import DiscoveredTool, Source, SourceRecord, SourceState
 
@@ -27,7 +28,7 @@ class Connector(ToolSource, Protocol):
             SourceUnreachable: it does not answer, or not as it should.
         """
 
-    async def forget(self, store_id: str, name: str) -> None:
+    async def forget(self, store_id: StoreId, name: str) -> None:
         """Close what is open for a source that was removed or changed. Idempotent."""
 
 
@@ -41,14 +42,14 @@ class SourceRepository(Protocol):
             InvalidField: the store has SOURCES_MAX sources.
         """
 
-    async def set_state(self, store_id: str, name: str, state: SourceState, problem: str) -> None:
+    async def set_state(self, store_id: StoreId, name: str, state: SourceState, problem: str) -> None:
         """Write where a source stands; one that is gone stays gone."""
 
-    async def get(self, store_id: str, name: str) -> SourceRecord | None:
+    async def get(self, store_id: StoreId, name: str) -> SourceRecord | None:
         """Return a source of a store."""
 
-    async def list(self, store_id: str) -> Sequence[SourceRecord]:
+    async def list(self, store_id: StoreId) -> Sequence[SourceRecord]:
         """Return the sources of a store, by name."""
 
-    async def remove(self, store_id: str, name: str) -> bool:
+    async def remove(self, store_id: StoreId, name: str) -> bool:
         """Delete a source; returns whether it was there."""

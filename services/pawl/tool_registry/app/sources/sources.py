@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import StoreId
 from pawl.chassis.roles import Role
 from pawl.errors import (
     InvalidField,
@@ -121,7 +122,7 @@ class Sources:
         _log.info("source.added", store=source.store_id, source=source.name, kind=source.kind, tools=len(found))
         return await self._get(source.store_id, source.name)
 
-    async def remove(self, store_id: str, name: str, *, roles: Collection[str]) -> None:
+    async def remove(self, store_id: StoreId, name: str, *, roles: Collection[str]) -> None:
         """Take a source and its tools out, the source last, so that what a crash leaves can be removed again.
 
         Raises:
@@ -135,12 +136,12 @@ class Sources:
         await self._forget(listed.record.source)
         _log.info("source.removed", store=store_id, source=name)
 
-    async def list(self, store_id: str) -> Sequence[ListedSource]:
+    async def list(self, store_id: StoreId) -> Sequence[ListedSource]:
         """Return the sources of a store, by name, as they were when they were last asked."""
         registered = await self.tools.current(store_id)
         return [_with_tools(record, registered) for record in await self.repository.list(store_id)]
 
-    async def check(self, store_id: str, name: str) -> CheckedSource:
+    async def check(self, store_id: StoreId, name: str) -> CheckedSource:
         """Ask a source for its tools and say how they differ from the approved ones; its tools stay as they are.
 
         Raises:
@@ -161,7 +162,7 @@ class Sources:
         listed = await self._in_state(listed, state, problem)
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found))
 
-    async def approve(self, store_id: str, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
+    async def approve(self, store_id: StoreId, name: str, found_hash: str, *, roles: Collection[str]) -> ListedSource:
         """Register the tools as their source describes them now, which must be what `found_hash` stands for.
 
         Raises:
@@ -232,14 +233,14 @@ class Sources:
         gone = [entry.definition.name for entry in approved if entry.definition.name not in names]
         await self._unregister(source.store_id, gone)
 
-    async def _unregister(self, store_id: str, names: Sequence[str]) -> None:
+    async def _unregister(self, store_id: StoreId, names: Sequence[str]) -> None:
         for name in names:
             try:
                 await self.tools.unregister(store_id, name)
             except ToolNotFound:
                 continue  # Somebody else did it meanwhile.
 
-    async def _get(self, store_id: str, name: str) -> ListedSource:
+    async def _get(self, store_id: StoreId, name: str) -> ListedSource:
         record = await self.repository.get(store_id, name) if may_be_source(name) else None
         if record is None:
             raise SourceNotFound

@@ -9,11 +9,11 @@ from typing import Final, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallKey
 from pawl.chassis.retry import Retry
 from pawl.tool_registry.app.workers.ports import CallView, WorkerRepository
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import Progress
-from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     AfterLoss,
     Answer,

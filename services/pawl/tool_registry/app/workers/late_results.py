@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from pawl.chassis import tasks
+from pawl.chassis.ids import CallKey
 from pawl.chassis.retry import Retry
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.workers.answers import late_end
 from pawl.tool_registry.app.workers.ports import LateCall, WorkerRepository
 from pawl.tool_registry.domain.audit import AuditDraft, AuditKind, sha256_hex
-from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import Answer
 
 
@@ -36,15 +36,14 @@ class LateResults:
         await tasks.end(list(self._telling.values()))
 
     async def _tell(self, key: CallKey, lease_epoch: int, call: LateCall, answer: Answer) -> None:
-        store_id, call_id = key
         outcome, content = late_end(answer)
         draft = AuditDraft(
-            store_id=store_id,
+            store_id=key.store_id,
             kind=AuditKind.RETURNED,
             time_us=self._audit.time_us(),
             user_id=call.origin.user_id,
             run_id=call.origin.run_id,
-            call_id=call_id,
+            call_id=key.call_id,
             tool_name=call.tool_name,
             tool_version=call.origin.tool_version,
             verdict=outcome.value,
@@ -53,5 +52,5 @@ class LateResults:
             result_sha256=sha256_hex(content),
             result_bytes=len(content),
         )
-        await self._retry.until_answered(lambda: self._audit.write([draft]), call=call_id)
-        await self._retry.until_answered(lambda: self._repository.mark_told(key, lease_epoch), call=call_id)
+        await self._retry.until_answered(lambda: self._audit.write([draft]), call=key.call_id)
+        await self._retry.until_answered(lambda: self._repository.mark_told(key, lease_epoch), call=key.call_id)

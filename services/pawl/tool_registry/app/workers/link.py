@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from pawl.chassis.ids import CallId
 from pawl.errors import Overloaded, PawlError
 from pawl.tool_registry.app.workers.ports import Attached, WorkerRepository
 from pawl.tool_registry.domain.execution import Progress
@@ -32,7 +33,7 @@ class Welcome:
 class InvocationCancel:
     """The result of a call is not wanted any more."""
 
-    call_id: str
+    call_id: CallId
     lease_epoch: int
 
 
@@ -40,7 +41,7 @@ class InvocationCancel:
 class ResultReceipt:
     """The fate of a result."""
 
-    call_id: str
+    call_id: CallId
     lease_epoch: int
     status: ResultStatus
 
@@ -64,7 +65,7 @@ class Drain:
 class ProgressReport:
     """Progress of a call."""
 
-    call_id: str
+    call_id: CallId
     lease_epoch: int
     progress: Progress
 
@@ -73,7 +74,7 @@ class ProgressReport:
 class Result:
     """The end of a call."""
 
-    call_id: str
+    call_id: CallId
     lease_epoch: int
     answer: Answer
 
@@ -92,7 +93,7 @@ class WorkerLink:
         self.register = register
         """Registers its tools again, as when it attached."""
         self.heard_at = heard_at
-        self.in_hand: dict[str, int] = {}
+        self.in_hand: dict[CallId, int] = {}
         """The epochs of its calls, those among them that it kept over a reconnect."""
         self.is_draining = False
         self.doubted_until = -math.inf
@@ -101,7 +102,7 @@ class WorkerLink:
         self.ended: asyncio.Future[PawlError | None] = asyncio.get_running_loop().create_future()
         self._calls_max = calls_max
         self._reserved = 0
-        self._cancelled: dict[str, int] = {}
+        self._cancelled: dict[CallId, int] = {}
         self._ends_with: PawlError | None = None
         self._unsent_max = _FRAMES_PER_CALL * calls_max + _FRAMES_BESIDES
         self._outgoing: asyncio.Queue[RegistryFrame | None] = asyncio.Queue()
@@ -142,19 +143,19 @@ class WorkerLink:
         self.send(call)
         return True
 
-    def cancel(self, call_id: str) -> None:
+    def cancel(self, call_id: CallId) -> None:
         """Take a call back that it has in hand, once."""
         epoch = self.in_hand.get(call_id)
         if epoch is not None and self._cancelled.get(call_id) != epoch:
             self._cancelled[call_id] = epoch
             self.send(InvocationCancel(call_id=call_id, lease_epoch=epoch))
 
-    def mark_answered(self, call_id: str, lease_epoch: int) -> None:
+    def mark_answered(self, call_id: CallId, lease_epoch: int) -> None:
         """Note that a call is not to be taken back any more."""
         if self.in_hand.get(call_id) == lease_epoch:
             self._cancelled[call_id] = lease_epoch
 
-    def drop(self, call_id: str, lease_epoch: int) -> None:
+    def drop(self, call_id: CallId, lease_epoch: int) -> None:
         """Note that a call is not in its hands any more."""
         if self.in_hand.get(call_id) == lease_epoch:
             del self.in_hand[call_id]
@@ -197,5 +198,5 @@ async def put_back_unsent(repository: WorkerRepository, links: Iterable[WorkerLi
     for attachment, key, epoch in await repository.held(list(doubted)) if doubted else ():
         link = doubted[attachment]
         # What is being claimed now may be among them.
-        if link.is_at_rest and link.in_hand.get(key[1]) != epoch:
+        if link.is_at_rest and link.in_hand.get(key.call_id) != epoch:
             await repository.put_back(key, epoch)

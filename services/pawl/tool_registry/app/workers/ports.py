@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from pawl.chassis.ids import CallId, CallKey, StoreId, UserId
 from pawl.tool_registry.domain.execution import Progress
-from pawl.tool_registry.domain.verdict import CallKey
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallState,
@@ -71,7 +71,7 @@ class NewsKind(StrEnum):
     """The result of a call is not wanted any more."""
 
 
-Listener = Callable[[NewsKind, str, str], None]
+Listener = Callable[[NewsKind, StoreId, str], None]
 """Gets the kind, the store, and the name of a group or the id of a call."""
 
 
@@ -82,7 +82,7 @@ class WorkerRepository(Protocol):
     execution has taken over.
     """
 
-    async def owner(self, worker: WorkerKey, user_id: str, *, is_admin: bool) -> str | None:
+    async def owner(self, worker: WorkerKey, user_id: UserId, *, is_admin: bool) -> UserId | None:
         """Return the user whose group the worker's is: `user_id` if it is nobody's, or has no tool any more. Atomic.
 
         None where it has tools from before owners were written down, the worker was
@@ -95,7 +95,9 @@ class WorkerRepository(Protocol):
     async def has_successor(self, worker: WorkerKey, tool_name: str, definition_hash: str, current_hash: str) -> bool:
         """Return whether this group registered a definition before, and a live worker has the current one."""
 
-    async def attach(self, worker: Attached, *, held: Mapping[str, int], lease_seconds: float) -> Mapping[str, int]:
+    async def attach(
+        self, worker: Attached, *, held: Mapping[CallId, int], lease_seconds: float
+    ) -> Mapping[CallId, int]:
         """Note a worker's stream, in place of an earlier one; returns the calls that it holds, with their epochs.
 
         Calls that it should hold and that are not in `held` are lost. Atomic.
@@ -107,7 +109,7 @@ class WorkerRepository(Protocol):
     async def detach(self, worker: Attached) -> None:
         """End a worker's lease now. Idempotent."""
 
-    async def is_attached(self, store_id: str, group_name: str, tool_name: str, definition_hash: str) -> bool:
+    async def is_attached(self, store_id: StoreId, group_name: str, tool_name: str, definition_hash: str) -> bool:
         """Return whether a live worker of the group has this definition, in whatever process."""
 
     async def add(self, call: WorkerCall, worker: Attached | None) -> int | None:
@@ -126,10 +128,10 @@ class WorkerRepository(Protocol):
     async def put_back(self, call: CallKey, lease_epoch: int) -> None:
         """Have a call wait again that was claimed and not sent to its worker."""
 
-    async def report(self, worker: WorkerKey, call_id: str, lease_epoch: int, progress: Progress) -> None:
+    async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
         """Note progress of a call that the worker holds."""
 
-    async def finish(self, worker: WorkerKey, call_id: str, lease_epoch: int, answer: Answer) -> Finished:
+    async def finish(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, answer: Answer) -> Finished:
         """Note a worker's answer, and return what becomes of it. The same answer again gets the same status."""
 
     async def mark_told(self, call: CallKey, lease_epoch: int) -> None:
@@ -159,10 +161,10 @@ class WorkerRepository(Protocol):
     async def news(self) -> Collection[CallKey]:
         """Return the calls of this process's executions that are answered or lost."""
 
-    async def waiting_groups(self) -> Collection[tuple[str, str]]:
+    async def waiting_groups(self) -> Collection[tuple[StoreId, str]]:
         """Return store and name of the groups that calls wait for."""
 
-    async def unwanted(self, calls: Collection[tuple[WorkerKey, str, int]]) -> Collection[tuple[WorkerKey, str]]:
+    async def unwanted(self, calls: Collection[tuple[WorkerKey, CallId, int]]) -> Collection[tuple[WorkerKey, CallId]]:
         """Return which of these calls, of workers with their epochs, are cancelled or not theirs any more."""
 
     async def forget(self) -> None:

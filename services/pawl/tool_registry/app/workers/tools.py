@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.catalog.ports import ToolRepository
 from pawl.tool_registry.app.workers.ports import WorkerRepository
 from pawl.tool_registry.domain.definition import (
-    Caller,
     ExecutionContext,
     ToolDefinition,
     ToolVersion,
@@ -30,7 +31,7 @@ class WorkerTools:
         self._workers = workers
         self._catalog = catalog
 
-    async def register(self, caller: Caller, hello: Hello) -> Mapping[str, str]:
+    async def register(self, caller: Principal, hello: Hello) -> Mapping[str, str]:
         """Register what is new; returns the hash of each definition of the worker by name.
 
         A definition that was replaced by another one of the same group is left as it
@@ -59,7 +60,7 @@ class WorkerTools:
                 )
         return hashes
 
-    async def _registrant(self, caller: Caller, worker: WorkerKey) -> Registrant:
+    async def _registrant(self, caller: Principal, worker: WorkerKey) -> Registrant:
         """Return for whom a worker registers: the user whose group it is, with the rights of the caller."""
         registrant = Registrant.of(caller)
         owner_id = await self._workers.owner(worker, caller.user_id, is_admin=registrant.is_admin)
@@ -82,7 +83,7 @@ class WorkerTools:
             return False
         return not await self._workers.has_successor(worker, current.definition.name, given, known)
 
-    async def _check(self, store_id: str, definitions: Collection[ToolDefinition]) -> None:
+    async def _check(self, store_id: StoreId, definitions: Collection[ToolDefinition]) -> None:
         if not 1 <= len(definitions) <= TOOLS_MAX:
             raise InvalidField(f"hello.tools: must be 1 to {TOOLS_MAX}", field="hello.tools")
         loaded = self._catalog.loaded_names

@@ -10,7 +10,9 @@ from functools import partial
 from typing import Any, Final, Self, TypeVar
 
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.chassis.tasks import end, hold
@@ -37,8 +39,7 @@ from pawl.tool_registry.app.workers.link import (
 from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepository
 from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.domain.audit import sha256_hex
-from pawl.tool_registry.domain.definition import Caller, EffectClass, ToolVersion, definition_hash
-from pawl.tool_registry.domain.verdict import CallKey
+from pawl.tool_registry.domain.definition import EffectClass, ToolVersion, definition_hash
 from pawl.tool_registry.domain.workers import (
     Answer,
     CallDetails,
@@ -145,23 +146,24 @@ class WorkerHub:
         return finding_of(entry, await self._ask(entry, Purpose.RECONCILE, b"", context))
 
     async def _ask(self, entry: ToolVersion, purpose: Purpose, arguments: bytes, context: ToolContext) -> Answer:
+        details = CallDetails(
+            user_id=UserId(context.user_id),
+            conversation_id=ConversationId(context.conversation_id),
+            run_id=RunId(context.run_id),
+            arguments=arguments,
+        )
         call = WorkerCall(
             store_id=entry.store_id,
-            call_id=context.call_id,
+            call_id=CallId(context.call_id),
             group_name=group_of(entry.source),
             tool_name=entry.definition.name,
             definition_hash=definition_hash(entry.definition),
             purpose=purpose,
-            details=CallDetails(
-                user_id=context.user_id,
-                conversation_id=context.conversation_id,
-                run_id=context.run_id,
-                arguments=arguments,
-            ),
+            details=details,
             attempt=context.attempt,
             seconds=max(0.0, context.deadline.timestamp() - self._clock.now()),
             token=secrets.token_hex(16),
-            origin=_origin(entry, arguments, context) if purpose is Purpose.RUN else None,
+            origin=_origin(entry, details) if purpose is Purpose.RUN else None,
         )
         pending = PendingCall(
             call,
@@ -233,7 +235,7 @@ class WorkerHub:
 
     async def serve(
         self,
-        caller: Caller,
+        caller: Principal,
         hello: Hello,
         tools: WorkerTools,
         incoming: AsyncIterator[WorkerFrame],
@@ -379,19 +381,19 @@ class WorkerHub:
         self._wake_call(call)
         link.drop(result.call_id, result.lease_epoch)
 
-    def _hear(self, kind: NewsKind, store_id: str, name: str) -> None:
+    def _hear(self, kind: NewsKind, store_id: StoreId, name: str) -> None:
         """Act on what another process says. What gets lost is found by looking."""
         match kind:
             case NewsKind.WAITING:
                 self._wake_group(store_id, name)
             case NewsKind.CALL:
-                self._wake_call(CallKey(store_id, name))
+                self._wake_call(CallKey(store_id, CallId(name)))
             case NewsKind.CANCEL:
                 for key, link in self._links.items():
                     if key.store_id == store_id:
-                        link.cancel(name)
+                        link.cancel(CallId(name))
 
-    def _wake_group(self, store_id: str, group_name: str) -> None:
+    def _wake_group(self, store_id: StoreId, group_name: str) -> None:
         for key, link in self._links.items():
             if key[:2] == (store_id, group_name):
                 link.due.set()
@@ -464,12 +466,12 @@ class WorkerHub:
             await self._clock.sleep(seconds)
 
 
-def _origin(entry: ToolVersion, arguments: bytes, context: ToolContext) -> Origin:
+def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
     return Origin(
-        user_id=context.user_id,
-        run_id=context.run_id,
+        user_id=details.user_id,
+        run_id=details.run_id,
         tool_version=entry.version,
-        arguments_sha256=sha256_hex(arguments),
+        arguments_sha256=sha256_hex(details.arguments),
     )
 
 
