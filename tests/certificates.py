@@ -29,6 +29,13 @@ class Files:
         }
 
 
+def of(folder: Path, name: str) -> Files:
+    """Return where `write` puts the files of a service."""
+    return Files(
+        certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-authority.pem"
+    )
+
+
 def write(folder: Path, name: str, *trusted: trustme.CA, names: tuple[str, ...] = (), expired: bool = False) -> Files:
     """Write, in place of what was there, a certificate of the first authority for a service that trusts all of them.
 
@@ -39,9 +46,7 @@ def write(folder: Path, name: str, *trusted: trustme.CA, names: tuple[str, ...] 
         issued = trusted[0].issue_cert(*identities, not_before=EXPIRED - timedelta(days=1), not_after=EXPIRED)
     else:
         issued = trusted[0].issue_cert(*identities)
-    files = Files(
-        certificate=folder / f"{name}.pem", key=folder / f"{name}.key", authority=folder / f"{name}-authority.pem"
-    )
+    files = of(folder, name)
     _replace(files.authority, b"".join(authority.cert_pem.bytes() for authority in trusted))
     _replace(files.key, issued.private_key_pem.bytes())
     _replace(files.certificate, b"".join(pem.bytes() for pem in issued.cert_chain_pems))
