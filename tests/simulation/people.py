@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
-from pawl.agent_loop.app.public_values import Caller, CallView, MessagePolicy, PageAsked, PendingFilter, Reply, RunView
+from pawl.agent_loop.app.public_values import CallView, MessagePolicy, PageAsked, PendingFilter, Reply, RunView
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import AskedOptions
@@ -22,6 +22,7 @@ from pawl.agent_loop.domain.run import (
     TokenBudgetPolicy,
     UnknownOutcomePolicy,
 )
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from pawl.event.v1 import run_pb2
@@ -33,7 +34,7 @@ from tests.simulation.world import World
 
 STORE = StoreId("store")
 SETTLING_SECONDS = 600.0
-_STRANGER = Caller(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
+_STRANGER = Principal(store_id=STORE, user_id=UserId("stranger"), roles=frozenset())
 _POLICIES = (MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT, MessagePolicy.REJECT)
 
 
@@ -43,7 +44,7 @@ class User:
     def __init__(self, world: World, name: str, *, front_end: bool) -> None:
         self.world = world
         self.name = name
-        self.caller = Caller(store_id=STORE, user_id=UserId(name), roles=frozenset({"operator", "approver"}))
+        self.caller = Principal(store_id=STORE, user_id=UserId(name), roles=frozenset({"operator", "approver"}))
         self.run_ids: dict[str, None] = {}
         self.ended: set[str] = set()
         self.draw = world.chance.stream("user", name)
@@ -177,7 +178,7 @@ class User:
         self._count += 1
         return self._count
 
-    async def _respond(self, caller: Caller, run: RunView, call: CallView, command_id: str) -> None:
+    async def _respond(self, caller: Principal, run: RunView, call: CallView, command_id: str) -> None:
         match call.state:
             case CallState.AWAITING_APPROVAL:
                 await self._decide(caller, call, command_id)
@@ -190,7 +191,7 @@ class User:
             case _:
                 return
 
-    async def _decide(self, caller: Caller, call: CallView, command_id: str) -> None:
+    async def _decide(self, caller: Principal, call: CallView, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
         document = call.document
         arguments: bytes = document.arguments_json  # type: ignore[attr-defined]
@@ -203,7 +204,7 @@ class User:
         sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
-    async def _answer(self, caller: Caller, call: CallView, command_id: str) -> None:
+    async def _answer(self, caller: Principal, call: CallView, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
         kind = draw.choice([DecisionKind.ANSWER, DecisionKind.ANSWER, DecisionKind.REJECT])
         answer = f"answer {command_id}" if kind is DecisionKind.ANSWER else ""
@@ -211,7 +212,7 @@ class User:
         sent = self._sent(caller, command_id, call, kind.value, content=answer.encode())
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
-    async def _return(self, caller: Caller, call: CallView, command_id: str) -> None:
+    async def _return(self, caller: Principal, call: CallView, command_id: str) -> None:
         content = msgspec.json.encode(f"result {command_id}" + "." * self.result_padding)
         result = ToolResult(
             run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=False, offer_epoch=0
@@ -222,7 +223,7 @@ class User:
             lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), call.run_id, result),
         )
 
-    async def _resolve(self, caller: Caller, call: CallView, command_id: str) -> None:
+    async def _resolve(self, caller: Principal, call: CallView, command_id: str) -> None:
         draw = self.world.chance.stream("decision", command_id)
         resolution = draw.choice(list(CallResolution))
         content = msgspec.json.encode(f"it happened {command_id}") if resolution is CallResolution.HAPPENED else b""
@@ -251,7 +252,7 @@ class User:
         times = 2 if self.purse.random() < 0.2 else 1
         await asyncio.gather(*(self._top_up(self.caller, run.run_id, command_id, tokens) for _ in range(times)))
 
-    async def _top_up(self, caller: Caller, run_id: str, command_id: str, tokens: int) -> None:
+    async def _top_up(self, caller: Principal, run_id: str, command_id: str, tokens: int) -> None:
         sent = next((sent for sent in self.world.history.commands if sent.command_id == command_id), None)
         if sent is None:
             sent = Sent(
@@ -276,7 +277,7 @@ class User:
         )
 
     def _sent(
-        self, caller: Caller, command_id: str, call: CallView, kind: str, *, content: bytes, digest: str = ""
+        self, caller: Principal, command_id: str, call: CallView, kind: str, *, content: bytes, digest: str = ""
     ) -> Sent:
         for earlier in self.world.history.commands:
             if earlier.command_id == command_id:
@@ -310,7 +311,7 @@ class Approver(User):
 
     def __init__(self, world: World, name: str) -> None:
         super().__init__(world, name, front_end=False)
-        self.caller = Caller(store_id=STORE, user_id=UserId(name), roles=frozenset({"approver"}))
+        self.caller = Principal(store_id=STORE, user_id=UserId(name), roles=frozenset({"approver"}))
 
     async def live(self) -> None:
         """Look at the inbox of the store now and then, until cancelled."""
@@ -335,7 +336,7 @@ class Operator:
 
     def __init__(self, world: World) -> None:
         self._world = world
-        self._caller = Caller(store_id=STORE, user_id=UserId("operator"), roles=frozenset({"operator"}))
+        self._caller = Principal(store_id=STORE, user_id=UserId("operator"), roles=frozenset({"operator"}))
         self._draw = world.chance.stream("operator")
         self._network = Network(world.chance, world.history, "operator")
         self._count = 0

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.app.public_values import (
-    Caller,
     ClientSession,
     DecisionCommand,
     Outcome,
@@ -25,6 +24,7 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
@@ -43,7 +43,8 @@ from tests.simulation.history import History
 from tests.simulation.job_store import Channel, answer, ports_on
 from tests.simulation.store import PromptDatabase, Tables, store
 
-ME = Caller(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
+ME = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
+YOU = Principal(store_id=StoreId("local"), user_id=UserId("you"))
 PAGE_EVENTS = 20
 _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
 
@@ -131,7 +132,7 @@ class PlayedLedger(PublicLedgerClient):
 
     # What the worker and the ledger itself do.
 
-    async def add_run(self, run_id: str = "run_1", caller: Caller = ME, conversation_id: str = "conv_1") -> None:
+    async def add_run(self, run_id: str = "run_1", caller: Principal = ME, conversation_id: str = "conv_1") -> None:
         """Let a user have started a run that a worker has."""
         now = self._database.now()
         conversation = ConversationRow(
@@ -255,7 +256,13 @@ class PlayedLedger(PublicLedgerClient):
     # The port, where a test looks at it.
 
     async def send_command(
-        self, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, as_operator: bool = False
+        self,
+        caller: Principal,
+        run_id: RunId,
+        command_id: CommandId,
+        command: PublicCommand,
+        *,
+        as_operator: bool = False,
     ) -> Reply:
         reply = await super().send_command(caller, run_id, command_id, command, as_operator=as_operator)
         if reply.outcome is Outcome.ACCEPTED:
@@ -271,7 +278,7 @@ class PlayedLedger(PublicLedgerClient):
                     pass
         return reply
 
-    async def release_offers(self, caller: Caller, client: ClientSession, run_id: RunId = RunId("")) -> None:
+    async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
         await super().release_offers(caller, client, run_id)
         self.released.append((client.client_id, run_id))
 

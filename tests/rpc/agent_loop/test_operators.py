@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, operator_pb2
-from pawl.agent_loop.app.public_values import Caller, RedriveCommand
+from pawl.agent_loop.app.public_values import RedriveCommand
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import RunState, StopCause
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, BOSS, FOREIGN_BOSS, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
-from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -45,9 +46,9 @@ async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_no
     operators: OperatorServiceAsyncStub, ledger: PlayedLedger, metadata: Any
 ) -> None:
     await ledger.add_run("run_1")
-    await ledger.add_run("run_2", Caller(store_id=StoreId("local"), user_id=UserId("you")))
+    await ledger.add_run("run_2", YOU)
     await ledger.add_run("run_3")
-    await ledger.add_run("run_4", Caller(store_id=StoreId("elsewhere"), user_id=UserId("me")))
+    await ledger.add_run("run_4", Principal(store_id=StoreId("elsewhere"), user_id=UserId("me")))
     ledger.put_run("run_2", output=run_pb2.Run(output_text="a secret").SerializeToString(), crashes=3)
     await ledger.need_attention(QUARANTINED, "run_2")
     await ledger.need_attention(UNKNOWN_OUTCOME, "run_3")

@@ -12,10 +12,11 @@ import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.pending import Pending, PendingPart
-from pawl.agent_loop.app.public_values import Caller, CallView, Page, PageAsked, PendingFilter, RunView
+from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId
 from pawl.event.v1 import call_pb2, run_pb2
@@ -132,7 +133,7 @@ class LargeInbox(PlayedLedger):
         self.pages, self.steps = pages, steps
         self.documents: weakref.WeakSet[Thing] = weakref.WeakSet()
 
-    async def list_pending(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
         number = int(page.page_token or 0)
         self.steps.append(f"page {number}")
         calls = [self._waiting(f"call_{number}_{index}") for index in range(4)]
@@ -175,7 +176,7 @@ async def test_a_stream_keeps_no_more_of_a_large_inbox_than_a_page_and_reads_a_p
     steps: list[str] = []
     ledger, clock = LargeInbox(3, steps), Steps(steps, sleeps_max=4)
     watching = Pending(ledger=ledger, clock=clock).watch(
-        Caller(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=60
+        Principal(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=60
     )
     told = 0
 
@@ -201,7 +202,7 @@ async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypat
     monkeypatch.setattr("pawl.agent_loop.app.pending.ITEMS_MAX", 4)
     ledger = LargeInbox(2, [])
     watching = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.001).watch(
-        Caller(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=0
+        Principal(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=0
     )
     async with asyncio.timeout(30), aclosing(watching):
         part = await anext(watching)

@@ -10,10 +10,10 @@ import grpc
 import pytest
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.agent_loop.app.public_values import Caller, DecisionCommand, DecisionRight, ResultCommand
+from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.run import RunState
-from pawl.chassis.ids import CallId, StoreId, UserId
+from pawl.chassis.ids import CallId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
 MISSING = "no-such"
-OTHER = Caller(store_id=StoreId("local"), user_id=UserId("you"))
 DIGEST = "digest of call_1"
 
 

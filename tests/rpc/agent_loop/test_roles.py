@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
-from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage
+from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunOptions
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, CredentialId, RequestId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
 from tests.rpc.job_store.conftest import Replica, database, replica, start
 
 __all__ = ["database", "replica", "start"]
 
-MEMBER = Caller(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member"}))
-ADMIN = Caller(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member", "admin"}))
+MEMBER = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member"}))
+ADMIN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member", "admin"}))
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.app.public_values import Caller, DecisionRight
+from pawl.agent_loop.app.public_values import DecisionRight
 from pawl.agent_loop.domain import options, proposals
 from pawl.agent_loop.domain.call import CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import ToolResult, TopUp
@@ -15,6 +15,7 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, RunOptions, RunState, WaitKind
 from pawl.agent_loop.domain.state import MODEL
 from pawl.agent_loop.domain.tool import Disposition, Verdict
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied
 from tests.fakes import virtual_time
@@ -123,7 +124,7 @@ def test_a_run_may_ask_for_more_approvals_than_the_deployment_and_not_for_fewer(
 )
 def test_the_role_says_what_somebody_may_decide(roles: tuple[str, ...], right: DecisionRight) -> None:
     """HITL-4, OPS-1"""
-    caller = Caller(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset(roles))
+    caller = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset(roles))
     assert approvers.decision_right(caller) is right
     if right is not DecisionRight.STORE:
         with pytest.raises(PermissionDenied):

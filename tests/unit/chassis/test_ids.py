@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
-from pawl.agent_loop.app.public_values import Caller, ClientSession
+from pawl.agent_loop.app.public_values import ClientSession
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import (
     CallId,
@@ -18,7 +18,6 @@ from pawl.chassis.ids import (
     RunId,
     RunKey,
     StoreId,
-    UserId,
     check_id,
     is_id,
 )
@@ -26,7 +25,7 @@ from pawl.errors import InvalidId
 from pawl.tool_registry.domain.workers import WorkerKey
 from tests.fakes.manual_clock import ManualClock
 
-ReadsRun = Callable[[PublicLedgerClient, Caller, RunId], Awaitable[object]]
+ReadsRun = Callable[[PublicLedgerClient, Principal, RunId], Awaitable[object]]
 
 
 @pytest.mark.parametrize("value", ["a", "A-Z_09", "x" * 64])
@@ -55,8 +54,7 @@ def test_mypy_refuses_an_id_where_one_of_another_kind_is_expected() -> None:
     checked: CallId = check_id("run", "run_id")  # type: ignore[assignment]
     assert RunKey(store, CallId("call")).run_id == "call"  # type: ignore[arg-type]
     assert WorkerKey(store, "group", CallId("call")).worker_id == "call"  # type: ignore[arg-type]
-    assert Principal(store_id=UserId("ann")).store_id == "ann"  # type: ignore[arg-type]
-    caller = Caller(store_id=store, user_id=store)  # type: ignore[arg-type]
+    caller = Principal(store_id=store, user_id=store)  # type: ignore[arg-type]
     client = ClientSession(client_id=ClientId("tab"), session_id=ClientId("tab"))  # type: ignore[arg-type]
     reads_a_call: ReadsRun = PublicLedgerClient.get_call  # type: ignore[assignment]
     assert reads_a_call.__name__ == "get_call"

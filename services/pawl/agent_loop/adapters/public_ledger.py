@@ -10,7 +10,6 @@ from msgspec.structs import asdict
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
 from pawl.agent_loop.app.public_values import (
-    Caller,
     CallView,
     ClientSession,
     DecisionCommand,
@@ -32,6 +31,7 @@ from pawl.agent_loop.app.public_values import (
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import call_pb2, run_pb2
@@ -48,12 +48,12 @@ _RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 _CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)
 
 
-def _of(caller: Caller) -> dict[str, Any]:
+def _of(caller: Principal) -> dict[str, Any]:
     """Return the fields of every request that a user makes."""
     return {"store_id": caller.store_id, "user_id": caller.user_id}
 
 
-def _with(caller: Caller) -> dict[str, Any]:
+def _with(caller: Principal) -> dict[str, Any]:
     """Return the fields of what a user does that say with which credential."""
     return {"credential_id": caller.credential_id, "delegate_user_id": caller.delegate_user_id}
 
@@ -64,7 +64,7 @@ class PublicLedgerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
-    async def submit_message(self, caller: Caller, message: NewMessage) -> tuple[RunView, bool]:
+    async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
         request = pb.SubmitMessageRequest(
             **_of(caller),
             request_id=message.request_id,
@@ -82,7 +82,13 @@ class PublicLedgerClient:
         return run_view(response.run), response.steered
 
     async def send_command(
-        self, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, as_operator: bool = False
+        self,
+        caller: Principal,
+        run_id: RunId,
+        command_id: CommandId,
+        command: PublicCommand,
+        *,
+        as_operator: bool = False,
     ) -> Reply:
         request = pb.SendCommandRequest(
             **_of(caller),
@@ -106,7 +112,7 @@ class PublicLedgerClient:
         )
 
     async def lease_offer(
-        self, caller: Caller, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
+        self, caller: Principal, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
         request = pb.LeaseOfferRequest(
             **_of(caller),
@@ -120,30 +126,32 @@ class PublicLedgerClient:
         call = call_view(response.call) if response.HasField("call") else None
         return LeaseAnswer(granted=response.granted, call=call, replaced=response.replaced)
 
-    async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
+    async def renew_offers(
+        self, caller: Principal, client: ClientSession, lease_seconds: float
+    ) -> tuple[CallView, ...]:
         request = pb.RenewOffersRequest(
             **_of(caller), client_id=client.client_id, session_id=client.session_id, lease_seconds=lease_seconds
         )
         response = await translated(self._stub.RenewOffers(request))
         return tuple(call_view(call) for call in response.calls)
 
-    async def release_offers(self, caller: Caller, client: ClientSession, run_id: RunId = RunId("")) -> None:
+    async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
         request = pb.ReleaseOffersRequest(
             **_of(caller), client_id=client.client_id, session_id=client.session_id, run_id=run_id
         )
         await translated(self._stub.ReleaseOffers(request))
 
-    async def get_run(self, caller: Caller, run_id: RunId) -> RunView:
+    async def get_run(self, caller: Principal, run_id: RunId) -> RunView:
         request = pb.GetRunRequest(**_of(caller), run_id=run_id)
         response = await translated(self._stub.GetRun(request))
         return run_view(response.run)
 
-    async def get_call(self, caller: Caller, call_id: CallId, *, for_approval: bool = False) -> CallView:
+    async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> CallView:
         request = pb.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
         response = await translated(self._stub.GetCall(request))
         return call_view(response.call)
 
-    async def list_events(self, caller: Caller, run_id: RunId, after_seq: int) -> EventPage:
+    async def list_events(self, caller: Principal, run_id: RunId, after_seq: int) -> EventPage:
         request = pb.ListEventsRequest(**_of(caller), run_id=run_id, after_seq=after_seq, events_max=EVENTS_PER_PAGE)
         response = await translated(self._stub.ListEvents(request))
         return EventPage(
@@ -154,7 +162,7 @@ class PublicLedgerClient:
         )
 
     async def list_runs(
-        self, caller: Caller, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
+        self, caller: Principal, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
     ) -> Page[RunView]:
         request = pb.ListRunsRequest(
             **_of(caller),
@@ -165,25 +173,25 @@ class PublicLedgerClient:
         response = await translated(self._stub.ListRuns(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
-    async def list_calls(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[CallView]:
+    async def list_calls(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[CallView]:
         request = pb.ListCallsRequest(**_of(caller), run_id=run_id, **asdict(page))
         response = await translated(self._stub.ListCalls(request))
         return Page(items=tuple(call_view(call) for call in response.calls), next_page_token=response.next_page_token)
 
-    async def undo_sources(self, caller: Caller, run_id: RunId) -> tuple[UndoSource, ...]:
+    async def undo_sources(self, caller: Principal, run_id: RunId) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
 
-    async def list_messages(self, caller: Caller, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
+    async def list_messages(self, caller: Principal, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
         request = pb.ListMessagesRequest(**_of(caller), conversation_id=conversation_id, **asdict(page))
         response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
 
-    async def list_attention(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[RunView]:
+    async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[RunView]:
         request = pb.ListAttentionRequest(store_id=caller.store_id, run_id=run_id, **asdict(page))
         response = await translated(self._stub.ListAttention(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
-    async def list_pending(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
         request = pb.ListPendingCallsRequest(
             **_of(caller),
             **asdict(page),

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.app.public_values import Caller, DecisionRight
-from pawl.chassis.auth import DECIDES_NOTHING
+from pawl.agent_loop.app.public_values import DecisionRight
+from pawl.chassis.auth import DECIDES_NOTHING, Principal
 from pawl.chassis.roles import Role
 from pawl.errors import PermissionDenied
 
 _ROLES: Final = frozenset({Role.APPROVER, Role.ADMIN})
 
 
-def decision_right(caller: Caller) -> DecisionRight:
+def decision_right(caller: Principal) -> DecisionRight:
     """Return what the caller may decide.
 
     Approvers and admins decide gated calls of their whole store. Who has other
@@ -24,7 +24,7 @@ def decision_right(caller: Caller) -> DecisionRight:
     return DecisionRight.QUESTIONS if caller.roles else DecisionRight.OWN_RUNS
 
 
-def require_decider(caller: Caller) -> None:
+def require_decider(caller: Principal) -> None:
     """Return if the caller decides anything at all: to reject is a decision, too.
 
     Raises:
@@ -34,7 +34,7 @@ def require_decider(caller: Caller) -> None:
         raise PermissionDenied(DECIDES_NOTHING)
 
 
-def require_approver(caller: Caller) -> None:
+def require_approver(caller: Principal) -> None:
     """Return if the caller may see what awaits an approval in the store.
 
     Raises:

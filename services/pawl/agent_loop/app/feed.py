@@ -15,9 +15,10 @@ from contextlib import aclosing
 from typing import Final
 
 from pawl.agent_loop.app.public_ports import LiveEvents, LiveSubscription, PublicLedger
-from pawl.agent_loop.app.public_values import Caller, EventPage, LogGap, LoggedEvent
+from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.domain.run import ENDED
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.chassis.tasks import within
@@ -112,7 +113,7 @@ class Feed:
     """The events of one run for all of its watchers. `readers` bounds how many feeds read at once."""
 
     def __init__(
-        self, ledger: PublicLedger, live: LiveEvents, caller: Caller, run_id: RunId, *, readers: asyncio.Semaphore
+        self, ledger: PublicLedger, live: LiveEvents, caller: Principal, run_id: RunId, *, readers: asyncio.Semaphore
     ) -> None:
         self._ledger = ledger
         self._live = live

@@ -15,7 +15,6 @@ from pawl.agent_loop.app import approvers, operators
 from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
 from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
 from pawl.agent_loop.app.public_values import (
-    Caller,
     DecisionCommand,
     DecisionRight,
     EditVerdict,
@@ -30,7 +29,8 @@ from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
-from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId, SessionId, UserId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId, SessionId
 from pawl.errors import (
     AlreadyExists,
     CallNotFound,
@@ -75,7 +75,7 @@ class Inbox:
         self._ids = ids
 
     async def submit_results(
-        self, caller: Caller, *, request_id: RequestId, run_id: RunId, results: Sequence[ToolResult]
+        self, caller: Principal, *, request_id: RequestId, run_id: RunId, results: Sequence[ToolResult]
     ) -> tuple[list[Reply], RunView]:
         """Bring results without a stream; return one reply each, in order, and the run after them.
 
@@ -94,7 +94,7 @@ class Inbox:
 
     async def submit_result(
         self,
-        caller: Caller,
+        caller: Principal,
         request_id: RequestId,
         run_id: RunId,
         result: ToolResult,
@@ -122,7 +122,7 @@ class Inbox:
 
     async def report_progress(
         self,
-        caller: Caller,
+        caller: Principal,
         request_id: RequestId,
         progress: ToolProgress,
         *,
@@ -144,7 +144,7 @@ class Inbox:
         )
         return await self._ledger.send_command(caller, progress.run_id, CommandId(request_id), command)
 
-    async def decide(self, caller: Caller, request_id: RequestId, decision: CallDecision) -> Reply:
+    async def decide(self, caller: Principal, request_id: RequestId, decision: CallDecision) -> Reply:
         """Bring a decision. Edited arguments are validated and checked again first, an answer as its question says.
 
         Raises:
@@ -163,7 +163,7 @@ class Inbox:
             if call.run_id != decision.run_id:
                 raise CallNotFound
             # The run as a service reads it: who edits may be no more than an approver to it.
-            run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=UserId("")), call.run_id)
+            run = await self._ledger.get_run(Principal(store_id=caller.store_id), call.run_id)
             verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json)
         elif decision.kind is DecisionKind.ANSWER:
             await self._check_answer(caller, decision)
@@ -182,7 +182,7 @@ class Inbox:
         command_id = self._command_id(derived_id(caller.user_id, request_id) if request_id else request_id)
         return await self._ledger.send_command(caller, decision.run_id, command_id, command)
 
-    async def _check_answer(self, caller: Caller, decision: CallDecision) -> None:
+    async def _check_answer(self, caller: Principal, decision: CallDecision) -> None:
         """Check an answer to an open question of the caller; of all others the ledger has the word."""
         try:
             call = await self._ledger.get_call(caller, decision.call_id)
@@ -192,7 +192,7 @@ class Inbox:
             await self._checker.check_answer(caller.store_id, call.answer_schema_json, decision.answer)
 
     async def decide_calls(
-        self, caller: Caller, *, request_id: RequestId, decisions: Sequence[CallDecision]
+        self, caller: Principal, *, request_id: RequestId, decisions: Sequence[CallDecision]
     ) -> list[Reply]:
         """Bring several decisions; return one reply each, in order.
 
@@ -206,7 +206,7 @@ class Inbox:
             *(_alone(self.decide(caller, _derived(request_id, decision), decision)) for decision in decisions)
         )
 
-    async def cancel(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
+    async def cancel(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
         """Stop a run. A run that has ended stays as it is: the outcome is LATE.
 
         Raises:
@@ -218,7 +218,7 @@ class Inbox:
 
     async def resolve(
         self,
-        caller: Caller,
+        caller: Principal,
         request_id: RequestId,
         *,
         run_id: RunId,
@@ -240,7 +240,7 @@ class Inbox:
         command = Resolve(call_id=call_id, resolution=resolution, content_json=content_json)
         return await operators.send(self._ledger, caller, run_id, self._command_id(request_id), command, act="resolved")
 
-    async def top_up(self, caller: Caller, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
+    async def top_up(self, caller: Principal, request_id: RequestId, run_id: RunId, tokens: int) -> Reply:
         """Add to the token budget of a run.
 
         Raises:

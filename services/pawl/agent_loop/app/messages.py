@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
+from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import RunDefaults, complete
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId
 from pawl.errors import InvalidField
 
@@ -18,7 +19,7 @@ class Messages:
         self._ledger = ledger
         self._defaults = defaults
 
-    async def start(self, caller: Caller, request_id: RequestId, message: UserMessage) -> RunView:
+    async def start(self, caller: Principal, request_id: RequestId, message: UserMessage) -> RunView:
         """Create a run; durable when this returns. Idempotent by request id.
 
         Raises:
@@ -30,7 +31,7 @@ class Messages:
         run, _ = await self._submit(caller, request_id, message, must_exist=bool(message.conversation_id))
         return run
 
-    async def send(self, caller: Caller, request_id: RequestId, message: UserMessage) -> tuple[RunView, bool]:
+    async def send(self, caller: Principal, request_id: RequestId, message: UserMessage) -> tuple[RunView, bool]:
         """Send a message to a conversation; return its run, and whether it entered an active one.
 
         Raises: as `start`.
@@ -38,7 +39,7 @@ class Messages:
         return await self._submit(caller, request_id, message, must_exist=True)
 
     async def _submit(
-        self, caller: Caller, request_id: RequestId, message: UserMessage, *, must_exist: bool
+        self, caller: Principal, request_id: RequestId, message: UserMessage, *, must_exist: bool
     ) -> tuple[RunView, bool]:
         checked = NewMessage(
             request_id=request_id,

@@ -9,9 +9,10 @@ from typing import Final
 
 from pawl.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, CallView, ClientSession, Outcome, RunView
+from pawl.agent_loop.app.public_values import CallView, ClientSession, Outcome, RunView
 from pawl.agent_loop.domain.call import CallState
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RunId, SessionId
 from pawl.chassis.tasks import within
@@ -48,7 +49,7 @@ class Offers:
         *,
         ledger: PublicLedger,
         clock: Clock,
-        caller: Caller,
+        caller: Principal,
         client: ClientSession,
         tools: tuple[ClientTool, ...],
         calls_max: int,

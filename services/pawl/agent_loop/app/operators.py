@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import (
-    Caller,
-    PublicCommand,
-    RedriveCommand,
-    Reply,
-    RunView,
-)
+from pawl.agent_loop.app.public_values import PublicCommand, RedriveCommand, Reply, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis import logs
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CommandId, IdSource, RequestId, RunId
 from pawl.errors import AttentionNotNeeded, RunNotFound
 
@@ -21,7 +16,7 @@ _log = logs.get_logger(__name__)
 
 
 async def send(
-    ledger: PublicLedger, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, act: str
+    ledger: PublicLedger, caller: Principal, run_id: RunId, command_id: CommandId, command: PublicCommand, *, act: str
 ) -> Reply:
     """Send what an operator does about a run, and write down who did it. The log of the run says it too, if taken."""
     reply = await ledger.send_command(caller, run_id, command_id, command, as_operator=True)
@@ -38,7 +33,7 @@ class Operators:
         self._ledger = ledger
         self._ids = ids
 
-    async def redrive(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
+    async def redrive(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
         """Let a quarantined run go on; return it.
 
         Raises:
@@ -51,7 +46,7 @@ class Operators:
         )
         return reply.run_after(AttentionNotNeeded if reply.run is not None else RunNotFound)
 
-    async def end(self, caller: Caller, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
+    async def end(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> RunView:
         """Stop a run of any user of the store; return it. One that has ended stays as it is.
 
         Raises:

@@ -17,7 +17,8 @@ import msgspec
 
 from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, CallView, Page, PageAsked, PendingFilter, RunView
+from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RunId
 
@@ -53,7 +54,7 @@ class Pending:
         self._clock = clock
         self._poll_seconds = poll_seconds
 
-    async def page(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[Item]:
+    async def page(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[Item]:
         """Return a page of what waits, oldest first.
 
         Raises:
@@ -65,7 +66,7 @@ class Pending:
         return await self._ledger.list_pending(caller, wanted, page)
 
     async def watch(
-        self, caller: Caller, wanted: PendingFilter, *, silence_seconds: float
+        self, caller: Principal, wanted: PendingFilter, *, silence_seconds: float
     ) -> AsyncGenerator[PendingPart, None]:
         """Yield parts without end; an empty one after so much silence.
 
@@ -86,7 +87,7 @@ class Pending:
             await self._clock.sleep(self._poll_seconds)
 
     async def _news(
-        self, caller: Caller, wanted: PendingFilter, known: Known, *, is_first: bool
+        self, caller: Principal, wanted: PendingFilter, known: Known, *, is_first: bool
     ) -> AsyncGenerator[PendingPart, None]:
         """Yield what is not as `known` has it, and bring that up to date.
 
@@ -119,7 +120,7 @@ class Pending:
             truncated=truncated,
         )
 
-    async def _items(self, caller: Caller, wanted: PendingFilter, *, paced: bool) -> AsyncGenerator[Item, None]:
+    async def _items(self, caller: Principal, wanted: PendingFilter, *, paced: bool) -> AsyncGenerator[Item, None]:
         """Yield what waits, page by page; `paced`, with a pause between the pages."""
         token = ""
         while True:

@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from pawl.agent_loop.app.public_values import (
-    Caller,
     CallView,
     ClientSession,
     EditVerdict,
@@ -23,6 +22,7 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import UndoSource
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId
 
 
@@ -33,7 +33,7 @@ class PublicLedger(Protocol):
     payload can then be sent again.
     """
 
-    async def submit_message(self, caller: Caller, message: NewMessage) -> tuple[RunView, bool]:
+    async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
         """Bring a message; return the run that it started or entered, and whether it entered one.
 
         Raises:
@@ -41,7 +41,13 @@ class PublicLedger(Protocol):
         """
 
     async def send_command(
-        self, caller: Caller, run_id: RunId, command_id: CommandId, command: PublicCommand, *, as_operator: bool = False
+        self,
+        caller: Principal,
+        run_id: RunId,
+        command_id: CommandId,
+        command: PublicCommand,
+        *,
+        as_operator: bool = False,
     ) -> Reply:
         """Send a command and return the final word on it.
 
@@ -53,31 +59,33 @@ class PublicLedger(Protocol):
         """
 
     async def lease_offer(
-        self, caller: Caller, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
+        self, caller: Principal, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
     ) -> LeaseAnswer:
         """Ask for an offered call."""
 
-    async def renew_offers(self, caller: Caller, client: ClientSession, lease_seconds: float) -> tuple[CallView, ...]:
+    async def renew_offers(
+        self, caller: Principal, client: ClientSession, lease_seconds: float
+    ) -> tuple[CallView, ...]:
         """Renew all offers that the session holds and return them."""
 
-    async def release_offers(self, caller: Caller, client: ClientSession, run_id: RunId = RunId("")) -> None:
+    async def release_offers(self, caller: Principal, client: ClientSession, run_id: RunId = RunId("")) -> None:
         """Give back the session's offers, of one run or of all; not what another of the client has taken over."""
 
-    async def get_run(self, caller: Caller, run_id: RunId) -> RunView:
+    async def get_run(self, caller: Principal, run_id: RunId) -> RunView:
         """Read a run with its pending calls.
 
         Raises:
             RunNotFound
         """
 
-    async def get_call(self, caller: Caller, call_id: CallId, *, for_approval: bool = False) -> CallView:
+    async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> CallView:
         """Read a call; with `for_approval` also one of another user of the store that awaits its approval, or did.
 
         Raises:
             CallNotFound
         """
 
-    async def list_events(self, caller: Caller, run_id: RunId, after_seq: int) -> EventPage:
+    async def list_events(self, caller: Principal, run_id: RunId, after_seq: int) -> EventPage:
         """Read the log after `after_seq`, as far as one page goes.
 
         Raises:
@@ -85,7 +93,7 @@ class PublicLedger(Protocol):
         """
 
     async def list_runs(
-        self, caller: Caller, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
+        self, caller: Principal, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
     ) -> Page[RunView]:
         """Read the user's runs, newest first.
 
@@ -93,28 +101,28 @@ class PublicLedger(Protocol):
             InvalidPageToken
         """
 
-    async def list_calls(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[CallView]:
+    async def list_calls(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[CallView]:
         """Read the calls of a run with whole results.
 
         Raises:
             RunNotFound, InvalidPageToken
         """
 
-    async def undo_sources(self, caller: Caller, run_id: RunId) -> tuple[UndoSource, ...]:
+    async def undo_sources(self, caller: Principal, run_id: RunId) -> tuple[UndoSource, ...]:
         """Read the calls of a run, each with the calls that have tried to undo it.
 
         Raises:
             RunNotFound
         """
 
-    async def list_messages(self, caller: Caller, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
+    async def list_messages(self, caller: Principal, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
         """Read the messages of a conversation, as documents.
 
         Raises:
             ConversationNotFound, InvalidPageToken
         """
 
-    async def list_attention(self, caller: Caller, run_id: RunId, page: PageAsked) -> Page[RunView]:
+    async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[RunView]:
         """Read the runs of the store that need attention, of all users, or the one with `run_id`.
 
         With their calls in doubt, the longest waiting first.
@@ -123,7 +131,7 @@ class PublicLedger(Protocol):
             InvalidPageToken
         """
 
-    async def list_pending(self, caller: Caller, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
         """Read the calls that wait, oldest first, then the runs that wait for tokens.
 
         Those of other users come without what belongs to their conversations.

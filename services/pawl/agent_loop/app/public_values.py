@@ -25,25 +25,11 @@ from pawl.chassis.ids import (
     RequestId,
     RunId,
     SessionId,
-    StoreId,
     UserId,
 )
 from pawl.errors import PawlError, by_reason
 
 T = TypeVar("T")
-
-
-class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """The authenticated user on whose behalf something is done, and the credential that says so."""
-
-    store_id: StoreId
-    user_id: UserId
-    roles: frozenset[str] = frozenset()
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    """The user of the delegate that acts for the user; empty if nobody does."""
-    decides: bool = True
-    """False for a delegate that decides nothing."""
 
 
 class ClientSession(msgspec.Struct, frozen=True, kw_only=True):

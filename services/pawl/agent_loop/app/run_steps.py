@@ -6,9 +6,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, LogGap, LoggedEvent
+from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.step_history import Step, StepChange, Steps
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.errors import SeqBeyondEnd
 
@@ -24,7 +25,7 @@ class RunSteps:
         self._watches = watches
         self._take_in = take_in
 
-    async def list(self, caller: Caller, run_id: RunId) -> tuple[Step, ...]:
+    async def list(self, caller: Principal, run_id: RunId) -> tuple[Step, ...]:
         """Return the steps of a run as they are now, in order.
 
         Raises:
@@ -42,7 +43,7 @@ class RunSteps:
                 return steps.all()
 
     async def watch(
-        self, caller: Caller, run_id: RunId, after_seq: int, *, silence_seconds: float
+        self, caller: Principal, run_id: RunId, after_seq: int, *, silence_seconds: float
     ) -> AsyncGenerator[tuple[tuple[StepChange, ...], int], None]:
         """Give what changes after `after_seq`, with the seq up to which it is told; end with the run.
 

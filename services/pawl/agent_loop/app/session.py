@@ -11,8 +11,9 @@ from collections.abc import AsyncIterator
 
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame
-from pawl.agent_loop.app.public_values import Caller, ClientSession
+from pawl.agent_loop.app.public_values import ClientSession
 from pawl.agent_loop.app.session_stream import Parts, Send, Stream
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ClientId, IdSource, SessionId, StoreId, UserId
 from pawl.errors import DeadlineExceeded, HelloRequired
 
@@ -31,7 +32,7 @@ class Sessions:
         self._parts = parts
         self._open: dict[tuple[StoreId, UserId, ClientId], Stream] = {}
 
-    async def serve(self, caller: Caller, incoming: AsyncIterator[ClientFrame], send: Send) -> None:
+    async def serve(self, caller: Principal, incoming: AsyncIterator[ClientFrame], send: Send) -> None:
         """Serve one stream until it ends; `send` is called by one task at a time and may wait.
 
         When the client has closed its side (or vanished: then the task is about

@@ -14,9 +14,10 @@ from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.offers import Offers
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
+from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.run import ENDED
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, RequestId, RunId
 from pawl.chassis.tasks import within
@@ -81,7 +82,7 @@ class Outgoing(asyncio.Queue[ServerFrame]):
 class Stream:
     """One stream, after its hello: its tasks, its attachments and the calls that its client holds."""
 
-    def __init__(self, parts: Parts, caller: Caller, client: ClientSession, hello: frames.Hello, send: Send) -> None:
+    def __init__(self, parts: Parts, caller: Principal, client: ClientSession, hello: frames.Hello, send: Send) -> None:
         self._parts = parts
         self._caller = caller
         self._client_id = client.client_id

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
+from dataclasses import replace
 
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, MessagePolicy, NewMessage, RunView
+from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, RunView
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import ENDED, Undo
 from pawl.agent_loop.domain.undo import CallUndo
 from pawl.chassis import logs
-from pawl.chassis.ids import CallId, RequestId, RunId, UserId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CallId, RequestId, RunId
 from pawl.chassis.roles import Role
 from pawl.errors import CallNotFound, InvalidField, RunNotEnded, RunNotFound
 
@@ -25,7 +26,7 @@ class Undoing:
         self._ledger = ledger
         self._defaults = defaults
 
-    async def preview(self, caller: Caller, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
+    async def preview(self, caller: Principal, run_id: RunId, call_id: CallId) -> tuple[CallUndo, ...]:
         """Return what undoing a run, or one call of it, would do, in that order. Changes nothing.
 
         Raises:
@@ -34,7 +35,7 @@ class Undoing:
         owner, _ = await self._ended_run(caller, run_id)
         return await self._judged(owner, run_id, call_id)
 
-    async def start(self, caller: Caller, *, request_id: RequestId, run_id: RunId, call_id: CallId) -> RunView:
+    async def start(self, caller: Principal, *, request_id: RequestId, run_id: RunId, call_id: CallId) -> RunView:
         """Create the run that undoes; durable when this returns. Idempotent by request id.
 
         Raises:
@@ -59,7 +60,7 @@ class Undoing:
         _log.info("run.undo", store=caller.store_id, user=caller.user_id, undone=run_id, run=created.run_id)
         return created
 
-    async def report(self, caller: Caller, run_id: RunId) -> tuple[CallUndo, ...]:
+    async def report(self, caller: Principal, run_id: RunId) -> tuple[CallUndo, ...]:
         """Return what an undo has come to so far, call by call, in its order.
 
         Raises:
@@ -72,20 +73,20 @@ class Undoing:
         return await self._judged(owner, run.undo.run_id, run.undo.call_id, run_id)
 
     async def _judged(
-        self, owner: Caller, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
+        self, owner: Principal, run_id: RunId, call_id: CallId, undo_run_id: RunId = RunId("")
     ) -> tuple[CallUndo, ...]:
         sources = undo.in_order(await self._ledger.undo_sources(owner, run_id), call_id)
         if call_id and not sources:
             raise CallNotFound
         return tuple(undo.judged(source, undo_run_id) for source in sources)
 
-    async def _ended_run(self, caller: Caller, run_id: RunId) -> tuple[Caller, RunView]:
+    async def _ended_run(self, caller: Principal, run_id: RunId) -> tuple[Principal, RunView]:
         owner, run = await self._run(caller, run_id)
         if run.state not in ENDED:
             raise RunNotEnded
         return owner, run
 
-    async def _run(self, caller: Caller, run_id: RunId) -> tuple[Caller, RunView]:
+    async def _run(self, caller: Principal, run_id: RunId) -> tuple[Principal, RunView]:
         """Return a run that the caller may undo, and the user whose run it is, in whose name it is undone."""
         try:
             return caller, await self._ledger.get_run(caller, run_id)
@@ -93,6 +94,6 @@ class Undoing:
             if Role.ADMIN not in caller.roles:
                 raise
         # The ledger reads for no user in particular: for a service.
-        run = await self._ledger.get_run(Caller(store_id=caller.store_id, user_id=UserId("")), run_id)
+        run = await self._ledger.get_run(Principal(store_id=caller.store_id), run_id)
         # Whoever asks for it has started it, and is none of those who approve what it does.
         return replace(caller, user_id=run.user_id, delegate_user_id=caller.user_id, roles=run.user_roles), run

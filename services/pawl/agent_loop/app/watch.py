@@ -20,8 +20,9 @@ from typing import Final, Self
 
 from pawl.agent_loop.app.feed import Feed, Watcher
 from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
-from pawl.agent_loop.app.public_values import Caller, LogGap, RunView
+from pawl.agent_loop.app.public_values import LogGap, RunView
 from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.chassis.tasks import start
 from pawl.errors import Overloaded, SlowConsumer
@@ -76,7 +77,7 @@ class Watches:
         return len(self._feeds)
 
     @asynccontextmanager
-    async def open(self, caller: Caller, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
+    async def open(self, caller: Principal, run_id: RunId, after_seq: int) -> AsyncIterator[Watcher]:
         """Watch a run after `after_seq` as long as the block lasts.
 
         When the watcher falls too far behind, the block is ended, wherever its
@@ -113,7 +114,7 @@ class Watches:
                 del self._feeds[key]
                 await self._stop(feed)
 
-    async def wait_for_rest(self, caller: Caller, run_id: RunId, *, seconds: float) -> RunView:
+    async def wait_for_rest(self, caller: Principal, run_id: RunId, *, seconds: float) -> RunView:
         """Return the run as soon as it needs somebody or has ended, or as it is after `seconds`.
 
         Raises:
@@ -127,7 +128,7 @@ class Watches:
                 await self._rests(caller, run)
         return await self._ledger.get_run(caller, run_id)
 
-    async def _rests(self, caller: Caller, run: RunView) -> None:
+    async def _rests(self, caller: Principal, run: RunView) -> None:
         async with self.open(caller, run.run_id, run.last_seq) as watcher, aclosing(watcher.events()) as events:
             async for event in events:
                 if isinstance(event, LogGap) or event.run_state in RESTING:

@@ -7,15 +7,14 @@ from typing import Any, Final, TypeVar
 
 from pawl.agent.v1 import agent_pb2, types_pb2, undo_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
-from pawl.agent_loop.app.public_values import Caller, MessagePolicy, PageAsked, PendingFilter
+from pawl.agent_loop.app.public_values import MessagePolicy, PageAsked, PendingFilter
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import CallUndo
-from pawl.chassis.auth import Principal
-from pawl.chassis.ids import ConversationId, CredentialId, RunId, StoreId, UserId, check_id
+from pawl.chassis.ids import ConversationId, RunId, check_id
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
@@ -25,18 +24,6 @@ P = TypeVar("P", types_pb2.ToolResult, types_pb2.CallDecision)
 SEQ_MAX: Final = 2**63 - 1
 RESULTS_MAX: Final = 64
 PENDING_BYTES_MAX: Final = 2 * 1024 * 1024
-
-
-def caller(principal: Principal) -> Caller:
-    """Return on whose behalf a user's request is served."""
-    return Caller(
-        store_id=StoreId(principal.store_id),
-        user_id=UserId(principal.user_id),
-        roles=principal.roles,
-        credential_id=CredentialId(principal.credential_id),
-        delegate_user_id=UserId(principal.delegate_user_id),
-        decides=principal.decides,
-    )
 
 
 def _no_known_value(unknown: Unknown) -> InvalidField:

@@ -8,9 +8,9 @@ from pawl.agent.v1 import operator_pb2 as pb
 from pawl.agent.v1 import operator_pb2_grpc
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, RunView
+from pawl.agent_loop.app.public_values import RunView
 from pawl.agent_loop.rpc import convert
-from pawl.chassis import auth
+from pawl.chassis.auth import Principal, require_user
 from pawl.chassis.ids import RequestId, RunId, check_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.event.v1 import run_pb2
@@ -25,7 +25,7 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
         run_id = check_id(request.run_id, "run_id", optional=True)
-        page = await self._ledger.list_attention(convert.caller(auth.require_user()), run_id, convert.page(request))
+        page = await self._ledger.list_attention(require_user(), run_id, convert.page(request))
         return pb.ListAttentionResponse(runs=map(_run_in_need, page.items), next_page_token=page.next_page_token)
 
     async def RedriveRun(self, request: pb.RedriveRunRequest, context: Context) -> pb.RedriveRunResponse:
@@ -37,10 +37,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         return pb.EndRunResponse(state=_document(run).state)
 
 
-def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Caller, RequestId, RunId, str]:
+def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Principal, RequestId, RunId, str]:
     """Return who acts, with which command, on which run, and why."""
     request_id = check_id(request.request_id, "request_id", optional=True)
-    return convert.caller(auth.require_user()), request_id, check_id(request.run_id, "run_id"), request.reason
+    return require_user(), request_id, check_id(request.run_id, "run_id"), request.reason
 
 
 def _document(run: RunView) -> run_pb2.Run:

@@ -14,14 +14,14 @@ from pawl.agent_loop.app.inbox import Inbox, decided
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Caller, CallView, LogGap, LoggedEvent, Reply, RunView
+from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, Reply, RunView
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_session, convert_steps
-from pawl.chassis import auth
+from pawl.chassis.auth import require_user
 from pawl.chassis.ids import CallId, RunId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
 from pawl.chassis.rpc_kinds import Context
@@ -62,13 +62,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
         check_id(request.conversation_id, "conversation_id", optional=True)
-        run = await self._messages.start(_caller(), request_id, convert.first_message(request))
+        run = await self._messages.start(require_user(), request_id, convert.first_message(request))
         return pb.StartRunResponse(run=_run(run))
 
     async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
         request_id = check_id(request.request_id, "request_id", optional=True)
         check_id(request.conversation_id, "conversation_id")
-        run, steered = await self._messages.send(_caller(), request_id, convert.next_message(request))
+        run, steered = await self._messages.send(require_user(), request_id, convert.next_message(request))
         return pb.SendMessageResponse(run=_run(run), steered=steered)
 
     # Both streams write for themselves, so that a client that does not read can be
@@ -80,7 +80,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             await _write(context, convert_session.server_frame(frame))
 
         async with aclosing(convert_session.client_frames(request_iterator)) as frames:
-            await self._sessions.serve(_caller(), frames, send)
+            await self._sessions.serve(require_user(), frames, send)
 
     async def WatchRun(  # type: ignore[override]
         self, request: pb.WatchRunRequest, context: Context
@@ -88,7 +88,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         run_id = check_id(request.run_id, "run_id")
         after_seq = convert.seq(request.after_seq, "after_seq")
         async with (
-            self._watches.open(_caller(), run_id, after_seq) as watcher,
+            self._watches.open(require_user(), run_id, after_seq) as watcher,
             aclosing(watcher.pages(silence_seconds=self._heartbeat_seconds)) as pages,
         ):
             async for page in pages:
@@ -101,7 +101,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         request_id = check_id(request.request_id, "request_id", optional=True)
         results = convert.tool_results(request.results, run_id=run_id)
         replies, run = await self._inbox.submit_results(
-            _caller(), request_id=request_id, run_id=run_id, results=results
+            require_user(), request_id=request_id, run_id=run_id, results=results
         )
         receipts = [_receipt(reply, run_id, result.call_id) for reply, result in zip(replies, results, strict=True)]
         return pb.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
@@ -109,14 +109,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.DecideResponse:
         decision = convert.decision(request.decision, run_id=check_id(request.run_id, "run_id"))
         request_id = check_id(request.request_id, "request_id", optional=True)
-        reply = await self._inbox.decide(_caller(), request_id, decision)
+        reply = await self._inbox.decide(require_user(), request_id, decision)
         run = decided(reply)
         return pb.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
 
     async def DecideCalls(self, request: pb.DecideCallsRequest, context: Context) -> pb.DecideCallsResponse:
         decisions = convert.decisions(request.decisions)
         replies = await self._inbox.decide_calls(
-            _caller(), request_id=check_id(request.request_id, "request_id", optional=True), decisions=decisions
+            require_user(), request_id=check_id(request.request_id, "request_id", optional=True), decisions=decisions
         )
         receipts = [
             _receipt(reply, decision.run_id, decision.call_id)
@@ -127,14 +127,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
         run_id = check_id(request.run_id, "run_id")
         request_id = check_id(request.request_id, "request_id", optional=True)
-        reply = await self._inbox.cancel(_caller(), request_id, run_id, request.reason)
+        reply = await self._inbox.cancel(require_user(), request_id, run_id, request.reason)
         return pb.CancelRunResponse(run=_run(reply.run_after(RunNotFound, also_late=True)))
 
     async def ResolveCall(self, request: pb.ResolveCallRequest, context: Context) -> pb.ResolveCallResponse:
         run_id = check_id(request.run_id, "run_id")
         call_id = check_id(request.call_id, "call_id")
         reply = await self._inbox.resolve(
-            _caller(),
+            require_user(),
             check_id(request.request_id, "request_id", optional=True),
             run_id=run_id,
             call_id=call_id,
@@ -147,18 +147,18 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def TopUpRun(self, request: pb.TopUpRunRequest, context: Context) -> pb.TopUpRunResponse:
         run_id = check_id(request.run_id, "run_id")
         request_id = check_id(request.request_id, "request_id", optional=True)
-        reply = await self._inbox.top_up(_caller(), request_id, run_id, request.tokens)
+        reply = await self._inbox.top_up(require_user(), request_id, run_id, request.tokens)
         run = reply.run_after(RunNotFound)
         return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, CallId("")), run=_run(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
         run_id, call_id = check_id(request.run_id, "run_id"), check_id(request.call_id, "call_id", optional=True)
-        found = await self._undoing.preview(_caller(), run_id, call_id)
+        found = await self._undoing.preview(require_user(), run_id, call_id)
         return undo_pb2.PreviewUndoResponse(calls=map(convert.UNDO.fields, found))
 
     async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
         run = await self._undoing.start(
-            _caller(),
+            require_user(),
             request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=check_id(request.run_id, "run_id"),
             call_id=CallId(""),
@@ -167,7 +167,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
 
     async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
         run = await self._undoing.start(
-            _caller(),
+            require_user(),
             request_id=check_id(request.request_id, "request_id", optional=True),
             run_id=check_id(request.run_id, "run_id"),
             call_id=check_id(request.call_id, "call_id"),
@@ -177,19 +177,19 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def GetUndoReport(
         self, request: undo_pb2.GetUndoReportRequest, context: Context
     ) -> undo_pb2.GetUndoReportResponse:
-        found = await self._undoing.report(_caller(), check_id(request.run_id, "run_id"))
+        found = await self._undoing.report(require_user(), check_id(request.run_id, "run_id"))
         return undo_pb2.GetUndoReportResponse(calls=map(convert.UNDO.fields, found))
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
         run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
         if seconds:
             count_as_stream()
-        run = await self._watches.wait_for_rest(_caller(), run_id, seconds=seconds)
+        run = await self._watches.wait_for_rest(require_user(), run_id, seconds=seconds)
         return pb.GetRunResponse(run=_run(run))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         page = await self._ledger.list_runs(
-            _caller(),
+            require_user(),
             convert.page(request),
             conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
             states=convert.run_states(request.states),
@@ -197,11 +197,11 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        page = await self._ledger.list_calls(_caller(), check_id(request.run_id, "run_id"), convert.page(request))
+        page = await self._ledger.list_calls(require_user(), check_id(request.run_id, "run_id"), convert.page(request))
         return pb.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
-        steps = await self._steps.list(_caller(), check_id(request.run_id, "run_id"))
+        steps = await self._steps.list(require_user(), check_id(request.run_id, "run_id"))
         return convert_steps.page(steps, convert.page(request))
 
     async def WatchSteps(  # type: ignore[override]
@@ -209,21 +209,21 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     ) -> None:
         run_id = check_id(request.run_id, "run_id")
         after_seq = convert.seq(request.after_seq, "after_seq")
-        parts = self._steps.watch(_caller(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
+        parts = self._steps.watch(require_user(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
             async for changes, seq in parts:
                 await _write(context, convert_steps.watch_response(changes, seq))
 
     async def ListMessages(self, request: pb.ListMessagesRequest, context: Context) -> pb.ListMessagesResponse:
         page = await self._ledger.list_messages(
-            _caller(), check_id(request.conversation_id, "conversation_id"), convert.page(request)
+            require_user(), check_id(request.conversation_id, "conversation_id"), convert.page(request)
         )
         return pb.ListMessagesResponse(
             messages=cast("tuple[message_pb2.Message, ...]", page.items), next_page_token=page.next_page_token
         )
 
     async def ListPending(self, request: pb.ListPendingRequest, context: Context) -> pb.ListPendingResponse:
-        page = await self._pending.page(_caller(), convert.pending_filter(request.filter), convert.page(request))
+        page = await self._pending.page(require_user(), convert.pending_filter(request.filter), convert.page(request))
         calls, runs = _pending(page.items)
         return pb.ListPendingResponse(calls=calls, runs=runs, next_page_token=page.next_page_token)
 
@@ -231,7 +231,8 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self, request: pb.WatchPendingRequest, context: Context
     ) -> None:
         wanted = convert.pending_filter(request.filter)
-        async with aclosing(self._pending.watch(_caller(), wanted, silence_seconds=self._heartbeat_seconds)) as parts:
+        parts = self._pending.watch(require_user(), wanted, silence_seconds=self._heartbeat_seconds)
+        async with aclosing(parts):
             async for part in parts:
                 await _write(context, _watch_pending_response(part))
 
@@ -252,10 +253,6 @@ def _watch_pending_response(part: PendingPart) -> pb.WatchPendingResponse:
         complete=part.complete,
         truncated=part.truncated,
     )
-
-
-def _caller() -> Caller:
-    return convert.caller(auth.require_user())
 
 
 def _run(run: RunView) -> run_pb2.Run:
