@@ -22,6 +22,7 @@ from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.issuers import Issuers
 from pawl.chassis.key_rows import KeyRows, digest_of
+from pawl.chassis.login_failures import FailureKind, LoginRefused
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import ServiceSettings, parse_secret, secret_file
 from pawl.chassis.start import StartError
@@ -200,7 +201,13 @@ class KeyAuthenticator:
             return principal_of(row, metadata)
         if self._issuers and is_token(key):
             return principal_of(await self._token(self._issuers, key, may_look), metadata)
-        raise Unauthenticated(UNKNOWN)
+        raise Unauthenticated(UNKNOWN) from self._why_not(digest)
+
+    def _why_not(self, digest: bytes) -> LoginRefused:
+        ended = self._rows.ended(digest) if self._rows else None
+        if ended is None:
+            return LoginRefused(FailureKind.UNKNOWN)
+        return LoginRefused(FailureKind.REVOKED if ended.is_revoked else FailureKind.EXPIRED, ended.key_id)
 
     async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential:
         try:
@@ -208,7 +215,7 @@ class KeyAuthenticator:
         except TokenRefused as refused:
             if may_look():
                 _log.info("token.refused", reason=str(refused))
-            raise Unauthenticated(UNKNOWN) from None
+            raise Unauthenticated(UNKNOWN) from LoginRefused(FailureKind.TOKEN)
 
 
 def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:

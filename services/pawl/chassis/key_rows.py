@@ -15,11 +15,15 @@ import msgspec
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
+from pawl.chassis.login_failures import FailureReport, FailureSums
 from pawl.errors import DependencyUnavailable, PawlError
 
 SECRET_BYTES: Final = 32
 USES_MAX: Final = 1000
 """Most keys that one call says were used."""
+
+ENDED_MAX: Final = 10_000
+"""Most keys that have ended and are remembered, so that the audit has them: the first ones give way."""
 
 _SYNC_SECONDS: Final = 2.0
 _SYNC_AT_ONCE_SECONDS: Final = 0.5
@@ -98,10 +102,13 @@ class KeyChanges(msgspec.Struct, frozen=True, kw_only=True):
 class KeySource(Protocol):
     """The keys that there are."""
 
-    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that have changed since a change, 0 for all, and note which were used.
+    async def sync_keys(
+        self, after_change: int, used_key_ids: Sequence[str], reports: Sequence[FailureReport] = ()
+    ) -> KeyChanges:
+        """Return the keys that have changed since a change, 0 for all; note which were used, and keep the reports.
 
-        A `last_change` before `after_change` says that the keys are those of an older database.
+        A report that was kept before is not kept again. A `last_change` before `after_change` says that the keys
+        are those of an older database.
 
         Raises:
             PawlError: they cannot be had now.
@@ -114,13 +121,15 @@ class KeyRows:
     A key that is not in it is looked for at once before it is refused: so a new
     one is known at once everywhere. All who wait for that share one look, and
     there is one each half second at most. Without news for 60 s no key is taken,
-    since any may have been revoked.
+    since any may have been revoked. Failed logins are reported on the way.
     """
 
-    def __init__(self, source: KeySource, clock: Clock) -> None:
+    def __init__(self, source: KeySource, clock: Clock, failure_sums: FailureSums | None = None) -> None:
         self._source = source
         self._clock = clock
+        self._failure_sums = failure_sums
         self._by_digest: dict[bytes, KeyGrant] = {}
+        self._ended: dict[bytes, KeyGrant] = {}
         self._last_change = 0
         self._began_at = float("-inf")
         self._fresh_at = float("-inf")
@@ -157,6 +166,11 @@ class KeyRows:
             self._used.add(found.key_id)
         return found
 
+    def ended(self, digest: bytes) -> KeyGrant | None:
+        """Return the key with that digest if it was revoked or has expired and is remembered, for the audit."""
+        found = self._by_digest.get(digest)
+        return self._ended.get(digest) if found is None or self._in_force(found) else found
+
     @property
     def _is_stale(self) -> bool:
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
@@ -191,8 +205,9 @@ class KeyRows:
         # After a long silence the database may be another one, an older copy for example.
         is_anew = self._is_stale
         used = self._uses_to_report(began_at)
+        sums = self._failure_sums
         try:
-            await self._read(0 if is_anew else self._last_change, used)
+            await self._read(0 if is_anew else self._last_change, used, () if sums is None else sums.reports())
         except PawlError as error:
             if not self._is_failing:
                 _log.warning("keys.not_synced", reason=error.message)
@@ -202,25 +217,27 @@ class KeyRows:
             _log.info("keys.synced_again")
         self._is_failing = False
         self._fresh_at = began_at
+        if sums is not None:
+            sums.taken()
         self._used.difference_update(used)
         self._reported.update(dict.fromkeys(used, began_at))
         return True
 
-    async def _read(self, after_change: int, used: Sequence[str]) -> None:
+    async def _read(self, after_change: int, used: Sequence[str], reports: Sequence[FailureReport]) -> None:
         """Bring the snapshot up to date; it changes when all is read."""
         is_anew = after_change == 0
         found: list[KeyGrant] = []
         has_more = True
         while has_more:
-            changes = await self._source.sync_keys(after_change, used)
-            used = ()
+            changes = await self._source.sync_keys(after_change, used, reports)
+            used = reports = ()
             if changes.last_change < after_change:
                 after_change, is_anew, found = 0, True, []
             else:
                 found += changes.keys
                 after_change, has_more = changes.last_change, changes.has_more
         if is_anew:
-            self._by_digest = {}
+            self._by_digest, self._ended = {}, {}
         if found or is_anew:
             self._apply(found)
         self._last_change = after_change
@@ -229,9 +246,11 @@ class KeyRows:
         self._by_digest |= {grant.digest: grant for grant in changed}
         known = self._by_digest.values()
         for grant in [grant for grant in known if grant.is_revoked or self._in_force(grant) is None]:
-            del self._by_digest[grant.digest]
+            self._ended[grant.digest] = self._by_digest.pop(grant.digest)
             self._used.discard(grant.key_id)
             self._reported.pop(grant.key_id, None)
+        while len(self._ended) > ENDED_MAX:
+            del self._ended[next(iter(self._ended))]
 
     def _uses_to_report(self, now: float) -> list[str]:
         due = (key_id for key_id in self._used if now - self._reported.get(key_id, float("-inf")) >= _USE_SECONDS)

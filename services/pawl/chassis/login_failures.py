@@ -1,20 +1,23 @@
-"""Failed logins: counted by kind, told in the log, and free of cost beyond a rate by source and by key.
+"""Failed logins: counted by kind, told in the log, summed for job-store, and free of cost beyond a rate.
 
-A login that succeeds never asks here: what holds too many failures off is only the
-look for a credential that is not known, and a line in the log for each of them.
+A login that succeeds never asks here: what holds too many failures off is only the look for a credential
+that is not known, a line in the log for each of them, and a row of job-store for each sum.
 """
 
 from __future__ import annotations
 
 import hashlib
 import ipaddress
+import secrets
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Final
 from urllib.parse import unquote
 
+import msgspec
 from prometheus_client import Counter
 
 from pawl.chassis import logs
@@ -28,6 +31,10 @@ ENTRIES_MAX: Final = 4096
 LOOKING_MAX: Final = 1000
 """The callers at once, of whom nothing is known yet, that wait until others were asked about them."""
 
+REPORTS_MAX: Final = 64
+"""Most reports of failed logins that one call hands over, and most sums that a process has at a time."""
+
+_REPORTED: Final = (float(REPORTS_MAX), 0.1)
 _OF_SOURCE: Final = (30.0, 0.5)
 _OF_KEY: Final = (5.0, 0.1)
 _REPORT_SECONDS: Final = 60.0
@@ -46,6 +53,42 @@ class FailureKind(StrEnum):
     REPEATED = "repeated"
     MALFORMED = "malformed"
     UNKNOWN = "unknown"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+    TOKEN = "token"  # noqa: S105  # a kind of credential, and none itself
+    CERTIFICATE = "certificate"
+
+
+_NAMED_MAX: Final = REPORTS_MAX - len(FailureKind)
+# The rest is for keys that have ended, so that nobody hides the use of one behind many guesses.
+_GUESSES_MAX: Final = 40
+
+
+class LoginRefused(Exception):
+    """The cause of an Unauthenticated that callers are not told; `key_id` is of a key that has ended."""
+
+    def __init__(self, kind: FailureKind, key_id: str = "") -> None:
+        super().__init__(kind.value)
+        self.kind = kind
+        self.key_id = key_id
+
+
+class FailureSum(msgspec.Struct, frozen=True, kw_only=True):
+    """A number of failed logins of one kind from one source, which is empty for several."""
+
+    kind: FailureKind
+    source: str
+    count: int
+    first_time: datetime
+    last_time: datetime
+
+
+class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Failed logins that are handed over; the same id again is the same report. `key_id` is of a key that has ended."""
+
+    report_id: str
+    key_id: str
+    sum: FailureSum
 
 
 def kind_of(metadata: Metadata) -> FailureKind:
@@ -119,12 +162,65 @@ class Rate:
         return left
 
 
-class LoginFailures:
-    """The failed logins of one server."""
+class FailureSums:
+    """The failed logins of a process by kind, source and key, until they are handed over to job-store.
 
-    def __init__(self, counter: Counter, clock: Clock) -> None:
+    However many fail, it has at most 64 sums, beside as many reports that nobody has taken yet, and gives 64
+    reports at once and then one every ten seconds. What has no sum of its own is summed up by kind. None is
+    lost and none counts twice: reports stay the same until they are taken.
+    """
+
+    def __init__(self, clock: Clock, new_id: Callable[[], str] = lambda: f"rep_{secrets.token_hex(16)}") -> None:
+        self._clock = clock
+        self._new_id = new_id
+        self._rate = Rate(*_REPORTED, clock)
+        self._open: dict[tuple[FailureKind, str, str], FailureSum] = {}
+        self._reports: tuple[FailureReport, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self._open) + len(self._reports)
+
+    def add(self, kind: FailureKind, source: str, key_id: str = "") -> None:
+        """Count a login that failed."""
+        name = (kind, source, key_id) if self._has_room(kind, source, key_id) else (kind, "", "")
+        now = datetime.fromtimestamp(self._clock.now(), UTC)
+        found = self._open.get(name)
+        self._open[name] = FailureSum(
+            kind=kind,
+            source=name[1],
+            count=found.count + 1 if found else 1,
+            first_time=min(found.first_time, now) if found else now,
+            last_time=max(found.last_time, now) if found else now,
+        )
+
+    def reports(self) -> Sequence[FailureReport]:
+        """Return what is to be handed over now, the oldest first: the same until it is `taken`."""
+        if not self._reports:
+            due = [name for name in self._open if self._rate.spend("")]
+            self._reports = tuple(
+                FailureReport(report_id=self._new_id(), key_id=name[2], sum=self._open.pop(name)) for name in due
+            )
+        return self._reports
+
+    def taken(self) -> None:
+        """Forget what was handed over."""
+        self._reports = ()
+
+    def _has_room(self, kind: FailureKind, source: str, key_id: str) -> bool:
+        if (kind, source, key_id) in self._open:
+            return True
+        named = [name for name in self._open if name[1] or name[2]]
+        guesses = sum(not name[2] for name in named)
+        return len(named) < _NAMED_MAX and (bool(key_id) or guesses < _GUESSES_MAX)
+
+
+class LoginFailures:
+    """The failed logins of one server; those of all servers of a process have one `sums`."""
+
+    def __init__(self, counter: Counter, clock: Clock, sums: FailureSums | None = None) -> None:
         self._counter = counter
         self._clock = clock
+        self._sums = sums
         self._sources = Rate(*_OF_SOURCE, clock)
         self._keys = Rate(*_OF_KEY, clock)
         self._unchecked = Rate(*_OF_SOURCE, clock)
@@ -154,16 +250,20 @@ class LoginFailures:
         """Count a call no more among those that wait, if it is one."""
         self._looking.discard(call)
 
-    def note(self, source: str, metadata: Metadata, method: str) -> None:
-        """Count a login that failed, and tell of it unless there are too many."""
-        kind = kind_of(metadata)
-        self._counter.labels(kind.value).inc()
-        key = ""
+    def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
+        """Count a login that failed, and tell of it unless there are too many. The cause is that of its error."""
+        kind, key, key_id = kind_of(metadata), "", ""
         if kind is FailureKind.UNKNOWN:
             key = _short(next(str(value) for name, value in metadata if name == "authorization"))
+            if isinstance(cause, LoginRefused):
+                kind, key_id = cause.kind, cause.key_id
+        self._counter.labels(kind.value).inc()
+        if self._sums is not None:
+            self._sums.add(kind, source, key_id)
         # One program with an old key, which tries again and again, holds up nothing else from its address.
         if (not key or self._keys.spend(key)) and self._sources.spend(source):
-            _log.warning("login.failed", kind=kind.value, source=source, key=key, method=method)
+            known = {"key_id": key_id} if key_id else {}
+            _log.warning("login.failed", kind=kind.value, source=source, key=key, method=method, **known)
             return
         if not self._unsaid:
             self._unsaid_since = self._clock.monotonic()

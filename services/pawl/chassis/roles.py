@@ -55,7 +55,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun"},
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "Batch"},
-    "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey"},
+    "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun SendCommand"

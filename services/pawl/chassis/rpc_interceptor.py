@@ -29,7 +29,7 @@ from pawl.chassis import auth, logs, status, tls
 from pawl.chassis.auth import WHO_CALLS, Authenticator, Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource, is_id
-from pawl.chassis.login_failures import LoginFailures, source_of
+from pawl.chassis.login_failures import FailureSums, LoginFailures, source_of
 from pawl.chassis.metrics import RpcMetrics
 from pawl.chassis.roles import ANYBODY
 from pawl.chassis.rpc_kinds import Behaviour, Context, read_raw
@@ -108,10 +108,11 @@ class Interceptor(grpc.aio.ServerInterceptor):
         access: dict[str, Access],
         callers: Mapping[str, frozenset[str]],
         certified_services: bool = False,
+        failure_sums: FailureSums | None = None,
     ) -> None:
         self.authenticator = authenticator
         self.certified_services = certified_services
-        self.failures = LoginFailures(metrics.login_failures, SystemClock())
+        self.failures = LoginFailures(metrics.login_failures, SystemClock(), failure_sums)
         self.callers = callers
         self.ids = ids
         self.metrics = metrics
@@ -374,9 +375,9 @@ class Method:
             if principal.is_service and self.interceptor.certified_services:
                 tls.check_service(principal.credential_id, context.auth_context())
             return principal
-        except Unauthenticated:
+        except Unauthenticated as refusal:
             call.is_told = True
-            failures.note(source, tuple(context.invocation_metadata() or ()), self.name)
+            failures.note(source, tuple(context.invocation_metadata() or ()), self.name, refusal.__cause__)
             raise
         except (Overloaded, Unavailable):
             call.is_told = not failures.may_tell(source)

@@ -14,6 +14,7 @@ from pawl.chassis.auth import user_principal
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
+from pawl.chassis.login_failures import FailureKind, FailureReport, FailureSums, LoginRefused
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
 
@@ -41,15 +42,22 @@ class Source:
         self.changes: list[KeyGrant] = []
         self.syncs: list[int] = []
         self.used: list[Sequence[str]] = []
+        self.reports: list[FailureReport] = []
         self.is_down = False
+        self.loses_answers = False
         self.gate = asyncio.Event()
         self.gate.set()
 
-    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
+    async def sync_keys(
+        self, after_change: int, used_key_ids: Sequence[str], reports: Sequence[FailureReport] = ()
+    ) -> KeyChanges:
         self.syncs.append(after_change)
         changes = list(self.changes)
         await self.gate.wait()
         if self.is_down:
+            raise DependencyUnavailable
+        self.reports += reports
+        if self.loses_answers:
             raise DependencyUnavailable
         if used_key_ids:
             self.used.append(sorted(used_key_ids))
@@ -69,8 +77,13 @@ def source() -> Source:
 
 
 @pytest.fixture
-async def rows(source: Source, clock: ManualClock) -> AsyncIterator[KeyRows]:
-    rows = KeyRows(source, clock)
+def sums(clock: ManualClock) -> FailureSums:
+    return FailureSums(clock)
+
+
+@pytest.fixture
+async def rows(source: Source, clock: ManualClock, sums: FailureSums) -> AsyncIterator[KeyRows]:
+    rows = KeyRows(source, clock, sums)
     task = asyncio.ensure_future(rows.run())
     await clock.advance(0)
     yield rows
@@ -295,13 +308,44 @@ async def test_revoked_expired_and_unknown_keys_get_one_answer(
     ]
     await clock.advance(2)
     keys = KeyAuthenticator(rows=rows)
+    causes = []
     for secret in (SECRETS[1], SECRETS[2], UNKNOWN_SECRET):
         asked = asyncio.ensure_future(keys.authenticate({"authorization": f"Bearer {secret}"}, source="ipv4:"))
         await clock.advance(0.5)
         with pytest.raises(Unauthenticated) as caught:
             await asked
         assert caught.value.message == UNKNOWN
+        assert isinstance(caught.value.__cause__, LoginRefused)
+        causes.append((caught.value.__cause__.kind, caught.value.__cause__.key_id))
+    assert causes == [(FailureKind.REVOKED, "key_1"), (FailureKind.EXPIRED, "key_2"), (FailureKind.UNKNOWN, "")]
     found = await keys.authenticate({"authorization": f"Bearer {SECRETS[0]}"}, source="ipv4:")
     assert found == user_principal(
         StoreId("acme"), UserId("ann"), frozenset({"member"}), credential_id=CredentialId("key_0")
     )
+
+
+async def test_failed_logins_are_reported_once_also_after_an_outage(
+    rows: KeyRows, source: Source, clock: ManualClock, sums: FailureSums
+) -> None:
+    source.is_down = True
+    sums.add(FailureKind.UNKNOWN, "10.0.0.1")
+    await clock.advance(10)
+    assert source.reports == []
+    source.is_down, source.loses_answers = False, True
+    await clock.advance(4)
+    source.loses_answers = False
+    await clock.advance(4)
+    assert len(source.reports) > 1
+    assert {report.report_id for report in source.reports} == {source.reports[0].report_id}
+    assert source.reports[0].sum.count == 1
+    assert len(sums) == 0
+
+
+async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
+    rows: KeyRows, source: Source, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pawl.chassis.key_rows.ENDED_MAX", 3)
+    source.changes = [grant(number, is_revoked=True) for number in range(5)]
+    await clock.advance(2)
+    remembered = [rows.ended(digest_of(SECRETS[number])) is not None for number in range(5)]
+    assert remembered == [False, False, True, True, True]

@@ -5,7 +5,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from pawl.chassis.login_failures import ENTRIES_MAX, FailureKind, LoginFailures, Rate, kind_of, source_of
+from pawl.chassis.login_failures import (
+    ENTRIES_MAX,
+    REPORTS_MAX,
+    FailureKind,
+    FailureReport,
+    FailureSums,
+    LoginFailures,
+    LoginRefused,
+    Rate,
+    kind_of,
+    source_of,
+)
 from pawl.chassis.metrics import Metrics
 from tests.fakes.manual_clock import ManualClock
 
@@ -127,3 +138,100 @@ def test_the_log_has_no_secret() -> None:
     [line] = lines
     assert "a-wrong-key" not in str(line)
     assert (line["kind"], line["source"], line["method"]) == ("unknown", HERE, "/pawl.agent.v1.AgentService/StartRun")
+
+
+def test_why_a_key_is_refused_is_counted_and_summed_and_the_key_named() -> None:
+    clock = ManualClock()
+    metrics, sums = Metrics("test"), FailureSums(clock)
+    failed = LoginFailures(metrics.rpc.login_failures, clock, sums)
+    with capture_logs() as lines:
+        failed.note(HERE, WRONG, "/m", LoginRefused(FailureKind.REVOKED, "key_1"))
+        failed.note(HERE, (), "/m", LoginRefused(FailureKind.REVOKED, "key_1"))
+        failed.note(HERE, WRONG, "/m")
+    assert [(line["kind"], line.get("key_id")) for line in lines] == [
+        ("revoked", "key_1"),
+        ("absent", None),
+        ("unknown", None),
+    ]
+    assert metrics.registry.get_sample_value("pawl_test_login_failures_total", {"kind": "revoked"}) == 1
+    reports = sums.reports()
+    assert [(report.sum.kind.value, report.sum.source, report.key_id) for report in reports] == [
+        ("revoked", HERE, "key_1"),
+        ("absent", HERE, ""),
+        ("unknown", HERE, ""),
+    ]
+    assert "a-wrong-key" not in str(reports)
+
+
+FAILURE = st.tuples(
+    st.sampled_from(FailureKind),
+    st.integers(0, 90).map(lambda number: f"10.0.0.{number}"),
+    st.sampled_from(["", "", "", *(f"key_{number}" for number in range(30))]),
+)
+STEP = st.one_of(
+    st.lists(FAILURE, min_size=1, max_size=200),
+    st.floats(0, 1000),
+    st.sampled_from(["hand over", "fail to hand over"]),
+)
+
+
+@given(st.lists(STEP, max_size=30))
+async def test_sums_lose_nothing_count_nothing_twice_and_stay_few(steps: list[object]) -> None:
+    clock = ManualClock()
+    sums = FailureSums(clock)
+    taken: dict[str, FailureReport] = {}
+    added = dict.fromkeys(FailureKind, 0)
+    for step in steps:
+        if isinstance(step, list):
+            for kind, source, key_id in step:
+                sums.add(kind, source, key_id)
+                added[kind] += 1
+        elif isinstance(step, float):
+            await clock.advance(step)
+        else:
+            reports = sums.reports()
+            assert len(reports) <= REPORTS_MAX
+            assert list(sums.reports()) == list(reports), "the same until they are taken"
+            if step == "hand over":
+                assert not taken.keys() & {report.report_id for report in reports}
+                taken |= {report.report_id: report for report in reports}
+                sums.taken()
+        assert len(sums) <= 2 * REPORTS_MAX
+        assert len(taken) <= REPORTS_MAX + clock.monotonic() * 0.1 + 1e-6
+    while len(sums):
+        await clock.advance(1000)
+        taken |= {report.report_id: report for report in sums.reports()}
+        sums.taken()
+    for kind, count in added.items():
+        assert sum(report.sum.count for report in taken.values() if report.sum.kind is kind) == count
+    assert all(report.sum.first_time <= report.sum.last_time for report in taken.values())
+
+
+async def test_ten_thousand_guesses_a_second_cost_few_reports() -> None:
+    """However many addresses they come from, one report every ten seconds remains."""
+    clock = ManualClock()
+    sums = FailureSums(clock)
+    reports = 0
+    for second in range(60):
+        for number in range(10_000):
+            sums.add(FailureKind.UNKNOWN, f"10.{second}.{number // 250}.{number % 250}")
+        await clock.advance(1)
+        reports += len(sums.reports())
+        sums.taken()
+    assert reports <= REPORTS_MAX + 6
+
+
+def test_guesses_from_everywhere_hide_no_use_of_a_key_that_was_revoked() -> None:
+    sums = FailureSums(ManualClock())
+    for number in range(10_000):
+        sums.add(FailureKind.UNKNOWN, f"10.0.{number // 250}.{number % 250}")
+    sums.add(FailureKind.REVOKED, HERE, "key_1")
+    reports = sums.reports()
+    assert ("key_1", 1) in [(report.key_id, report.sum.count) for report in reports]
+    assert sum(report.sum.count for report in reports if not report.sum.source) > 9000
+
+
+def test_without_failures_there_is_nothing_to_report() -> None:
+    sums = FailureSums(ManualClock())
+    assert list(sums.reports()) == []
+    assert len(sums) == 0

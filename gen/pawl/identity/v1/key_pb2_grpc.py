@@ -55,6 +55,11 @@ class KeyServiceStub(object):
                 request_serializer=pawl_dot_identity_dot_v1_dot_key__pb2.RevokeKeyRequest.SerializeToString,
                 response_deserializer=pawl_dot_identity_dot_v1_dot_key__pb2.RevokeKeyResponse.FromString,
                 _registered_method=True)
+        self.ListKeyEvents = channel.unary_unary(
+                '/pawl.identity.v1.KeyService/ListKeyEvents',
+                request_serializer=pawl_dot_identity_dot_v1_dot_key__pb2.ListKeyEventsRequest.SerializeToString,
+                response_deserializer=pawl_dot_identity_dot_v1_dot_key__pb2.ListKeyEventsResponse.FromString,
+                _registered_method=True)
 
 
 class KeyServiceServicer(object):
@@ -75,7 +80,9 @@ class KeyServiceServicer(object):
         the deployment.
 
         Idempotent by request id: the same request again returns the key without the
-        secret. At most 1000 keys of a store are neither revoked nor expired.
+        secret. At most 1000 keys of a store are neither revoked nor expired; with
+        those that ended, and are kept for 90 days, it has at most 10000: beyond
+        that the answer is TOO_LARGE.
 
         Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
         REQUEST_ID_REUSED.
@@ -103,6 +110,19 @@ class KeyServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListKeyEvents(self, request, context):
+        """Lists what happened to keys, and logins that failed, newest first: an
+        operator sees the events of its store, the deployment all of them. Read-only.
+
+        Events of keys are written in the transaction that changes the key, and are
+        never changed. They are kept for 90 days, of failed logins the last 100000.
+
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_KeyServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -120,6 +140,11 @@ def add_KeyServiceServicer_to_server(servicer, server):
                     servicer.RevokeKey,
                     request_deserializer=pawl_dot_identity_dot_v1_dot_key__pb2.RevokeKeyRequest.FromString,
                     response_serializer=pawl_dot_identity_dot_v1_dot_key__pb2.RevokeKeyResponse.SerializeToString,
+            ),
+            'ListKeyEvents': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListKeyEvents,
+                    request_deserializer=pawl_dot_identity_dot_v1_dot_key__pb2.ListKeyEventsRequest.FromString,
+                    response_serializer=pawl_dot_identity_dot_v1_dot_key__pb2.ListKeyEventsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -209,6 +234,33 @@ class KeyService(object):
             '/pawl.identity.v1.KeyService/RevokeKey',
             pawl_dot_identity_dot_v1_dot_key__pb2.RevokeKeyRequest.SerializeToString,
             pawl_dot_identity_dot_v1_dot_key__pb2.RevokeKeyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListKeyEvents(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.identity.v1.KeyService/ListKeyEvents',
+            pawl_dot_identity_dot_v1_dot_key__pb2.ListKeyEventsRequest.SerializeToString,
+            pawl_dot_identity_dot_v1_dot_key__pb2.ListKeyEventsResponse.FromString,
             options,
             channel_credentials,
             insecure,

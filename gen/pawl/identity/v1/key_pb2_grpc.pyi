@@ -48,7 +48,9 @@ class KeyServiceStub:
     the deployment.
 
     Idempotent by request id: the same request again returns the key without the
-    secret. At most 1000 keys of a store are neither revoked nor expired.
+    secret. At most 1000 keys of a store are neither revoked nor expired; with
+    those that ended, and are kept for 90 days, it has at most 10000: beyond
+    that the answer is TOO_LARGE.
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     REQUEST_ID_REUSED.
@@ -63,6 +65,15 @@ class KeyServiceStub:
     was revoked stays so, with its first time.
 
     Errors: KEY_NOT_FOUND, PERMISSION_DENIED.
+    """
+    ListKeyEvents: _grpc.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]
+    """Lists what happened to keys, and logins that failed, newest first: an
+    operator sees the events of its store, the deployment all of them. Read-only.
+
+    Events of keys are written in the transaction that changes the key, and are
+    never changed. They are kept for 90 days, of failed logins the last 100000.
+
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
 
 @_typing.type_check_only
@@ -85,7 +96,9 @@ class KeyServiceAsyncStub(KeyServiceStub):
     the deployment.
 
     Idempotent by request id: the same request again returns the key without the
-    secret. At most 1000 keys of a store are neither revoked nor expired.
+    secret. At most 1000 keys of a store are neither revoked nor expired; with
+    those that ended, and are kept for 90 days, it has at most 10000: beyond
+    that the answer is TOO_LARGE.
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     REQUEST_ID_REUSED.
@@ -100,6 +113,15 @@ class KeyServiceAsyncStub(KeyServiceStub):
     was revoked stays so, with its first time.
 
     Errors: KEY_NOT_FOUND, PERMISSION_DENIED.
+    """
+    ListKeyEvents: _aio.UnaryUnaryMultiCallable[_key_pb2.ListKeyEventsRequest, _key_pb2.ListKeyEventsResponse]  # type: ignore[assignment]
+    """Lists what happened to keys, and logins that failed, newest first: an
+    operator sees the events of its store, the deployment all of them. Read-only.
+
+    Events of keys are written in the transaction that changes the key, and are
+    never changed. They are kept for 90 days, of failed logins the last 100000.
+
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -125,7 +147,9 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         the deployment.
 
         Idempotent by request id: the same request again returns the key without the
-        secret. At most 1000 keys of a store are neither revoked nor expired.
+        secret. At most 1000 keys of a store are neither revoked nor expired; with
+        those that ended, and are kept for 90 days, it has at most 10000: beyond
+        that the answer is TOO_LARGE.
 
         Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
         REQUEST_ID_REUSED.
@@ -152,6 +176,21 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         was revoked stays so, with its first time.
 
         Errors: KEY_NOT_FOUND, PERMISSION_DENIED.
+        """
+
+    @_abc_1.abstractmethod
+    def ListKeyEvents(
+        self,
+        request: _key_pb2.ListKeyEventsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_key_pb2.ListKeyEventsResponse, _abc.Awaitable[_key_pb2.ListKeyEventsResponse]]:
+        """Lists what happened to keys, and logins that failed, newest first: an
+        operator sees the events of its store, the deployment all of them. Read-only.
+
+        Events of keys are written in the transaction that changes the key, and are
+        never changed. They are kept for 90 days, of failed logins the last 100000.
+
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
 
 def add_KeyServiceServicer_to_server(servicer: KeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
