@@ -39,7 +39,9 @@ async def main(stop: asyncio.Event) -> None:
     )
     async with Service("job_store", settings) as service:
         database = await service.open_database()
-        await service.migrate(database, "job_store", "pawl.job_store.adapters.sql.migrations")
+        await service.migrate(
+            database, "job_store", "pawl.job_store.adapters.sql.migrations", append_only=("key_events",)
+        )
         bus = await service.open_bus()
 
         parts = on_postgres(

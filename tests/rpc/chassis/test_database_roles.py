@@ -26,7 +26,7 @@ from tests.keys import ENVIRONMENT
 
 ROOT = Path(__file__).parents[3]
 SCHEMAS = ("job_store", "tool_registry", "notifier")
-APPEND_ONLY = {"tool_registry": ("audit",)}
+APPEND_ONLY = {"job_store": ("key_events",), "tool_registry": ("audit",)}
 PASSWORD = 'it\'s a "password"'  # with what needs quoting
 TABLES = "SELECT relname FROM pg_class WHERE relnamespace = $1::text::regnamespace AND relkind = 'r'"
 
@@ -125,7 +125,7 @@ async def test_each_role_works_on_its_own_schema_and_touches_no_other(roles: str
             if schema == role:
                 await connection.fetch(f"SELECT * FROM {schema}.{table}")  # noqa: S608
                 # As retention does, too.
-                if table not in ("audit", "migrations"):
+                if table not in (*APPEND_ONLY.get(schema, ()), "migrations"):
                     await connection.execute(f"DELETE FROM {schema}.{table} WHERE false")  # noqa: S608
             else:
                 await refused(
@@ -217,6 +217,45 @@ async def test_nobody_changes_or_removes_an_entry_of_the_audit(roles: str, role:
     await registry.close()
 
 
+async def test_nobody_changes_an_event_of_keys_and_old_ones_go(roles: str) -> None:
+    """OPS-1: the role of job-store adds events and reads them; it has them removed when they are old, not before."""
+    await start_all(roles)
+    connection = await asyncpg.connect(url_as(roles, "job_store"))
+    columns = "kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id"
+    add = (
+        f"INSERT INTO job_store.key_events (time, {columns}, by_credential_id, service, report_id)"  # noqa: S608
+        " SELECT now() - make_interval(days => $1), $2, '', '', '', '', '{}', '', '', '', '', '', ''"
+        " FROM generate_series(1, $3)"
+    )
+    await connection.execute(add, 91, "KEY_CREATED", 3)
+    await connection.execute(add, 89, "KEY_CREATED", 4)
+    await connection.execute(add, 1, "LOGINS_FAILED", 100_005)
+    await refused(
+        connection,
+        "UPDATE job_store.key_events SET kind = ''",
+        "DELETE FROM job_store.key_events",
+        "TRUNCATE job_store.key_events",
+        "SELECT * FROM job_store.key_events FOR UPDATE",
+        "ALTER TABLE job_store.key_events DISABLE TRIGGER ALL",
+        "DROP TABLE job_store.key_events",
+        "CREATE OR REPLACE FUNCTION job_store.remove_old_key_events(rows_max integer) RETURNS bigint LANGUAGE sql"
+        " AS 'SELECT 1'",
+        "ALTER FUNCTION job_store.remove_old_key_events RESET ALL",
+        "DROP FUNCTION job_store.remove_old_key_events",
+    )
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        notifier = await asyncpg.connect(url_as(roles, "notifier"))
+        try:
+            await notifier.fetchval("SELECT job_store.remove_old_key_events(10)")
+        finally:
+            await notifier.close()
+    removed = [await connection.fetchval("SELECT job_store.remove_old_key_events(2)") for _ in range(4)]
+    assert removed == [4, 3, 1, 0]
+    counts = await connection.fetch("SELECT kind, count(*) FROM job_store.key_events GROUP BY kind")
+    assert dict(map(tuple, counts)) == {"KEY_CREATED": 4, "LOGINS_FAILED": 100_000}
+    await connection.close()
+
+
 async def test_rights_follow_the_migrations(roles: str, tmp_path: Path) -> None:
     urls = url_as(roles, "notifier"), url_as(roles, "notifier_owner")
     (tmp_path / "0001_one.sql").write_text("CREATE TABLE one (n int GENERATED ALWAYS AS IDENTITY)")
@@ -262,9 +301,9 @@ async def test_an_older_version_leaves_the_rights_of_a_newer_one_alone(roles: st
     await connection.close()
 
 
-async def test_with_one_role_all_works_and_the_registry_says_what_that_role_could_do(url: str) -> None:
+async def test_with_one_role_all_works_and_services_say_what_that_role_could_do(url: str) -> None:
     for schema in ("job_store", "tool_registry"):
-        warnings = ["database.append_only_unprotected"] if schema == "tool_registry" else []
+        warnings = ["database.append_only_unprotected"]
         assert await start(schema, url, None) == warnings
         assert await start(schema, url, url) == warnings, "the owner's URL changes nothing if it is the same role's"
 

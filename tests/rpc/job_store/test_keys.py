@@ -22,6 +22,7 @@ from pawl.chassis.ids import IdSource, StoreId, UserId
 from pawl.chassis.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import Background
+from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.roles import Role
 from pawl.chassis.rpc_client import open_channel
@@ -86,7 +87,8 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
         )
         await stack.enter_async_context(parts.group_commit)
         assert parts.keys is not None
-        rows = KeyRows(parts.keys, clock)
+        sums = FailureSums(clock)
+        rows = KeyRows(parts.keys, clock, sums)
         background = await stack.enter_async_context(Background())
         background.start("keys", rows.run)
         services = {digest_of(SERVICE_KEY): service_principal("agent-loop")}
@@ -95,6 +97,7 @@ async def world(database: Database, tmp_path: Path) -> AsyncIterator[World]:
             authenticator=KeyAuthenticator(rows=rows, services=lambda: services, local_key=LOCAL_KEY),
             ids=IdSource(clock),
             metrics=metrics,
+            failure_sums=sums,
         )
         parts.add_to(server)
         await stack.enter_async_context(server)
@@ -387,6 +390,14 @@ async def test_the_first_key_of_the_deployment_is_made_once(world: World, databa
     assert await listed(deployment) == ["bootstrap"]
     await deployment.RevokeKey(pb.RevokeKeyRequest(key_id=first.key.key_id))
     await bootstrap.bootstrap(database_url)
+
+
+async def test_the_first_key_is_told_in_the_log_as_others_are(world: World, capfd: pytest.CaptureFixture[str]) -> None:
+    made = await world.keys.bootstrap()
+    told = "".join(capfd.readouterr())
+    assert "key.bootstrapped" in told
+    assert made.key.key_id in told
+    assert made.secret not in told
 
 
 async def test_keys_that_ended_long_ago_are_forgotten(world: World) -> None:

@@ -11,8 +11,17 @@ from msgspec.structs import replace as with_fields
 
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.roles import ROLES, ROLES_OF_A_STORE, Role
-from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, PermissionDenied
-from pawl.job_store.domain.keys import KEYS_MAX, Governor, Key, check_new, governed_store, new_key, revoked
+from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, PermissionDenied, TooLarge
+from pawl.job_store.domain.keys import (
+    KEPT_KEYS_MAX,
+    KEYS_MAX,
+    Governor,
+    Key,
+    check_new,
+    governed_store,
+    new_key,
+    revoked,
+)
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 CUSTOM = ("finance", "night-shift")
@@ -53,7 +62,7 @@ ORDINARY = Key(user_id=UserId("ann"), roles=frozenset({"member"}), create_time=N
 def made(governor: Governor, asked: Key) -> Key | None:
     try:
         key = new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
-        check_new(key, 0)
+        check_new(key, 0, 0)
     except PawlError:
         return None
     return key
@@ -134,10 +143,12 @@ def test_no_store_named_is_the_governors_own() -> None:
 )
 def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> None:
     with pytest.raises(error, match=says):
-        check_new(new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW), 0)
+        check_new(new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW), 0, 0)
 
 
 def test_a_store_has_a_limit_of_keys() -> None:
-    check_new(ORDINARY, KEYS_MAX - 1)
+    check_new(ORDINARY, KEYS_MAX - 1, KEPT_KEYS_MAX - 1)
     with pytest.raises(InvalidField, match="revoke one first"):
-        check_new(ORDINARY, KEYS_MAX)
+        check_new(ORDINARY, KEYS_MAX, KEYS_MAX)
+    with pytest.raises(TooLarge, match="90 days after its end: make fewer keys"):
+        check_new(ORDINARY, 0, KEPT_KEYS_MAX)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from operator import attrgetter
 from typing import Any, Final
 
 import asyncpg
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import Database, affected
 from pawl.chassis.ids import KeyId, StoreId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant
+from pawl.chassis.login_failures import FailureKind, FailureSum
 from pawl.errors import RequestIdReused
-from pawl.job_store.app.keys import NewKey
+from pawl.job_store.app.keys import EventFilter, NewKey
+from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind
 from pawl.job_store.domain.keys import Key
 
 # The statements are made from constants of this module only.
@@ -28,7 +30,9 @@ _LIVE: Final = "revoke_time IS NULL AND (expire_time IS NULL OR expire_time > "
 # Locks the row until the end of the transaction.
 _NEXT_CHANGE: Final = "UPDATE job_store.key_changes SET last_change = last_change + 1 RETURNING last_change"
 _LAST_CHANGE: Final = "SELECT last_change FROM job_store.key_changes"
-_COUNT: Final = f"SELECT count(*) FROM job_store.api_keys WHERE store_id = $1 AND {_LIVE} $2)"
+_COUNT: Final = f"""
+SELECT count(*) FILTER (WHERE {_LIVE} $2)) AS live, count(*) AS kept FROM job_store.api_keys WHERE store_id = $1
+"""
 _ADD: Final = f"""
 INSERT INTO job_store.api_keys ({_MADE}, digest, change, request_id, request_hash)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
@@ -60,7 +64,32 @@ UPDATE job_store.api_keys SET last_use_time = now() WHERE key_id IN (
     ORDER BY key_id FOR NO KEY UPDATE SKIP LOCKED
 )
 """
+_TOLD: Final = (
+    "time, kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,"
+    " by_credential_id, service"
+)
+_SUMMED: Final = "failure_kind, source, failure_count, first_time, last_time"
+_ADD_EVENT: Final = f"""
+INSERT INTO job_store.key_events ({_TOLD}, report_id) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, '')
+"""
+# The key is one that was known to who reports, and may be gone since.
+_ADD_FAILURES: Final = f"""
+INSERT INTO job_store.key_events (report_id, {_TOLD}, {_SUMMED})
+SELECT $1, $2, $3, coalesce(k.store_id, ''), $4, coalesce(k.name, ''), coalesce(k.user_id, ''),
+    coalesce(k.roles, '{{}}'), '', '', '', '', $5, $6, $7, $8, $9, $10
+FROM (SELECT) AS one LEFT JOIN job_store.api_keys AS k ON k.key_id = $4
+ON CONFLICT (report_id) WHERE report_id <> '' DO NOTHING
+"""
+_LIST_EVENTS: Final = f"""
+SELECT event_id, {_TOLD}, {_SUMMED} FROM job_store.key_events
+WHERE ($1::text IS NULL OR store_id = $1) AND ($2 = '' OR key_id = $2) AND ($3::text IS NULL OR kind = $3)
+    AND event_id < $4
+ORDER BY event_id DESC LIMIT $5
+"""
+_FAILURE_KINDS: Final = {kind.value: kind for kind in FailureKind}
 _made: Final = attrgetter(*_MADE.split(", "))
+_told: Final = attrgetter(*_TOLD.split(", "))
+_summed: Final = attrgetter("kind", "source", "count", "first_time", "last_time")
 
 
 class PostgresKeyRepository:
@@ -69,7 +98,7 @@ class PostgresKeyRepository:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def add(self, new: NewKey, check_new: Callable[[Key, int], None]) -> Key:
+    async def add(self, new: NewKey, check_new: Callable[[Key, int, int], None]) -> Key:
         key = new.key
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
@@ -79,21 +108,22 @@ class PostgresKeyRepository:
                 if fields.pop("request_hash") != new.request_hash:
                     raise RequestIdReused
                 return _key(fields)
-            check_new(key, await connection.fetchval(_COUNT, key.store_id, key.create_time))
-            values = [sorted(value) if isinstance(value, frozenset) else value for value in _made(key)]
-            await connection.execute(_ADD, *values, new.digest, change, new.request_id, new.request_hash)
+            (room,) = await connection.fetch(_COUNT, key.store_id, key.create_time)
+            check_new(key, room["live"], room["kept"])
+            await connection.execute(_ADD, *_values(_made(key)), new.digest, change, new.request_id, new.request_hash)
+            await connection.execute(_ADD_EVENT, *_values(_told(new.event)))
         return key
 
     async def get(self, key_id: KeyId) -> Key | None:
         row = await self._database.fetchrow(_GET, key_id)
         return None if row is None else _key(dict(row))
 
-    async def revoke(self, key: Key) -> Key:
+    async def revoke(self, key: Key, event: KeyEvent) -> Key:
         async with self._database.transaction() as connection:
             change = await connection.fetchval(_NEXT_CHANGE)
-            await connection.execute(
-                _REVOKE, key.key_id, key.revoke_time, key.revoke_user_id, key.revoke_credential_id, change
-            )
+            by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
+            if affected(await connection.execute(_REVOKE, key.key_id, *by, change)):
+                await connection.execute(_ADD_EVENT, *_values(_told(event)))
             row = await connection.fetchrow(_GET, key.key_id)
         return key if row is None else _key(dict(row))
 
@@ -117,6 +147,34 @@ class PostgresKeyRepository:
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
         await self._database.execute(_NOTE_USES, key_ids)
+
+    async def add_failures(self, events: Mapping[str, KeyEvent]) -> None:
+        rows = [
+            (report_id, event.time, event.kind, event.key_id, event.service, *_summed(event.failures))
+            for report_id, event in events.items()
+        ]
+        async with self._database.transaction() as connection:
+            await connection.executemany(_ADD_FAILURES, rows)
+
+    async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
+        rows = await self._database.fetch(_LIST_EVENTS, wanted.store_id, wanted.key_id, wanted.kind, before, events_max)
+        return [_event(dict(row)) for row in rows]
+
+
+def _values(fields: Iterable[Any]) -> list[Any]:
+    """Return fields as PostgreSQL takes them."""
+    return [sorted(value) if isinstance(value, frozenset) else value for value in fields]
+
+
+def _event(fields: dict[str, Any]) -> KeyEvent:
+    kind, source, count, first_time, last_time = (fields.pop(name) for name in _SUMMED.split(", "))
+    if kind is not None:
+        # A process of a newer version may have written it.
+        known = _FAILURE_KINDS.get(kind, FailureKind.UNKNOWN)
+        fields["failures"] = FailureSum(
+            kind=known, source=source, count=count, first_time=first_time, last_time=last_time
+        )
+    return KeyEvent(**fields | {"kind": KeyEventKind(fields["kind"]), "roles": frozenset(fields["roles"])})
 
 
 def _key(fields: dict[str, Any]) -> Key:

@@ -153,6 +153,10 @@ class PostgresRetention(DatabaseAdapter):
     async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await _deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
+    async def remove_key_events(self, *, rows_max: int) -> int:
+        count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
+        return count
+
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await _deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 

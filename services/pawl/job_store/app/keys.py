@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final, Protocol
 
@@ -15,9 +15,11 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import SECRET_BYTES, USES_MAX, KeyChanges, digest_of, secret_of
+from pawl.chassis.login_failures import REPORTS_MAX, FailureReport
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, KeyNotFound
 from pawl.job_store.domain import keys
+from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind, event_of, failed, visible_store
 from pawl.job_store.domain.keys import Governor, Key
 
 CHANGES_MAX: Final = 1000
@@ -35,9 +37,10 @@ class KeysExist(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewKey:
-    """A key to be kept, and the request that made it; an empty request id is of none."""
+    """A key to be kept, and the request that made it; an empty request id is of none. The event goes with it."""
 
     key: Key
+    event: KeyEvent
     digest: bytes
     request_id: str = ""
     request_hash: bytes = b""
@@ -51,11 +54,22 @@ class MadeKey:
     secret: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventFilter:
+    """The events that are asked for; what is None or empty means any."""
+
+    store_id: StoreId | None
+    key_id: str = ""
+    kind: KeyEventKind | None = None
+
+
 class KeyRepository(Protocol):
     """Keeps keys. Whoever reads changes after one misses none that comes later."""
 
-    async def add(self, new: NewKey, check_new: Callable[[Key, int], None]) -> Key:
-        """Keep a key, or return that of the same request; `check_new` gets it, and how many live ones its store has.
+    async def add(self, new: NewKey, check_new: Callable[[Key, int, int], None]) -> Key:
+        """Keep a key and its event, or return that of the same request.
+
+        `check_new` gets it, how many live ones its store has, and how many with those that have ended.
 
         Raises:
             RequestIdReused: the request made another key.
@@ -65,8 +79,8 @@ class KeyRepository(Protocol):
     async def get(self, key_id: KeyId) -> Key | None:
         """Return a key, None if there is none."""
 
-    async def revoke(self, key: Key) -> Key:
-        """Keep that a key was revoked, if it was not yet; returns it as it is now."""
+    async def revoke(self, key: Key, event: KeyEvent) -> Key:
+        """Keep that a key was revoked, and the event, if it was not yet; returns it as it is now."""
 
     async def list(
         self, store_id: StoreId, *, include_ended: bool, before: str, keys_max: int, now: datetime
@@ -78,6 +92,12 @@ class KeyRepository(Protocol):
 
     async def note_uses(self, key_ids: Sequence[str]) -> None:
         """Note that keys were used now, of each at most once a minute."""
+
+    async def add_failures(self, events: Mapping[str, KeyEvent]) -> None:
+        """Keep events of failed logins by the id of their report, each once; what is known of their keys is added."""
+
+    async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
+        """Return events, the newest first, from the one before `before` on."""
 
 
 class Keys:
@@ -101,12 +121,15 @@ class Keys:
         Raises:
             PermissionDenied: the governor may not make it.
             InvalidField: it has no meaning, or the store has too many.
+            TooLarge: too many keys of the store have ended and are kept.
             InvalidId: its store or user cannot exist.
             RequestIdReused: the request made another key.
         """
         key = keys.new_key(governor, asked, key_id=KeyId(self._ids.new("key")), now=self._now())
         secret = secret_of(self._random_bytes(SECRET_BYTES))
-        new = NewKey(key=key, digest=digest_of(secret), request_id=request_id, request_hash=_hash(key))
+        event = event_of(KeyEventKind.KEY_CREATED, key, time=key.create_time, governor=governor)
+        digest = digest_of(secret)
+        new = NewKey(key=key, event=event, digest=digest, request_id=request_id, request_hash=_hash(key))
         kept = await self._repository.add(new, keys.check_new)
         if kept.key_id != key.key_id:
             return MadeKey(key=kept, secret="")
@@ -135,9 +158,10 @@ class Keys:
             create_time=self._now(),
         )
         secret = secret_of(self._random_bytes(SECRET_BYTES))
-        return MadeKey(
-            key=await self._repository.add(NewKey(key=key, digest=digest_of(secret)), _check_first), secret=secret
-        )
+        event = event_of(KeyEventKind.KEY_BOOTSTRAPPED, key, time=key.create_time)
+        kept = await self._repository.add(NewKey(key=key, event=event, digest=digest_of(secret)), _check_first)
+        _log.info("key.bootstrapped", key_id=kept.key_id)
+        return MadeKey(key=kept, secret=secret)
 
     async def list(
         self, governor: Governor, store_id: str, *, include_ended: bool, before: str, keys_max: int
@@ -162,21 +186,48 @@ class Keys:
         key = await self._repository.get(key_id)
         if key is None:
             raise KeyNotFound
-        revoked = keys.revoked(governor, key, now=self._now())
+        now = self._now()
+        revoked = keys.revoked(governor, key, now=now)
         if revoked is key:
             return key
-        kept = await self._repository.revoke(revoked)
+        event = event_of(KeyEventKind.KEY_REVOKED, key, time=now, governor=governor)
+        kept = await self._repository.revoke(revoked, event)
         _log.info("key.revoked", key_id=key_id, by=kept.revoke_user_id, credential=kept.revoke_credential_id)
         return kept
 
-    async def sync_keys(self, after_change: int, used_key_ids: Sequence[str]) -> KeyChanges:
-        """Return the keys that have changed since, and note which were used.
+    async def list_events(
+        self, governor: Governor, wanted: EventFilter, *, before: int, events_max: int
+    ) -> Sequence[KeyEvent]:
+        """Return events that the governor may see, the newest first.
 
         Raises:
-            InvalidField: more were used than one call may name.
+            PermissionDenied: they are of another store.
+            InvalidId: it cannot exist.
+        """
+        visible = replace(wanted, store_id=visible_store(governor, wanted.store_id or ""))
+        return await self._repository.list_events(visible, before=before, events_max=events_max)
+
+    async def sync_keys(
+        self,
+        after_change: int,
+        used_key_ids: Sequence[str],
+        reports: Sequence[FailureReport] = (),
+        *,
+        service: str = "job-store",
+    ) -> KeyChanges:
+        """Return the keys that have changed since, note which were used, and keep what a service reports.
+
+        Raises:
+            InvalidField: it is more than one call may name, or no report of ours.
         """
         if len(used_key_ids) > USES_MAX:
             raise InvalidField(f"used_key_ids: at most {USES_MAX}", field="used_key_ids")
+        if len(reports) > REPORTS_MAX:
+            raise InvalidField(f"failure_reports: at most {REPORTS_MAX}", field="failure_reports")
+        if reports:
+            now = self._now()
+            events = {report.report_id: failed(service, report, time=now) for report in reports}
+            await self._repository.add_failures(events)
         if used_key_ids:
             await self._repository.note_uses(used_key_ids)
         return await self._repository.changes(after_change, keys_max=CHANGES_MAX)
@@ -185,7 +236,7 @@ class Keys:
         return datetime.fromtimestamp(self._clock.now(), UTC)
 
 
-def _check_first(_key: Key, live_keys: int) -> None:
+def _check_first(_key: Key, live_keys: int, _kept_keys: int) -> None:
     if live_keys:
         raise KeysExist
 

@@ -12,10 +12,12 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
-from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
+from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge
 
 KEYS_MAX: Final = 1000
 """Most keys of a store that are neither revoked nor expired."""
+KEPT_KEYS_MAX: Final = 10_000
+"""Most keys of a store with those that have ended and are still kept."""
 NAME_LENGTH_MAX: Final = 200
 ROLES_MAX: Final = 32
 DEPLOYMENT_STORE: Final = StoreId("")
@@ -53,6 +55,7 @@ class Governor:
     store_id: StoreId
     user_id: str
     credential_id: str
+    delegate_user_id: str = ""
     roles: AbstractSet[str]
 
     @property
@@ -101,16 +104,24 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
     )
 
 
-def check_new(key: Key, live_keys: int) -> None:
-    """Return if a key may be added to a store that has so many: what another moment may answer otherwise.
+def check_new(key: Key, live_keys: int, kept_keys: int) -> None:
+    """Return if a key may be added to a store that has so many, and so many with those that have ended.
+
+    These are the rules of which another moment may answer otherwise.
 
     Raises:
-        InvalidField: it may not, or would have ended.
+        InvalidField: there are too many that are neither revoked nor expired, or it would have ended.
+        TooLarge: too many were made and have ended.
     """
     if key.expire_time is not None and key.expire_time <= key.create_time:
         raise InvalidField(_EXPIRE_TIME, field="key.expire_time")
     if live_keys >= KEYS_MAX:
         raise InvalidField(f"a store has at most {KEYS_MAX} keys: revoke one first", field="key")
+    if kept_keys >= KEPT_KEYS_MAX:
+        raise TooLarge(
+            f"{KEPT_KEYS_MAX} keys of this store are kept, each for 90 days after its end: make fewer keys that last"
+            " longer, or give short-lived callers tokens of an identity provider"
+        )
 
 
 def revoked(governor: Governor, key: Key, *, now: datetime) -> Key:

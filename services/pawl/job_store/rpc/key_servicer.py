@@ -10,17 +10,23 @@ import grpc
 from pawl.chassis import key_sync
 from pawl.chassis.auth import current_principal
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
+from pawl.chassis.roles import SERVICE
 from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1 import key_pb2_grpc, key_sync_pb2, key_sync_pb2_grpc
-from pawl.job_store.app.keys import Keys
-from pawl.job_store.app.pages import Id, make_token, page_size, read_token
+from pawl.job_store.app.keys import EventFilter, Keys
+from pawl.job_store.app.pages import Id, Large, make_token, page_size, read_token
+from pawl.job_store.domain.key_events import KeyEvent, KeyEventKind
 from pawl.job_store.domain.keys import Governor, Key
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-_KEY: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is none of ours")).struct(Key, pb.Key)
+_WIRE: Final = Translator(lambda unknown: InvalidField(f"{unknown.value} is none of ours", field=unknown.field))
+_KEY: Final = _WIRE.struct(Key, pb.Key)
+_EVENT: Final = _WIRE.struct(KeyEvent, pb.KeyEvent)
+_KIND: Final = _WIRE.enum(KeyEventKind, pb.KeyEventKind, field="kind")
+_LAST_EVENT: Final = 2**63 - 1
 
 
 class KeyServicer(key_pb2_grpc.KeyServiceServicer):
@@ -55,6 +61,22 @@ class KeyServicer(key_pb2_grpc.KeyServiceServicer):
             raise KeyNotFound
         return pb.RevokeKeyResponse(key=_KEY.write(await self._keys.revoke(governor, KeyId(request.key_id))))
 
+    async def ListKeyEvents(self, request: pb.ListKeyEventsRequest, context: Context) -> pb.ListKeyEventsResponse:
+        size, governor = page_size(request.page_size), _governor()
+        wanted = EventFilter(
+            store_id=StoreId(request.store_id),
+            key_id=check_id(request.key_id, "key_id", optional=True),
+            kind=_KIND.read(request.kind) if request.kind else None,
+        )
+        selection = (request.store_id or governor.store_id, request.key_id, request.kind)
+        before = read_token(request.page_token, "ListKeyEvents", selection, Large)
+        found = await self._keys.list_events(
+            governor, wanted, before=_LAST_EVENT if before is None else before, events_max=size + 1
+        )
+        page = found[:size]
+        token = make_token("ListKeyEvents", selection, page[-1].event_id) if len(found) > size else ""
+        return pb.ListKeyEventsResponse(events=map(_EVENT.write, page), next_page_token=token)
+
 
 class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
     """Serves the other services."""
@@ -65,7 +87,13 @@ class KeySyncServicer(key_sync_pb2_grpc.KeySyncServiceServicer):
     async def SyncKeys(self, request: key_sync_pb2.SyncKeysRequest, context: Context) -> key_sync_pb2.SyncKeysResponse:
         if request.after_change >= 1 << 63:
             raise InvalidField("after_change: is a change that was returned", field="after_change")
-        return key_sync.CHANGES.write(await self._keys.sync_keys(request.after_change, request.used_key_ids))
+        changes = await self._keys.sync_keys(
+            request.after_change,
+            request.used_key_ids,
+            [key_sync.REPORTS.read(report) for report in request.failure_reports],
+            service=current_principal().credential_id.removeprefix(SERVICE),
+        )
+        return key_sync.CHANGES.write(changes)
 
 
 def _governor() -> Governor:
@@ -83,6 +111,7 @@ def _governor() -> Governor:
         store_id=principal.store_id,
         user_id=principal.user_id,
         credential_id=principal.credential_id,
+        delegate_user_id=principal.delegate_user_id,
         roles=principal.roles,
     )
 
