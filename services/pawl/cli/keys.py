@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
+from pawl.chassis.strict_json import dumps_canonical
 from pawl.cli import wording
+from pawl.cli.audit import Json
 from pawl.cli.checks import run_program
 from pawl.cli.command import Flags, command, new_request_id
 from pawl.cli.failure import CommandError
@@ -20,13 +23,24 @@ from pawl.cli.runs import show_table
 from pawl.cli.target import Target
 from pawl.identity.v1 import key_pb2
 
-app = typer.Typer(help="API keys: make, list and revoke them. Needs the role operator.", no_args_is_help=True)
+app = typer.Typer(
+    help="API keys: make, list and revoke them, and see who did. Needs the role operator.", no_args_is_help=True
+)
 
 _DATABASE: Final = "PAWL_DATABASE_URL"
 
 InStore = Annotated[
     str, typer.Option("--in-store", help="The store, where your key is the deployment's; else it is your own.")
 ]
+
+
+class EventKind(StrEnum):
+    """The kinds of events."""
+
+    KEY_CREATED = "key-created"
+    KEY_REVOKED = "key-revoked"
+    KEY_BOOTSTRAPPED = "key-bootstrapped"
+    LOGINS_FAILED = "logins-failed"
 
 
 @app.command()
@@ -95,6 +109,40 @@ async def revoke(
 
 
 @app.command()
+@command(asks="keys")
+async def events(
+    target: Target,
+    console: Console,
+    *,
+    key: Annotated[str, typer.Option("--key", help="Only of this key.")] = "",
+    kind: Annotated[EventKind | None, typer.Option("--kind", help="Only of this kind.")] = None,
+    in_store: Annotated[
+        str, typer.Option("--in-store", help="Only of this store; without it the deployment's key shows all.")
+    ] = "",
+    count: Annotated[int, typer.Option("--count", "-n", help="At most so many, the newest.", min=1)] = 50,
+    json: Json = False,
+) -> None:
+    """List who made and revoked keys, and which logins failed, the newest last."""
+    request = key_pb2.ListKeyEventsRequest(key_id=key, store_id=in_store)
+    if kind is not None:
+        request.kind = key_pb2.KeyEventKind.Value(f"KEY_EVENT_KIND_{kind.name}")
+    found: list[key_pb2.KeyEvent] = []
+    async for page in target.pages(target.key_register.ListKeyEvents, request):
+        found += page.events
+        if len(found) >= count:
+            break
+    found = found[:count][::-1]
+    if json:
+        for event in found:
+            console.print(dumps_canonical(_document(event)).decode(), markup=False, soft_wrap=True)
+    elif found:
+        headings = ("event", "time", "what", "store", "key", "user", "roles", "by", "name, or the logins")
+        show_table(console, headings, list(map(_event_row, found)))
+    else:
+        print("There are no such events.", file=sys.stderr)
+
+
+@app.command()
 def bootstrap(
     context: typer.Context,
     *,
@@ -131,3 +179,40 @@ def _row(key: key_pb2.Key) -> tuple[str, ...]:
         wording.clean(key.create_user_id) or "bootstrap",
         wording.one_line(key.name, 80),
     )
+
+
+def _event_row(event: key_pb2.KeyEvent) -> tuple[str, ...]:
+    by = f"{event.by_delegate_user_id} for {event.by_user_id}" if event.by_delegate_user_id else event.by_user_id
+    return (
+        str(event.event_id),
+        wording.time_text(event.time),
+        wording.value_name(key_pb2.KeyEventKind, event.kind).replace("_", " "),
+        event.store_id,
+        event.key_id,
+        wording.clean(event.user_id),
+        ", ".join(event.roles),
+        f"{wording.clean(by)} ({event.by_credential_id})" if by else "",
+        _logins(event) if event.HasField("failures") else wording.one_line(event.key_name, 80),
+    )
+
+
+def _logins(event: key_pb2.KeyEvent) -> str:
+    failures = event.failures
+    kind = wording.value_name(key_pb2.LoginFailureKind, failures.kind)
+    return f"{failures.count} {kind} at {event.service} from {wording.clean(failures.source) or 'several addresses'}"
+
+
+def _document(event: key_pb2.KeyEvent) -> dict[str, Any]:
+    document: dict[str, Any] = {name: getattr(event, name) for name in event.DESCRIPTOR.fields_by_name}
+    kind = wording.value_name(key_pb2.KeyEventKind, event.kind)
+    document |= {"time": event.time.ToJsonString(), "kind": kind, "roles": list(event.roles), "failures": None}
+    if event.HasField("failures"):
+        failures = event.failures
+        document["failures"] = {
+            "kind": wording.value_name(key_pb2.LoginFailureKind, failures.kind),
+            "source": failures.source,
+            "count": failures.count,
+            "first_time": failures.first_time.ToJsonString(),
+            "last_time": failures.last_time.ToJsonString(),
+        }
+    return document

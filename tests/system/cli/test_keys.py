@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.chassis.credentials import UNKNOWN
-from pawl.chassis.key_rows import is_secret
+from pawl.chassis.key_rows import is_secret, secret_of
 from pawl.chassis.rpc_client import open_channel
 from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
@@ -22,6 +23,7 @@ from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1 import tool_pb2
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from tests import commands
+from tests.poll import until
 from tests.system.cli.conftest import CommandLine
 
 SECONDS_MAX = 5.0
@@ -110,6 +112,45 @@ async def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(paw
     assert await answers(pawl, secret) == expected
     bootstrap_id = (await run("list")).output.split("\t")[0]
     assert (await run("revoke", bootstrap_id)).code == 0
+
+
+async def test_who_made_and_revoked_a_key_and_failed_logins_are_listed(pawl: CommandLine) -> None:
+    """OPS-1: why, where and from where, without a secret; the caller is not told why."""
+    key_id, secret = await made(pawl, "bob", "--role", "operator", "--name", "laptop")
+    await asyncio.to_thread(pawl.succeed, "keys", "revoke", key_id)
+    _, output, _ = await asyncio.to_thread(pawl.run, "keys", "bootstrap")
+    deployment = pawl.environment() | {"PAWL_API_KEY": output.strip()}
+    unknown = secret_of(secrets.token_bytes(32))
+
+    async def listed(*arguments: str) -> str:
+        done = await asyncio.to_thread(commands.pawl, "keys", "events", *arguments, environment=deployment)
+        assert done.code == 0, done.errors
+        assert secret not in done.output
+        assert unknown not in done.output
+        return done.output
+
+    async def is_refused(shown: str) -> bool:
+        return set((await answers(pawl, shown)).values()) == {f"UNAUTHENTICATED: {UNKNOWN}"}
+
+    async def is_told() -> bool:
+        lines = await listed("--kind", "logins-failed", "--json", "--count", "1000")
+        found = [json.loads(line) for line in lines.splitlines()]
+        told = {(each["service"], each["failures"]["kind"], each["key_id"]) for each in found}
+        assert {each["failures"]["source"] for each in found} <= {"127.0.0.1", ""}
+        return told >= {("agent-loop", "revoked", key_id), *((service, "unknown", "") for service in CALLS)}
+
+    await until(lambda: is_refused(secret))
+    assert await is_refused(unknown)
+    await until(is_told)
+    told = await listed("--key", key_id)
+    created, revoked, failed, *_ = (line.split("\t") for line in told.splitlines())
+    assert created[2:] == ["key created", "local", key_id, "bob", "operator", "me (local)", "laptop"]
+    assert revoked[2:] == ["key revoked", "local", key_id, "bob", "operator", "me (local)", "laptop"]
+    assert failed[2:5] == ["logins failed", "local", key_id]
+    own = await asyncio.to_thread(pawl.succeed, "keys", "events", "--key", key_id, "--count", "1000")
+    assert " revoked at agent-loop from 127.0.0.1" in own
+    bootstrapped = (await listed("--kind", "key-bootstrapped")).splitlines()[-1].split("\t")[4]
+    await asyncio.to_thread(commands.pawl, "keys", "revoke", bootstrapped, environment=deployment)
 
 
 @pytest.mark.parametrize(
