@@ -23,6 +23,7 @@ from prometheus_client import Counter
 from pawl.chassis import logs
 from pawl.chassis.auth import bearer_key, check_said_once
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import KeyId
 from pawl.errors import Overloaded, Unauthenticated
 
 ENTRIES_MAX: Final = 4096
@@ -31,6 +32,7 @@ ENTRIES_MAX: Final = 4096
 LOOKING_MAX: Final = 1000
 """The callers at once, of whom nothing is known yet, that wait until others were asked about them."""
 
+NO_KEY: Final = KeyId("")
 REPORTS_MAX: Final = 64
 """Most reports of failed logins that one call hands over, and most sums that a process has at a time."""
 
@@ -67,7 +69,7 @@ _GUESSES_MAX: Final = 40
 class LoginRefused(Exception):
     """The cause of an Unauthenticated that callers are not told; `key_id` is of a key that has ended."""
 
-    def __init__(self, kind: FailureKind, key_id: str = "") -> None:
+    def __init__(self, kind: FailureKind, key_id: KeyId = NO_KEY) -> None:
         super().__init__(kind.value)
         self.kind = kind
         self.key_id = key_id
@@ -87,7 +89,7 @@ class FailureReport(msgspec.Struct, frozen=True, kw_only=True):
     """Failed logins that are handed over; the same id again is the same report. `key_id` is of a key that has ended."""
 
     report_id: str
-    key_id: str
+    key_id: KeyId
     sum: FailureSum
 
 
@@ -174,15 +176,15 @@ class FailureSums:
         self._clock = clock
         self._new_id = new_id
         self._rate = Rate(*_REPORTED, clock)
-        self._open: dict[tuple[FailureKind, str, str], FailureSum] = {}
+        self._open: dict[tuple[FailureKind, str, KeyId], FailureSum] = {}
         self._reports: tuple[FailureReport, ...] = ()
 
     def __len__(self) -> int:
         return len(self._open) + len(self._reports)
 
-    def add(self, kind: FailureKind, source: str, key_id: str = "") -> None:
+    def add(self, kind: FailureKind, source: str, key_id: KeyId = NO_KEY) -> None:
         """Count a login that failed."""
-        name = (kind, source, key_id) if self._has_room(kind, source, key_id) else (kind, "", "")
+        name = (kind, source, key_id) if self._has_room(kind, source, key_id) else (kind, "", NO_KEY)
         now = datetime.fromtimestamp(self._clock.now(), UTC)
         found = self._open.get(name)
         self._open[name] = FailureSum(
@@ -206,7 +208,7 @@ class FailureSums:
         """Forget what was handed over."""
         self._reports = ()
 
-    def _has_room(self, kind: FailureKind, source: str, key_id: str) -> bool:
+    def _has_room(self, kind: FailureKind, source: str, key_id: KeyId) -> bool:
         if (kind, source, key_id) in self._open:
             return True
         named = [name for name in self._open if name[1] or name[2]]
@@ -252,7 +254,7 @@ class LoginFailures:
 
     def note(self, source: str, metadata: Metadata, method: str, cause: BaseException | None = None) -> None:
         """Count a login that failed, and tell of it unless there are too many. The cause is that of its error."""
-        kind, key, key_id = kind_of(metadata), "", ""
+        kind, key, key_id = kind_of(metadata), "", NO_KEY
         if kind is FailureKind.UNKNOWN:
             key = _short(next(str(value) for name, value in metadata if name == "authorization"))
             if isinstance(cause, LoginRefused):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pawl.chassis.ids import KeyId
 from pawl.chassis.key_rows import secret_of
 from pawl.chassis.login_failures import REPORTS_MAX, FailureKind, FailureReport, FailureSum
 from pawl.errors import InvalidField
@@ -35,7 +36,7 @@ async def events(stub: KeyServiceAsyncStub, **fields: Any) -> list[pb.KeyEvent]:
 
 def report(number: int, *, key_id: str = "", kind: FailureKind = FailureKind.UNKNOWN) -> FailureReport:
     summed = FailureSum(kind=kind, source="10.0.0.1", count=number, first_time=NOW, last_time=NOW)
-    return FailureReport(report_id=f"rep_{number}", key_id=key_id, sum=summed)
+    return FailureReport(report_id=f"rep_{number}", key_id=KeyId(key_id), sum=summed)
 
 
 async def test_making_and_revoking_a_key_are_events_with_who_did_it(world: World) -> None:

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from pawl.chassis.ids import KeyId
 from pawl.chassis.login_failures import (
     ENTRIES_MAX,
     REPORTS_MAX,
@@ -145,8 +146,8 @@ def test_why_a_key_is_refused_is_counted_and_summed_and_the_key_named() -> None:
     metrics, sums = Metrics("test"), FailureSums(clock)
     failed = LoginFailures(metrics.rpc.login_failures, clock, sums)
     with capture_logs() as lines:
-        failed.note(HERE, WRONG, "/m", LoginRefused(FailureKind.REVOKED, "key_1"))
-        failed.note(HERE, (), "/m", LoginRefused(FailureKind.REVOKED, "key_1"))
+        failed.note(HERE, WRONG, "/m", LoginRefused(FailureKind.REVOKED, KeyId("key_1")))
+        failed.note(HERE, (), "/m", LoginRefused(FailureKind.REVOKED, KeyId("key_1")))
         failed.note(HERE, WRONG, "/m")
     assert [(line["kind"], line.get("key_id")) for line in lines] == [
         ("revoked", "key_1"),
@@ -225,7 +226,7 @@ def test_guesses_from_everywhere_hide_no_use_of_a_key_that_was_revoked() -> None
     sums = FailureSums(ManualClock())
     for number in range(10_000):
         sums.add(FailureKind.UNKNOWN, f"10.0.{number // 250}.{number % 250}")
-    sums.add(FailureKind.REVOKED, HERE, "key_1")
+    sums.add(FailureKind.REVOKED, HERE, KeyId("key_1"))
     reports = sums.reports()
     assert ("key_1", 1) in [(report.key_id, report.sum.count) for report in reports]
     assert sum(report.sum.count for report in reports if not report.sum.source) > 9000

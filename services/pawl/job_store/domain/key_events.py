@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from pawl.chassis.ids import KeyId, StoreId, is_id
-from pawl.chassis.login_failures import FailureReport, FailureSum
+from pawl.chassis.login_failures import NO_KEY, FailureReport, FailureSum
 from pawl.errors import InvalidField
 from pawl.job_store.domain.keys import DEPLOYMENT_STORE, Governor, Key, governed_store
 
@@ -32,7 +32,7 @@ class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
     time: datetime
     kind: KeyEventKind
     store_id: StoreId = DEPLOYMENT_STORE
-    key_id: KeyId = KeyId("")
+    key_id: KeyId = NO_KEY
     key_name: str = ""
     user_id: str = ""
     roles: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ def failed(service: str, report: FailureReport, *, time: datetime) -> KeyEvent:
     return KeyEvent(
         time=time,
         kind=KeyEventKind.LOGINS_FAILED,
-        key_id=KeyId(report.key_id),
+        key_id=report.key_id,
         service=service,
         failures=report.sum,
     )
