@@ -142,20 +142,18 @@ class RetentionSweep:
     async def sweep(self) -> None:
         """Remove all that is too old now. What cannot be removed keeps nothing else from going."""
         keep, retention = self._periods, self._retention
-        await self._empty(retention.remove_requests, older_than_seconds=keep.requests_seconds, rows_max=_REMOVAL_BATCH)
-        await self._empty(retention.remove_keys, older_than_seconds=keep.keys_seconds, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_key_events, rows_max=_ROWS_BATCH)
-        await self._empty(retention.remove_unsent, older_than_seconds=keep.unsent_seconds, rows_max=_SENT_BATCH)
-        await self._empty(retention.remove_sent, older_than_seconds=keep.sent_seconds, rows_max=_SENT_BATCH)
-        await self._empty(retention.trim_logs, older_than_seconds=keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
-        await self._empty(
-            retention.remove_summarised, older_than_seconds=keep.conversations_seconds, rows_max=_ROWS_BATCH
-        )
-        await self._empty(
-            retention.remove_conversations, older_than_seconds=keep.conversations_seconds, rows_max=_ROWS_BATCH
-        )
+        await self._empty(retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
+        await self._empty(retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
+        await self._empty(retention.remove_key_events, None, rows_max=_ROWS_BATCH)
+        await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
+        await self._empty(retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)
+        await self._empty(retention.remove_summarised, keep.conversations_seconds, rows_max=_ROWS_BATCH)
+        await self._empty(retention.remove_conversations, keep.conversations_seconds, rows_max=_ROWS_BATCH)
 
-    async def _empty(self, remove: Callable[..., Awaitable[int]], **bounds: float) -> None:
+    async def _empty(self, remove: Callable[..., Awaitable[int]], seconds: float | None, **batch: int) -> None:
+        """Remove all that is so old; None for what has an age of its own."""
+        bounds = batch if seconds is None else {"older_than_seconds": seconds, **batch}
         try:
             while await remove(**bounds):
                 await self._clock.sleep(0)
