@@ -17,6 +17,7 @@ STORES = ("acme", "acme", "acme", "beta")
 USERS = ("ann", "ann", "ann", "bob")
 # One of nobody known, the local one, which is everybody's, and two that are somebody's.
 CREDENTIALS = ("", "local", "key_1", "key_1", "key_2")
+PEOPLE: Sequence[tuple[str, ...]] = ((), (), (), ("olga",), ("cyd", "olga"), ("eve",))
 WORKERS = ("w1", "w2")
 CLIENTS = ("tab_1", "tab_2")
 SESSIONS = ("ses_1", "ses_2")
@@ -63,6 +64,7 @@ class Chooser:
             fingerprint=self.pick(["f1", "f1", "f1", "f2"]),
             bytes=self.pick([1, 1, 3]),
             credential=self.pick(CREDENTIALS),
+            people=self.pick(PEOPLE),
             budget=budget,
             ceiling=self.pick([0, 150]) if budget else 0,
             limits=self.model.limits,
@@ -152,6 +154,7 @@ class Chooser:
             run=run["id"],
             user="olga" if of_operator else user,
             credential=self.pick(CREDENTIALS),
+            people=self.pick(PEOPLE),
             right=self.pick(["STORE", "STORE", "STORE", "OWN_RUNS", "QUESTIONS"]),
             operator=of_operator,
             command=self.pick([fresh, fresh, fresh, "cmd_again", "cmd_more"]),
@@ -183,6 +186,7 @@ class Chooser:
             run=call["run"],
             user=self.pick(["cyd", "dan", "eve", call["user"]]),
             credential=self.pick(CREDENTIALS),
+            people=self.pick(PEOPLE),
             right="STORE",
             operator=False,
             command=f"cmd{self._count}",

@@ -132,7 +132,7 @@ class Model:
             self.wake(active)
         else:
             run, steered = self._create(ask, found or self._new_conversation(ask), policy), False
-            run["credential"] = ask["credential"]
+            run["credential"], run["people"] = ask["credential"], ask["people"]
         if ask["request"]:
             row = {"fingerprint": ask["fingerprint"], "run": run["id"], "steered": steered}
             self.requests[request] = row
@@ -203,6 +203,7 @@ class Model:
             "idle_receipts": 0,
             "last_step": None,
             "credential": "",
+            "people": (),
         }
         self.runs[run["store"], run["id"]] = run
         return run
@@ -212,6 +213,7 @@ class Model:
         conversation = self._conversation_of(parent["store"], parent["user"], self.new_id("conv"))
         run = self._new_run(conversation, name, 0, 0)
         run["parent"], run["credential"] = (parent["id"], call), parent["credential"]
+        run["people"] = parent["people"]
         self._give_turn(run)
 
     def _create(self, ask: Row, conversation: Row, policy: str) -> Row:

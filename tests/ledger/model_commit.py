@@ -185,7 +185,7 @@ def _passes_the_gate(call: Row, wish: Row) -> bool:
     if call["state"] == "OFFERED" and falls_back:
         return True  # Another tool, gated on its own.
     approved = call["decision"] in {"APPROVE", "EDIT"}
-    others = {user for user, _ in call["approvers"]} - {call["user"]}
+    others = {user for user, *_ in call["approvers"]} - {call["user"]}
     enough = call["required"] == 1 or len(others) >= call["required"]
     if wish["state"] in _MAY_HAVE_ITS_EFFECT and not (approved and enough):
         return False

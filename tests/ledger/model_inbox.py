@@ -210,21 +210,24 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
 def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
     """D6: of calls that several people approve, who started the run decides none, and nobody approves twice.
 
-    Nor does a credential: whoever it says that it is.
+    Nor does a credential: whoever it says that it is. With a key acts, too, who made it.
     """
     if call["state"] == "ASKED":
         return None
     credential = ask["credential"] if ask["credential"] != "local" else ""
-    started = ask["user"] == call["user"] or (credential and credential == run["credential"])
+    people = {ask["user"], *ask["people"]}
+    started = people & {call["user"], *run["people"]} or (credential and credential == run["credential"])
     if ask["right"] == "QUESTIONS" or (call["required"] > 1 and started):
         return "REFUSED", "PERMISSION_DENIED"
     if not ask["digest"]:
         return "REFUSED", "DIGEST_REQUIRED"
     if ask["digest"] != call["digest"]:
         return "REFUSED", "DIGEST_MISMATCH"
-    if ask["decision"] == "APPROVE" and ask["user"] in [user for user, _ in call["approvers"]]:
+    if ask["decision"] == "APPROVE" and ask["user"] in [user for user, *_ in call["approvers"]]:
         return "LATE", "ALREADY_DECIDED"
-    again = credential and credential in [used for _, used in call["approvers"]]
+    again = any(
+        (credential and credential == used) or people & {user, *others} for user, used, others in call["approvers"]
+    )
     return ("REFUSED", "PERMISSION_DENIED") if ask["decision"] == "APPROVE" and again else None
 
 
@@ -273,7 +276,7 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
         run["log"].append("tool.progress")
         return
     if _counts_only(call, ask):
-        call["approvers"].append((ask["user"], ask["credential"]))
+        call["approvers"].append((ask["user"], ask["credential"], ask["people"]))
         run["log"].append("tool.awaiting_approval")
         return
     call["reserved"] = ask["command"]
@@ -281,7 +284,7 @@ def _apply_to_call(model: Model, run: Row, call: Row, ask: Row) -> None:
         edits = ask["decision"] == "EDIT"
         if call["state"] == "AWAITING_APPROVAL" and ask["decision"] in {"APPROVE", "EDIT"}:
             call["approved_before"] += call["approvers"] if edits else []
-            approver = (ask["user"], ask["credential"])
+            approver = (ask["user"], ask["credential"], ask["people"])
             call["approvers"] = [approver] if edits else [*call["approvers"], approver]
         call["decision"] = ask["decision"]
         call["approved"] = (ask["edited_digest"], ask["arguments"]) if edits else (call["digest"], call["arguments"])

@@ -62,6 +62,7 @@ def operation(ask: Row, now: datetime) -> Any:
                 as_operator=ask["operator"],
                 session_id=ask.get("session", ""),
                 credential_id=ask.get("credential", ""),
+                people=ask.get("people", ()),
                 inbox_limits=_inbox_limits(ask["limits"]),
             )
         case "report_crash":
@@ -102,6 +103,7 @@ def _submit(ask: Row) -> Submit:
         token_ceiling=ask["ceiling"],
         text_bytes=ask["bytes"],
         credential_id=ask["credential"],
+        people=ask["people"],
         inbox_limits=_inbox_limits(ask["limits"]),
     )
 

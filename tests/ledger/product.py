@@ -20,7 +20,7 @@ from pawl.job_store.app.reading import Claimed
 from pawl.job_store.domain.attention import Quarantine
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, LastCommit, RunRow
+from pawl.job_store.domain.rows import CallRow, Decision, LastCommit, RunRow
 from pawl.job_store.domain.submit import Submitted
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
@@ -168,6 +168,7 @@ def view_of_model(model: Model) -> Row:
                 "budget": row["budget"],
                 "parent": row["parent"],
                 "credential": row["credential"],
+                "people": row["people"],
                 "unstopped": row["unstopped"],
                 "waiting": (row["waiting"], row["waiting_bytes"]),
                 "epoch": row["epoch"],
@@ -200,6 +201,10 @@ def view_of_model(model: Model) -> Row:
     }
 
 
+def _approver(approval: Decision) -> tuple[str, str, tuple[str, ...]]:
+    return approval.user_id, approval.credential_id, approval.people
+
+
 def view_of_tables(tables: Tables, now: datetime) -> Row:
     """Return what the rows say, in the words of the model."""
 
@@ -219,6 +224,7 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "budget": row.token_budget,
             "parent": (row.parent_run_id, row.parent_call_id),
             "credential": row.credential_id,
+            "people": row.people,
             "waiting": (row.steers_waiting, row.steer_bytes_waiting),
             "unstopped": list(run_pb2.Run.FromString(row.unstopped).unstopped_call_ids),
             "epoch": row.epoch,
@@ -239,8 +245,8 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
             "decision": "" if row.decision is None else row.decision.kind.name,
             "approvals": (
                 row.approvals_required,
-                tuple((approval.user_id, approval.credential_id) for approval in row.approvals),
-                tuple((approval.user_id, approval.credential_id) for approval in row.earlier_approvals),
+                tuple(map(_approver, row.approvals)),
+                tuple(map(_approver, row.earlier_approvals)),
                 row.escalated,
             ),
             "reserved": row.reserved_by,

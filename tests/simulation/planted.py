@@ -95,6 +95,13 @@ OF_THE_LEDGER = (
         checker=REFERENCE_MODEL,
     ),
     Mutant(
+        name="who_made_the_key_approves_too",
+        module="pawl.job_store.domain.command",
+        text="people = {self.user_id, self.delegate_user_id, *self.people} - ",
+        instead="people = {self.user_id, self.delegate_user_id} - ",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
         name="the_credential_that_started_it_approves_it",
         module="pawl.job_store.domain.command",
         text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",

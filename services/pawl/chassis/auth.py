@@ -43,6 +43,10 @@ class Principal:
     """The credential itself, which may stand for many users; never the secret."""
     delegate_user_id: UserId = UserId("")
     """The user of the delegate that acts for `user_id`; empty if nobody does."""
+    root_user_id: UserId = UserId("")
+    """The user from whom the keys come with which its own was made; empty if the deployment made it, or nobody."""
+    people: frozenset[UserId] = frozenset()
+    """Other users whose act it is, too, where several people are needed: of the delegate, and who made its key."""
     decides: bool = True
     """False for a delegate that decides nothing, for those it acts for and for itself."""
     rights: frozenset[str] = frozenset()
@@ -216,6 +220,10 @@ class Credential(Protocol):
         """Its roles, known ones and others."""
 
     @property
+    def root_user_id(self) -> UserId:
+        """The user from whom the keys come with which it was made; empty if it comes from nobody's."""
+
+    @property
     def decides_for_users(self) -> bool:
         """True if a delegate may decide for those it acts for."""
 
@@ -255,7 +263,12 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
         delegate_user_id=UserId("") if user_id == credential.user_id else credential.user_id,
         decides=decides,
     )
-    return replace(principal, expires_at=credential.expires_at)
+    return replace(
+        principal,
+        root_user_id=credential.root_user_id,
+        people=frozenset({credential.user_id, credential.root_user_id} - {user_id, UserId("")}),
+        expires_at=credential.expires_at,
+    )
 
 
 def local_principal(metadata: Mapping[str, str]) -> Principal:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -268,6 +270,31 @@ async def test_others_govern_no_keys(world: World, roles: list[str]) -> None:
     made = await create(await world.deployment(), store_id="acme", roles=roles)
     async with refused("PERMISSION_DENIED", "operator"):
         await listed(await world.stub(made.secret))
+
+
+async def test_a_key_says_from_whose_keys_it_comes_and_so_do_those_from_before_this_was_kept(world: World) -> None:
+    """HITL-4: which is why it is no key of somebody else where several people are needed."""
+    deployment = await world.deployment()
+    made = await create(deployment, user_id="olga", store_id="acme", roles=["operator"])
+    expected = {"deployment": "", "olga": ""}
+    for user in ("otto", "zoe", "zed"):
+        made = await create(await world.stub(made.secret), user_id=user, roles=["operator"])
+        expected[user] = "olga"
+    await create(await world.stub(LOCAL_KEY), user_id="dan")
+    expected["dan"] = ""
+
+    async def roots() -> dict[str, str]:
+        rows = await world.database.fetch("SELECT user_id, root_user_id FROM job_store.api_keys")
+        return {row["user_id"]: row["root_user_id"] for row in rows}
+
+    assert made.key.root_user_id == "olga"
+    assert await roots() == expected
+    await world.database.execute("UPDATE job_store.api_keys SET root_user_id = ''")
+    migration = resources.files("pawl.job_store.adapters.sql.migrations") / "0016_tell_who_made_keys.sql"
+    _, _, filled = migration.read_text().partition("DEFAULT '';\n")
+    statement, _, _ = filled.partition(";")
+    await world.database.execute(re.sub(r"\b(FROM|JOIN|UPDATE) api_keys", r"\1 job_store.api_keys", statement))
+    assert await roots() == expected
 
 
 async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World) -> None:

@@ -16,6 +16,8 @@ import pytest_asyncio
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.identity.v1 import key_pb2
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from pawl.tool.v1 import audit_pb2, rule_pb2
@@ -36,6 +38,7 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
     "cyd": {"roles": ["approver"]},
     "dan": {"roles": ["approver"]},
     "olga": {"roles": ["operator"]},
+    "otto": {"roles": ["operator", "approver"]},
 }
 
 
@@ -141,6 +144,30 @@ async def test_one_credential_is_one_person_however_many_it_names(suite: Suite, 
     decided = [entry for entry in await chain(suite, call.call_id) if entry.kind == audit_pb2.AUDIT_KIND_DECIDED]
     assert [(entry.by_user_id, entry.by_delegate_user_id) for entry in decided][1:] == [("dan", "")]
     assert decided[0].by_delegate_user_id == "desk"
+
+
+async def made_key(suite: Suite, maker: Agent, user: str, *roles: str) -> str:
+    """Return the secret of a key that somebody makes for somebody."""
+    asked = key_pb2.CreateKeyRequest(key=key_pb2.Key(user_id=user, roles=roles))
+    async with keyed_channel(suite.endpoints.services["job-store"][0].grpc) as channel:
+        return (await KeyServiceStub(channel).CreateKey(asked, metadata=maker.metadata)).secret
+
+
+async def test_who_makes_keys_is_no_second_person_with_them(suite: Suite, people: dict[str, Agent]) -> None:
+    """HITL-4: nor with a key that such a key has made, nor for what somebody started with one."""
+    address = suite.endpoints.services["agent-loop"][0].grpc
+    otto, options = people["otto"], run_pb2.RunOptions(approvals_required=2)
+    zoe = Agent(address, user="", key=await made_key(suite, otto, "zoe", "operator", "approver"))
+    async with zoe, Agent(address, user="", key=await made_key(suite, zoe, "zed", "approver")) as zed:
+        for starter, allowed in ((people["cyd"], otto), (zed, people["cyd"])):
+            run = await starter.start(MAIL, options=options)
+            call = await starter.until_pending(run.run_id, AWAITING)
+            await allowed.decide(call, APPROVE)
+            for refused in (zoe, zed, otto):
+                outcome = await refusals.outcome(refused.decide(call, APPROVE))
+                assert outcome.reason == ("ALREADY_DECIDED" if refused is allowed else "PERMISSION_DENIED")
+            await people["dan"].decide(call, APPROVE)
+            assert (await starter.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_a_run_that_a_run_starts_keeps_user_roles_and_credential(people: dict[str, Agent]) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -119,6 +120,14 @@ def test_it_is_known_for_whom_a_delegate_acts_and_who_it_is() -> None:
     for metadata in ({}, {"pawl-user": "backend"}):
         assert principal_of(backend, metadata).delegate_user_id == ""
     assert principal_of(credential("member"), {}).delegate_user_id == ""
+
+
+def test_whose_act_it_is_where_several_people_are_needed() -> None:
+    """HITL-4: who made a key, and whose delegate it is, acts too, whatever name comes with it."""
+    backend = msgspec.structs.replace(credential("delegate", "member"), root_user_id="olga")
+    assert principal_of(backend, {"pawl-user": "ann"}).people == {"backend", "olga"}
+    assert principal_of(backend, {}).people == {"olga"}
+    assert principal_of(credential("member"), {}).people == frozenset()
 
 
 async def test_a_delegate_decides_nothing_in_its_own_name_either() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, UserId
 from pawl.errors import IllegalTransition, RequestIdReused
 from pawl.job_store.domain.command import Decide, Receipt
 from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
@@ -18,10 +19,16 @@ EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DI
 
 
 def gated(
-    world: World, required: int = 1, *, credential_id: str = "", delegate_user_id: str = "", **fields: Any
+    world: World,
+    required: int = 1,
+    *,
+    credential_id: str = "",
+    delegate_user_id: str = "",
+    people: tuple[str, ...] = (),
+    **fields: Any,
 ) -> str:
     """A run of ann with a call `call` that needs the approval of so many people."""
-    run_id = world.begin(credential_id=credential_id, delegate_user_id=delegate_user_id)
+    run_id = world.begin(credential_id=credential_id, delegate_user_id=delegate_user_id, people=people)
     waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=required, **fields)
     world.commit(run_id, calls=(waits,))
     return run_id
@@ -36,12 +43,14 @@ def decide(
     *,
     credential_id: str = "",
     delegate_user_id: str = "",
+    people: tuple[str, ...] = (),
     **fields: Any,
 ) -> Receipt:
     values: dict[str, Any] = {"digest": DIGEST, "arguments": b"", "edited_digest": "", "reason": ""}
     command_id = fields.pop("command_id", f"cmd_{user_id}_{world.number()}")
     command = Decide(call_id=CallId("call"), kind=kind, right=right, **(values | fields))
-    who = {"user_id": user_id, "credential_id": credential_id, "delegate_user_id": delegate_user_id}
+    who: dict[str, Any] = {"user_id": user_id, "credential_id": credential_id, "delegate_user_id": delegate_user_id}
+    who["people"] = people
     return world.send(run_id, command, command_id, **who)
 
 
@@ -163,6 +172,55 @@ def test_a_delegate_approves_once_with_all_its_keys_and_names() -> None:
     assert world.call("call").decision is None
     assert said(decide(world, run_id, "dan", credential_id="key_5")) == TAKEN
     assert world.call("call").decision is not None
+
+
+def test_who_makes_a_key_for_somebody_does_not_approve_a_second_time_with_it() -> None:
+    """Nor who makes one with that one: all come from the same hands."""
+    world = World()
+    run_id = gated(world, 2)
+    made = {"cyd": ("cyd", "olga"), "dan": ("dan", "olga")}
+    assert said(decide(world, run_id, "olga", credential_id="key_1", people=("olga",))) == TAKEN
+    for user_id, people in made.items():
+        refused = decide(world, run_id, user_id, credential_id=f"key_of_{user_id}", people=people)
+        assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+        assert "with a key that somebody else has made acts who made it" in refused.message
+    assert world.call("call").decision is None
+    assert said(decide(world, run_id, "dan", credential_id="key_5", people=("dan",))) == TAKEN
+    assert world.call("call").decision is not None
+
+
+def test_keys_that_one_person_has_made_are_one_approval() -> None:
+    world = World()
+    run_id = gated(world, 2)
+    assert said(decide(world, run_id, "cyd", credential_id="key_1", people=("cyd", "olga"))) == TAKEN
+    refused = decide(world, run_id, "dan", credential_id="key_2", people=("dan", "olga"))
+    assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    assert said(decide(world, run_id, "olga", credential_id="key_3")) == ("REFUSED", "PERMISSION_DENIED")
+
+
+def test_who_made_the_key_that_started_the_run_approves_nothing_of_it() -> None:
+    world = World()
+    run_id = gated(world, 2, credential_id="key_1", people=("ann", "olga"))
+    refused = decide(world, run_id, "olga", credential_id="key_2", people=("olga",))
+    assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    refused = decide(world, run_id, "cyd", credential_id="key_3", people=("cyd", "olga"))
+    assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    assert said(decide(world, run_id, "cyd", credential_id="key_4", people=("cyd",))) == TAKEN
+
+
+@pytest.mark.parametrize("people", [("cyd", "olga"), ("dan", "cyd")])
+def test_approvals_of_the_same_people_do_not_let_it_start(people: tuple[str, ...]) -> None:
+    """However they got there: they are counted again before the call begins."""
+    world = World()
+    run_id = gated(world, 2)
+    decide(world, run_id, "cyd", credential_id="key_1", people=("cyd", "olga"))
+    decide(world, run_id, "dan", credential_id="key_2", command_id="second")
+    call = world.call("call")
+    first, second = call.approvals
+    second = replace(second, people=tuple(UserId(user_id) for user_id in people))
+    world.unit.put_call(replace(call, approvals=(first, second)))
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=("second",))
 
 
 @pytest.mark.parametrize("credential_id", ["", "local"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -144,6 +145,34 @@ def test_no_store_named_is_the_governors_own() -> None:
 def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> None:
     with pytest.raises(error, match=says):
         check_new(new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW), 0, 0)
+
+
+KEY_MAKERS = st.builds(
+    lambda user, delegate, local: replace(
+        operator(), user_id=user, delegate_user_id=delegate, credential_id="local" if local else "key_o"
+    ),
+    st.sampled_from(["olga", "otto"]),
+    st.sampled_from(["", "shop"]),
+    st.booleans(),
+)
+
+
+@given(KEY_MAKERS | st.just(DEPLOYMENT), st.integers(1, 4))
+def test_a_key_is_in_the_hands_of_whoever_made_the_first_of_those_it_comes_from(first: Governor, length: int) -> None:
+    """HITL-4: nobody becomes a second person by a key that they make, or make another one with."""
+    store_id = StoreId("acme") if first.is_deployment else StoreId("")
+    governor, roots = first, set()
+    for number in range(length):
+        asked = with_fields(ORDINARY, store_id=store_id, roles=frozenset({Role.OPERATOR}), user_id=UserId(f"u{number}"))
+        key = new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
+        governor = replace(operator(), user_id=key.user_id, credential_id="key_1", root_user_id=key.root_user_id)
+        store_id = StoreId("")
+        roots.add(key.root_user_id)
+    if first.is_deployment or first.credential_id == "local":
+        # Theirs are nobody's; who has one of them answers for those that it makes.
+        assert roots == ({""} if length == 1 else {"", "u0"})
+    else:
+        assert roots == {first.delegate_user_id or first.user_id}
 
 
 def test_a_store_has_a_limit_of_keys() -> None:

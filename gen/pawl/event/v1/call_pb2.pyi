@@ -336,7 +336,7 @@ class ApprovalRequest(_message.Message):
     """How many different people must approve it, from 1; 0 was written before
     this was known and means 1. From 2 on, whoever started the run is none of
     them, and each approves with another credential than the others and than
-    the one that started the run.
+    the one that started the run. With a key acts, too, who made it.
     """
     escalated: _builtins.bool
     """True once nobody decided in time and the request got a second period

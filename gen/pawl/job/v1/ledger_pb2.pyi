@@ -216,6 +216,7 @@ class SubmitMessageRequest(_message.Message):
     UNDO_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    PEOPLE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -258,6 +259,12 @@ class SubmitMessageRequest(_message.Message):
     def undo(self) -> _run_pb2.Undo:
         """What the new run takes back; absent unless it is an undo."""
 
+    @_builtins.property
+    def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other users whose act it is, too, where several people approve: that of the
+        delegate, and who made the key. At most 8. As the roles.
+        """
+
     def __init__(
         self,
         *,
@@ -274,10 +281,11 @@ class SubmitMessageRequest(_message.Message):
         undo: _run_pb2.Undo | None = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
+        people: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "options", b"options", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "options", b"options", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1301,6 +1309,7 @@ class SendCommandRequest(_message.Message):
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    PEOPLE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -1335,6 +1344,12 @@ class SendCommandRequest(_message.Message):
     def command(self) -> Global___Command:
         """The command; `time` is given by the ledger."""
 
+    @_builtins.property
+    def people(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Other users whose act it is, too, where several people approve: that of the
+        delegate, and who made the key. At most 8. No part of the fingerprint.
+        """
+
     def __init__(
         self,
         *,
@@ -1347,10 +1362,11 @@ class SendCommandRequest(_message.Message):
         session_id: _builtins.str = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
+        people: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["command", b"command"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["as_operator", b"as_operator", "command", b"command", "credential_id", b"credential_id", "decision_right", b"decision_right", "delegate_user_id", b"delegate_user_id", "people", b"people", "run_id", b"run_id", "session_id", b"session_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,7 +55,11 @@ def _of(caller: Principal) -> dict[str, Any]:
 
 def _with(caller: Principal) -> dict[str, Any]:
     """Return the fields of what a user does that say with which credential."""
-    return {"credential_id": caller.credential_id, "delegate_user_id": caller.delegate_user_id}
+    return {
+        "credential_id": caller.credential_id,
+        "delegate_user_id": caller.delegate_user_id,
+        "people": sorted(caller.people),
+    }
 
 
 class PublicLedgerClient:

@@ -23,7 +23,7 @@ from pawl.job_store.domain.keys import Key
 
 _MADE: Final = (
     "key_id, name, store_id, user_id, roles, decides_for_users, expire_time, create_time, create_user_id,"
-    " create_credential_id"
+    " create_credential_id, root_user_id"
 )
 _COLUMNS: Final = f"{_MADE}, revoke_time, revoke_user_id, revoke_credential_id, last_use_time"
 _LIVE: Final = "revoke_time IS NULL AND (expire_time IS NULL OR expire_time > "
@@ -35,7 +35,7 @@ SELECT count(*) FILTER (WHERE {_LIVE} $2)) AS live, count(*) AS kept FROM job_st
 """
 _ADD: Final = f"""
 INSERT INTO job_store.api_keys ({_MADE}, digest, change, request_id, request_hash)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)
 """
 _BY_REQUEST: Final = f"""
 SELECT {_COLUMNS}, request_hash FROM job_store.api_keys
@@ -53,7 +53,7 @@ ORDER BY key_id DESC LIMIT $5
 """
 _CHANGES: Final = """
 SELECT change, key_id, digest, store_id, user_id, roles, decides_for_users, extract(epoch FROM expire_time)::float8
-    AS expire_time, revoke_time IS NOT NULL AS is_revoked
+    AS expire_time, revoke_time IS NOT NULL AS is_revoked, root_user_id
 FROM job_store.api_keys WHERE change > $1 ORDER BY change LIMIT $2
 """
 # In one order, and of those that nobody else notes now: no two wait for each other.

@@ -132,7 +132,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call of `run` as it was decided.
 
     Of two and more that are needed none is whoever started the run, or has its credential,
-    and no two are one person, or have one credential. A delegate is a person, too.
+    and no two are one person, or have one credential. A delegate is a person, too, and with a key acts who made it.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:
@@ -150,8 +150,8 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
 
 def people_of(acted: RunRow | Decision) -> set[UserId]:
-    """Return in whose name it was started or decided, and the user of the delegate that did it, whatever its key."""
-    return {acted.user_id, acted.delegate_user_id} - {UserId("")}
+    """Return whose act it was: in whose name, of which delegate, whatever its key, and who has made the key."""
+    return {acted.user_id, acted.delegate_user_id, *acted.people} - {UserId("")}
 
 
 def is_same_credential(one: CredentialId, other: CredentialId) -> bool:

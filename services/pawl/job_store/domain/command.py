@@ -117,6 +117,8 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+_WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
+
 Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp
 
 
@@ -146,7 +148,8 @@ class _Replaced(_Refused):
 class Send(msgspec.Struct, frozen=True, kw_only=True):
     """Send `command` to a run, as `user_id`, with `credential_id`. `payload` is opaque: what the owner will read.
 
-    `delegate_user_id` is the user of the delegate that acts for the user, if one does.
+    `delegate_user_id` is the user of the delegate that acts for the user, if one does; `people`
+    are others whose act it is, too, where several people are needed.
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.
     So it may for a decision with the right STORE, if the call is one that people approve.
@@ -164,6 +167,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     inbox_limits: inbox.Limits = inbox.LIMITS
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
 
     @property
     def row_keys(self) -> RowKeys:
@@ -323,6 +327,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
             credential_id=self.credential_id,
             delegate_user_id=self.delegate_user_id,
+            people=self.people,
         )
         if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
             return replace(call, decision=decision)
@@ -349,9 +354,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if command.right is DecisionRight.QUESTIONS:
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
         several = call.approvals_required
-        people = {self.user_id, self.delegate_user_id} - {UserId("")}
+        people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
         if several > 1 and not people.isdisjoint(people_of(run)):
-            message = f"{several} people other than the one who started the run decide this call"
+            message = f"{several} people other than the one who started the run decide this call: {_WITH_KEYS}"
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if several > 1 and is_same_credential(self.credential_id, run.credential_id):
             message = f"your credential started the run: {several} people decide this call, each with one of their own"
@@ -366,7 +371,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             message = f"you have approved this call; {several} different people must"
             raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
         if not all(people.isdisjoint(people_of(approval)) for approval in call.approvals):
-            message = f"whoever acts here has approved this call under another name; {several} people must"
+            message = f"whoever acts here has approved this call under another name; {several} must: {_WITH_KEYS}"
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
             message = f"your credential has approved this call; {several} people must, each with one of their own"

@@ -53,6 +53,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         parent_call_id=delegation.call_id,
         credential_id=parent.credential_id,
         delegate_user_id=parent.delegate_user_id,
+        people=parent.people,
     )
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
 

@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
+from pawl.chassis.auth import LOCAL_CREDENTIAL
 from pawl.chassis.ids import KeyId, StoreId, UserId, check_id, is_id
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.errors import InvalidField, KeyNotFound, PermissionDenied, TooLarge
@@ -30,7 +31,11 @@ _EXPIRE_TIME: Final = "expire_time: must be a time in the future"
 
 
 class Key(msgspec.Struct, frozen=True, kw_only=True):
-    """An API key, without its secret. Without roles it decides its own calls."""
+    """An API key, without its secret. Without roles it decides its own calls.
+
+    `root_user_id` is the user from whom the keys come with which it was made, who could have kept its secret;
+    empty where the deployment or the local key made it, or the first of them.
+    """
 
     key_id: KeyId = KeyId("")
     name: str = ""
@@ -42,6 +47,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     create_time: datetime
     create_user_id: str = ""
     create_credential_id: str = ""
+    root_user_id: str = ""
     revoke_time: datetime | None = None
     revoke_user_id: str = ""
     revoke_credential_id: str = ""
@@ -57,11 +63,19 @@ class Governor:
     credential_id: str
     delegate_user_id: str = ""
     roles: AbstractSet[str]
+    root_user_id: str = ""
 
     @property
     def is_deployment(self) -> bool:
         """True for the deployment, which has no store of its own."""
         return Role.DEPLOYMENT in self.roles
+
+    @property
+    def root_of_made(self) -> str:
+        """The user whose the keys are that it makes, where several people are needed; empty if they are nobody's."""
+        if self.is_deployment or self.credential_id == LOCAL_CREDENTIAL:
+            return ""
+        return self.root_user_id or self.delegate_user_id or self.user_id
 
 
 def governed_store(governor: Governor, named: str) -> StoreId:
@@ -101,6 +115,7 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
         create_time=now,
         create_user_id=governor.user_id,
         create_credential_id=governor.credential_id,
+        root_user_id=governor.root_of_made,
     )
 
 

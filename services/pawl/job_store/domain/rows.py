@@ -130,6 +130,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts` is how
     many receipts it has of commands that changed nothing. `credential_id` started it, or
     the run above it, for which `delegate_user_id` acted for the user; both are empty if unknown.
+    `people` are others whose act that was, too, where several people are needed.
     """
 
     store_id: StoreId
@@ -168,6 +169,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     idle_receipts: int = 0
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
 
     @property
     def key(self) -> RunKey:
@@ -216,7 +218,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
 
     `digest` and `arguments_sha256` are those of what was approved: of the call
     as shown, or of the edited one. `credential_id` made it, as `delegate_user_id` for
-    the user if a delegate did; both are empty if unknown.
+    the user if a delegate did; both are empty if unknown. `people` are others whose act it is, too.
     """
 
     command_id: CommandId
@@ -228,6 +230,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     arguments_sha256: bytes
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

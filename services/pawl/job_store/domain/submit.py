@@ -37,7 +37,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     active run, and `options`, how the new run is to be driven and with which roles. At most `queue_max`
     runs wait for their turn in the conversation, and `store_queue_max` wait
     for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
-    `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; a new run keeps both.
+    `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; `people` are others whose
+    act it is, too, where several people are needed. A new run keeps all three.
     """
 
     store_id: StoreId
@@ -60,6 +61,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     inbox_limits: inbox.Limits = inbox.LIMITS
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
 
     @property
     def row_keys(self) -> RowKeys:
@@ -160,7 +162,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
-        run = replace(run, credential_id=self.credential_id, delegate_user_id=self.delegate_user_id)
+        run = replace(run, credential_id=self.credential_id, delegate_user_id=self.delegate_user_id, people=self.people)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)

@@ -57,7 +57,7 @@ _RUN: Final = _WIRE.struct(
                 "claim_at",
             ),
             *("command_count", "token_ceiling", "last_commit", "queued_message", "steers_waiting"),
-            *("steer_bytes_waiting", "idle_receipts"),
+            *("steer_bytes_waiting", "idle_receipts", "people"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
@@ -70,7 +70,7 @@ _DECISION: Final = _WIRE.struct(
     call_pb2.Decision,
     Exceptions(
         write={"arguments_sha256": lambda decision: decision.arguments_sha256.hex()},
-        of_struct=("command_id", "digest", "arguments_sha256"),
+        of_struct=("command_id", "digest", "arguments_sha256", "people"),
     ),
 )
 # It is in a call.

@@ -53,6 +53,7 @@ E = TypeVar("E", bound=IntEnum)
 LEASE_SECONDS_MIN: Final = 1.0
 LEASE_SECONDS_MAX: Final = 300.0
 EVENTS_PER_COMMIT_MAX: Final = 1000
+_PEOPLE_MAX: Final = 8
 
 _OWNER_EVENTS: Final = {
     "round_started": "round.started",
@@ -97,7 +98,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         request_id=check_id(request.request_id, "request_id", optional=True),
         # Defaults, roles and credentials are no part of the payload: they may change before it is sent again.
         fingerprint=_fingerprint(
-            request, without=("request_id", "options", "user_roles", "credential_id", "delegate_user_id")
+            request, without=("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people")
         ),
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         conversation_must_exist=request.conversation_must_exist,
@@ -115,6 +116,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
+        people=_people(request.people),
     )
 
 
@@ -178,6 +180,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         inbox_limits=limits.inbox,
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
+        people=_people(request.people),
     )
 
 
@@ -292,6 +295,12 @@ def _call_change(call: call_pb2.Call) -> CallChange:
     for field in messages.CALL_HEADER:
         call.ClearField(field)  # type: ignore[arg-type]  # a field of the message
     return CallChange(**values, spec=call.SerializeToString())  # type: ignore[arg-type]  # checked by name
+
+
+def _people(named: Sequence[str]) -> tuple[UserId, ...]:
+    if len(named) > _PEOPLE_MAX:
+        raise InvalidField(f"an act is of at most {_PEOPLE_MAX} people", field="people")
+    return tuple(sorted(UserId(check_id(user_id, "people")) for user_id in named))
 
 
 def _without_preview(entry: ledger_pb2.Command) -> ledger_pb2.Command:
