@@ -45,6 +45,7 @@ KEYS = [
         user_id="shop",
         roles=["delegate", "member", "approver", "operator"],
     ),
+    ApiKey(key="key-of-the-office-12", store_id="local", user_id="office", roles=["delegate", "member", "admin"]),
 ]
 ME = (("authorization", "Bearer key-of-me-0123456789"),)
 APPROVER = (("authorization", "Bearer key-of-me-approving1"),)
@@ -54,6 +55,8 @@ ADMIN = (("authorization", "Bearer key-of-the-admin-012"),)
 FOREIGN_BOSS = (("authorization", "Bearer key-of-foreign-boss1"),)
 DELEGATE = (("authorization", "Bearer key-of-a-product-012"),)
 """Decides nothing."""
+OFFICE = (("authorization", "Bearer key-of-the-office-12"), ("pawl-user", "root"), ("pawl-roles", "admin"))
+"""A delegate that acts for the admin."""
 STRANGERS = [
     (("authorization", "Bearer key-of-other-user-01"),),
     (("authorization", "Bearer key-of-other-store-1"),),

@@ -122,6 +122,10 @@ class PlayedLedger(PublicLedgerClient):
             for row in self._tables.runs.values()
         }
 
+    def people(self, run_id: str) -> tuple[str, ...]:
+        """Return whose act the start of a run was, beside its user and who acted for that one."""
+        return self._row(run_id).people
+
     def last_seq(self) -> int:
         """Return the end of the log of `run_1`."""
         return self._row("run_1").last_seq

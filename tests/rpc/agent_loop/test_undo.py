@@ -11,7 +11,7 @@ from pawl.agent.v1 import undo_pb2
 from pawl.agent_loop.domain.undo import undo_call_id
 from pawl.chassis.ids import CallId
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.rpc.agent_loop.conftest import ADMIN, FOREIGN_BOSS, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.conftest import ADMIN, FOREIGN_BOSS, ME, OFFICE, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -133,6 +133,17 @@ async def test_an_admin_undoes_in_the_name_of_the_user_and_the_run_says_so(stub:
     assert undoing.delegate_user_id == "root"
     report = await stub.GetUndoReport(undo_pb2.GetUndoReportRequest(run_id=undoing.run_id), metadata=ADMIN)
     assert len(report.calls) == 3
+
+
+async def test_an_admin_who_undoes_through_a_delegate_leaves_both_in_the_record(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    """HITL-4: the run names the admin and the delegate's credential, and the delegate approves none of it either."""
+    undoing = (await stub.UndoRun(RUN, metadata=OFFICE)).run
+    assert (undoing.user_id, undoing.undo.user_id, undoing.delegate_user_id) == ("me", "root", "root")
+    assert undoing.credential_id.startswith("file-")
+    assert undoing.credential_id != (await stub.UndoRun(RUN, metadata=ADMIN)).run.credential_id
+    assert ledger.people(undoing.run_id) == ("office",)
 
 
 async def test_an_operator_is_no_admin(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
