@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Annotated, Any, Final, Protocol
@@ -11,6 +10,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.builtin.slices import BYTES_DEFAULT, BYTES_MAX, slice_of
+from pawl.tool_registry.domain.audit import sha256_hex
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.files import (
     PATH_CHARACTERS_MAX,
@@ -110,7 +110,7 @@ def _reading(store: FileStore) -> list[Tool[..., Any]]:
         """Read a text file, or a piece of it."""
         content = store.read(StoreId(context.store_id), path)
         _text(content, path)
-        return {"path": path, "sha256": _digest(content)} | slice_of(content, offset, length)
+        return {"path": path, "sha256": sha256_hex(content)} | slice_of(content, offset, length)
 
     return [list_files, read_file]
 
@@ -194,7 +194,7 @@ def plan_write(view: FileView, path: str, content: str, *, overwrite: bool, expe
     _check_path(path)
     new, old = content.encode(), view.read(path)
     _check_expected(path, old, expected)
-    value = {"path": path, "bytes": len(new), "sha256": _digest(new), "created": old is None}
+    value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
     if old is None:
         return _planned(PutFile(path=path, content=new), value, _delete(path, new))
     if old == new:
@@ -215,7 +215,7 @@ def plan_append(view: FileView, path: str, content: str) -> Planned:
     _check_path(path)
     old = view.read(path)
     new = (_text(old or b"", path) + content).encode()
-    value = {"path": path, "bytes": len(new), "sha256": _digest(new), "created": old is None}
+    value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new), "created": old is None}
     inverse = _delete(path, new) if old is None else _restore(path, old, new)
     return _planned(PutFile(path=path, content=new), value, inverse)
 
@@ -233,7 +233,7 @@ def plan_edit(view: FileView, path: str, old_text: str, new_text: str) -> Planne
         raise ToolError(f"the old text {said.format(repr(path))}; nothing was changed")
     changed = text.replace(old_text, new_text)
     new = changed.encode()
-    value = {"path": path, "bytes": len(new), "sha256": _digest(new)}
+    value = {"path": path, "bytes": len(new), "sha256": sha256_hex(new)}
     if new == old:
         return _planned(None, value, None)
     inverse = None
@@ -296,12 +296,12 @@ def _check_path(path: str) -> None:
 
 
 def _check_expected(path: str, content: bytes | None, expected: str | None) -> None:
-    if expected is not None and (content is None or _digest(content) != expected):
+    if expected is not None and (content is None or sha256_hex(content) != expected):
         raise ToolError(f"{path!r} has changed since; nothing was done")
 
 
 def _delete(path: str, content: bytes) -> Inverse:
-    arguments = {"path": path, "expected_sha256": _digest(content)}
+    arguments = {"path": path, "expected_sha256": sha256_hex(content)}
     return Inverse(tool_name="delete_file", arguments=arguments, summary=f"Delete the file {path!r}")
 
 
@@ -310,7 +310,7 @@ def _restore(path: str, old: bytes, new: bytes) -> Inverse | None:
     text = _text_or_none(old)
     if text is None or old == new:
         return None
-    arguments = {"path": path, "content": text, "overwrite": True, "expected_sha256": _digest(new)}
+    arguments = {"path": path, "content": text, "overwrite": True, "expected_sha256": sha256_hex(new)}
     return _inverse("write_file", arguments, f"Write the old text of {path!r} again")
 
 
@@ -325,10 +325,6 @@ def _occurrences(text: str, piece: str) -> int:
     """Return 0, 1, or 2 for more often; places that overlap count."""
     first = text.find(piece)
     return 0 if first < 0 else 1 + (text.find(piece, first + 1) >= 0)
-
-
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def _text_or_none(content: bytes) -> str | None:

@@ -15,25 +15,9 @@ from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion, en
 
 FRONT_END: Final = "store"
 """The source of front-end tools."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Registrant:
-    """A user who registers tools, and whether as an admin, and as one who decides what people are asked about."""
-
-    user_id: UserId = UserId("")
-    is_admin: bool = True
-    decides: bool = True
-
-    @classmethod
-    def of(cls, caller: Principal) -> Registrant:
-        """Return the caller as a registrant."""
-        return cls(user_id=caller.user_id, is_admin=Role.ADMIN in caller.roles, decides=caller.decides)
-
-
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
 """Definitions of the store in one run; a message between services holds more."""
-SOURCE: Final = Registrant()
+SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
 """The registrant of the tools of a source: they are approved with it, by those who may."""
 
 
@@ -84,32 +68,32 @@ def _closeness(entry: ToolVersion, user_id: UserId) -> int:
     return 1 if entry.user_id == user_id else 3
 
 
-def check_owner(current: ToolVersion, registrant: Registrant) -> None:
+def check_owner(current: ToolVersion, registrant: Principal) -> None:
     """Return if a front-end tool is the registrant's to replace and to take out.
 
     Raises:
         PermissionDenied: another user has registered it.
     """
-    if not registrant.is_admin and current.user_id != registrant.user_id:
+    if Role.ADMIN not in registrant.roles and current.user_id != registrant.user_id:
         name = current.definition.name
         raise PermissionDenied(f"{name!r} is the tool of another user: take another name, or ask an admin")
 
 
-def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Registrant) -> None:
+def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant: Principal) -> None:
     """Return if a definition may follow the newest one that its name has had in the store, registered still or not.
 
     Raises:
         PermissionDenied: it is laxer, and the registrant no admin, or a delegate that does not decide.
     """
-    may_be_laxer = registrant.is_admin and registrant.decides
+    may_be_laxer = Role.ADMIN in registrant.roles and registrant.decides
     if earlier is None or may_be_laxer or not is_laxer(new, earlier.definition):
         return
-    if registrant.is_admin:
+    if Role.ADMIN in registrant.roles:
         raise PermissionDenied(DECIDES_NOTHING)
     raise PermissionDenied(f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin")
 
 
-def check_share(source_kind: str, registrant: Registrant, *, of_user: int, of_store: int) -> None:
+def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:
     """Return if one more tool of the kind fits, beside so many of the registrant and of the store.
 
     Raises:
@@ -120,7 +104,7 @@ def check_share(source_kind: str, registrant: Registrant, *, of_user: int, of_st
         return
     if of_store >= share.of_store:
         whose, most = "the store has", share.of_store
-    elif of_user >= share.of_user and not registrant.is_admin:
+    elif of_user >= share.of_user and Role.ADMIN not in registrant.roles:
         whose, most = "you have", share.of_user
     else:
         return

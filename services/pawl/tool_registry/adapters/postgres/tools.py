@@ -7,6 +7,7 @@ from typing import Final
 
 import asyncpg
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import loads
@@ -22,7 +23,6 @@ from pawl.tool_registry.domain.definition import (
 from pawl.tool_registry.domain.registering import (
     FRONT_END,
     SOURCE,
-    Registrant,
     check_not_laxer,
     check_owner,
     check_share,
@@ -80,7 +80,7 @@ class PostgresToolRepository(DatabaseAdapter):
         replace: bool,
         source: str,
         binding: bytes = b"",
-        registrant: Registrant = SOURCE,
+        registrant: Principal = SOURCE,
     ) -> ToolVersion:
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
@@ -129,9 +129,7 @@ class PostgresToolRepository(DatabaseAdapter):
             return _version(known)
         return await self._insert(connection, _LOADED, definition, source)
 
-    async def _check_share(
-        self, connection: Connection, store_id: StoreId, source: str, registrant: Registrant
-    ) -> None:
+    async def _check_share(self, connection: Connection, store_id: StoreId, source: str, registrant: Principal) -> None:
         kind = source.partition(":")[0]
         row = await connection.fetchrow(_COUNT, store_id, registrant.user_id, kind)
         if row is not None:

@@ -38,7 +38,7 @@ from pawl.tool_registry.domain.definition import (
     is_restricted,
 )
 from pawl.tool_registry.domain.names import did_you_mean
-from pawl.tool_registry.domain.registering import FRONT_END, Registrant, check_owner
+from pawl.tool_registry.domain.registering import FRONT_END, check_owner
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.sdk.tool import Tool
@@ -299,7 +299,7 @@ class Catalog:
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
         return await self._repository.register(
-            caller.store_id, definition, replace=replace, source=FRONT_END, registrant=Registrant.of(caller)
+            caller.store_id, definition, replace=replace, source=FRONT_END, registrant=caller
         )
 
     async def unregister(self, caller: Principal, name: str) -> None:
@@ -315,9 +315,9 @@ class Catalog:
         if current is not None and current.source_kind == WORKER:
             if caller.roles.isdisjoint({Role.ADMIN, Role.WORKER}):
                 raise ToolNotFound(f"tools of {current.source} are for the role worker or admin", tool_name=name)
-            check_owner(current, Registrant.of(caller))
+            check_owner(current, caller)
         elif current is not None and current.source == FRONT_END:
-            check_owner(current, Registrant.of(caller))
+            check_owner(current, caller)
             if is_restricted(current.definition) and Role.ADMIN not in caller.roles:
                 raise PermissionDenied("to take out a tool that not everybody may call freely needs the role admin")
         elif current is not None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol, TypeVar
 
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion
-from pawl.tool_registry.domain.registering import SOURCE, Registrant
+from pawl.tool_registry.domain.registering import SOURCE
 from pawl.tool_registry.sdk.tool import Tool
 
 T = TypeVar("T")
@@ -56,7 +57,7 @@ class ToolRepository(Protocol):
         replace: bool,
         source: str,
         binding: bytes = b"",
-        registrant: Registrant = SOURCE,
+        registrant: Principal = SOURCE,
     ) -> ToolVersion:
         """Register a store's tool, durably; the same definition again (source and binding too) changes nothing.
 

@@ -13,12 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
+from pawl.chassis.ids import StoreId, UserId
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
 
 _SWEEP_SECONDS: Final = 60.0
 
-CacheKey = tuple[str, str, str, int, str, int, str]
+CacheKey = tuple[StoreId, UserId, str, int, str, int, str]
 
 
 @dataclass(frozen=True, slots=True)

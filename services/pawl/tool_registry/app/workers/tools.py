@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
+from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied, ToolExists
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.catalog.ports import ToolRepository
@@ -19,7 +20,6 @@ from pawl.tool_registry.domain.definition import (
     check_own_name,
     definition_hash,
 )
-from pawl.tool_registry.domain.registering import Registrant
 from pawl.tool_registry.domain.workers import TOOLS_MAX, Hello, WorkerKey, source_of
 
 
@@ -60,20 +60,20 @@ class WorkerTools:
                 )
         return hashes
 
-    async def _registrant(self, caller: Principal, worker: WorkerKey) -> Registrant:
+    async def _registrant(self, caller: Principal, worker: WorkerKey) -> Principal:
         """Return for whom a worker registers: the user whose group it is, with the rights of the caller."""
-        registrant = Registrant.of(caller)
-        owner_id = await self._workers.owner(worker, caller.user_id, is_admin=registrant.is_admin)
+        is_admin = Role.ADMIN in caller.roles
+        owner_id = await self._workers.owner(worker, caller.user_id, is_admin=is_admin)
         if owner_id is None:
             raise PermissionDenied(
                 f"the group {worker.group_name!r} has tools from before groups had owners, and this worker was not"
                 " attached to it then: have an admin unregister them, or take another name"
             )
-        if owner_id != caller.user_id and not registrant.is_admin:
+        if owner_id != caller.user_id and not is_admin:
             raise PermissionDenied(
                 f"the group {worker.group_name!r} is another user's: take another name for yours, or attach as an admin"
             )
-        return replace(registrant, user_id=owner_id)
+        return replace(caller, user_id=owner_id)
 
     async def _is_due(self, worker: WorkerKey, current: ToolVersion | None, given: str) -> bool:
         if current is None:
