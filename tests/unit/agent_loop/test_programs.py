@@ -334,7 +334,9 @@ class TestAnyProgram:
     def test_a_round_that_begins_keeps_what_belongs_to_calls_that_are_open(self, drives: Drives) -> None:
         proposed = call("second", CallState.PROPOSED, number=2)
         drives(lambda state, _: Wait(until=None) if "second" in state.calls else Propose(calls=(proposed,)))
-        loop = LoopState(notes={"asks": "kept", "ended": "gone"}, unknowns_resolved={"ended": 1})
+        loop = LoopState(
+            notes={CallId("asks"): "kept", CallId("ended"): "gone"}, unknowns_resolved={CallId("ended"): 1}
+        )
         state = state_of(call("asks", CallState.ASKED), call("ended", CallState.SUCCEEDED, index=1), loop=loop)
         plan = planning.plan(state, [CallChecked(call=proposed, verdict=tool())], NOW)
         assert (plan.state.run.round, plan.state.loop.notes) == (2, {"asks": "kept"})

@@ -8,7 +8,7 @@ import grpc
 from msgspec.structs import asdict
 
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
-from pawl.agent_loop.adapters.views import call_view, log_gap, logged_event, run_view
+from pawl.agent_loop.adapters.views import call_view, lease_answer, log_gap, logged_event, reply, run_view
 from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
@@ -18,7 +18,6 @@ from pawl.agent_loop.app.public_values import (
     LeaseAnswer,
     MessagePolicy,
     NewMessage,
-    Outcome,
     Page,
     PageAsked,
     PendingFilter,
@@ -40,12 +39,10 @@ from pawl.job.v1 import ledger_pb2_grpc
 
 EVENTS_PER_PAGE = 256
 
-_wire: Final = wire.translator({Outcome: Outcome.REFUSED})
-_OUTCOMES: Final = _wire.enum(Outcome, pb.CommandOutcome)
-_POLICIES: Final = _wire.enum(MessagePolicy, pb.MessagePolicy)
-_RIGHTS: Final = _wire.enum(DecisionRight, pb.DecisionRight)
-_RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
-_CALL_STATES: Final = _wire.enum(CallState, call_pb2.CallState)
+_POLICIES: Final = wire.WIRE.enum(MessagePolicy, pb.MessagePolicy)
+_RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
+_RUN_STATES: Final = wire.WIRE.enum(RunState, run_pb2.RunState)
+_CALL_STATES: Final = wire.WIRE.enum(CallState, call_pb2.CallState)
 
 
 def _of(caller: Principal) -> dict[str, Any]:
@@ -107,13 +104,7 @@ class PublicLedgerClient:
             request.session_id = command.session_id
         if isinstance(command, DecisionCommand):
             request.decision_right = _RIGHTS.write(command.right)
-        response = await translated(self._stub.SendCommand(request))
-        return Reply(
-            outcome=_OUTCOMES.read(response.outcome),
-            reason=response.reason,
-            message=response.message,
-            run=run_view(response.run) if response.HasField("run") else None,
-        )
+        return reply(await translated(self._stub.SendCommand(request)))
 
     async def lease_offer(
         self, caller: Principal, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float
@@ -126,9 +117,7 @@ class PublicLedgerClient:
             session_id=client.session_id,
             lease_seconds=lease_seconds,
         )
-        response = await translated(self._stub.LeaseOffer(request))
-        call = call_view(response.call) if response.HasField("call") else None
-        return LeaseAnswer(granted=response.granted, call=call, replaced=response.replaced)
+        return lease_answer(await translated(self._stub.LeaseOffer(request)))
 
     async def renew_offers(
         self, caller: Principal, client: ClientSession, lease_seconds: float

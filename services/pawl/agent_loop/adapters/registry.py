@@ -46,7 +46,7 @@ _CONTEXTS: Final = wire.translator({ExecutionContext: ExecutionContext.UNSPECIFI
 )
 
 _CONTEXT: Final = _wire.struct(CallContext, execution_pb2.CallContext)
-_PROPOSED: Final = _wire.struct(ProposedCall, execution_pb2.ProposedCall, Exceptions(of_message=("edited",)))
+_PROPOSED: Final = _wire.struct(ProposedCall, execution_pb2.ProposedCall)
 _DECISION: Final = _wire.struct(RecordedDecision, execution_pb2.RecordedDecision)
 _RESULT_NOTE: Final = _wire.struct(
     RecordedResult,
@@ -150,33 +150,28 @@ class RegistryClient:
             await translated(self._stub.CheckAnswer(request))
 
     async def check_edit(self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
-        request = execution_pb2.CheckCallsRequest(
-            context=execution_pb2.CallContext(
-                store_id=store_id,
-                # Who edits it decides for the user of the run: that user must be allowed to make the call.
-                user_id=run.user_id,
-                conversation_id=run.conversation_id,
-                run_id=run.run_id,
-                user_roles=sorted(run.user_roles),
-                approvals_required=run.approvals_required,
-                credential_id=run.credential_id,
-                delegate_user_id=run.delegate_user_id,
-            ),
-            calls=[
-                execution_pb2.ProposedCall(
-                    call_id=call.call_id,
-                    tool_name=call.tool_name,
-                    tool_version=call.tool_version,
-                    arguments_json=arguments_json,
-                    edited=True,
-                )
-            ],
-            known_tool_names=[call.tool_name],
+        context = CallContext(
+            store_id=store_id,
+            # Who edits it decides for the user of the run: that user must be allowed to make the call.
+            user_id=run.user_id,
+            conversation_id=run.conversation_id,
+            run_id=run.run_id,
+            user_roles=tuple(sorted(run.user_roles)),
+            approvals_required=run.approvals_required,
+            credential_id=run.credential_id,
+            delegate_user_id=run.delegate_user_id,
         )
-        response = await translated(self._stub.CheckCalls(request))
-        if len(response.verdicts) != 1:
+        proposed = ProposedCall(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            arguments_json=arguments_json,
+            edited=True,
+        )
+        verdicts = await self.check(context, [proposed], [call.tool_name])
+        if len(verdicts) != 1:
             raise Internal("the registry answered one call with another number of verdicts")
-        verdict = response.verdicts[0]
-        if verdict.disposition in {execution_pb2.DISPOSITION_REFUSE, execution_pb2.DISPOSITION_UNSPECIFIED}:
+        verdict = verdicts[0]
+        if verdict.disposition is Disposition.REFUSE:
             raise InvalidArguments(verdict.error_message)
         return EditVerdict(arguments_json=verdict.arguments_json, digest=verdict.digest, preview=verdict.preview)

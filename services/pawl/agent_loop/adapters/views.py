@@ -8,13 +8,14 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, RunView
+from pawl.agent_loop.app.public_values import CallView, LeaseAnswer, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.translate import Exceptions
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2
 
-_wire: Final = wire.translator({CallState: CallState.PROPOSED, RunState: RunState.QUEUED})
+_wire: Final = wire.translator({CallState: CallState.PROPOSED, RunState: RunState.QUEUED, Outcome: Outcome.REFUSED})
 _RUN_STATES: Final = _wire.enum(RunState, run_pb2.RunState)
 
 
@@ -49,6 +50,10 @@ run_view: Final = _wire.struct(
     ),
 ).read
 """Return the view of a run."""
+reply: Final = _wire.struct(Reply, ledger_pb2.SendCommandResponse).read
+"""Return the answer to a command."""
+lease_answer: Final = _wire.struct(LeaseAnswer, ledger_pb2.LeaseOfferResponse).read
+"""Return the answer to who asks for an offered call."""
 
 
 def logged_event(event: event_pb2.RunEvent) -> LoggedEvent:

@@ -101,7 +101,7 @@ class RunTasks(Tasks):
         self._active_seconds = active_seconds
         self._retry = retry
         self.tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
-        self._progress: dict[str, ToolProgress] = {}
+        self._progress: dict[CallId, ToolProgress] = {}
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
 

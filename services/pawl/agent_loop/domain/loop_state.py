@@ -15,6 +15,7 @@ from msgspec import field
 from pawl.agent_loop.domain.call import Answer
 from pawl.agent_loop.domain.run import RunFailure, Usage
 from pawl.agent_loop.domain.undo import UndoPlan
+from pawl.chassis.ids import CallId
 
 
 class NewerVersion(ValueError):
@@ -70,13 +71,13 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """The calls of the last rounds, oldest first; the most recent ones only."""
     steers: tuple[str, ...] = ()
     """Messages of the user that wait for the batch to close."""
-    notes: dict[str, str] = field(default_factory=dict)
+    notes: dict[CallId, str] = field(default_factory=dict)
     """Remarks that will go with the results of open calls, by call id."""
-    in_doubt: tuple[str, ...] = ()
+    in_doubt: tuple[CallId, ...] = ()
     """Calls of unknown outcome that an operator must resolve."""
-    unknowns_resolved: dict[str, int] = field(default_factory=dict)
+    unknowns_resolved: dict[CallId, int] = field(default_factory=dict)
     """The times an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
-    answers: dict[str, tuple[Answer, ...]] = field(default_factory=dict)
+    answers: dict[CallId, tuple[Answer, ...]] = field(default_factory=dict)
     """The outcomes of the questions that tools of open calls have asked, in order, by call id."""
     failure: RunFailure | None = None
     """The failure with which the run will end once all of its work has stopped."""

@@ -135,7 +135,7 @@ class Steps:
         self._steps: dict[str, Step] = {}
         self._last_message_round = 0
         self._last_call_round = 0
-        self._round_of_call: dict[str, int] = {}
+        self._round_of_call: dict[CallId, int] = {}
 
     def all(self) -> tuple[Step, ...]:
         """Return the steps as they are, in order: by round, and within one as the model works."""

@@ -32,12 +32,13 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
-    """A call to be checked; a version of 0 means that the run has no such tool."""
+    """A call to be checked, `edited` by somebody or not; a version of 0 means that the run has no such tool."""
 
     call_id: CallId
     tool_name: str
     tool_version: int
     arguments_json: bytes
+    edited: bool = False
 
 
 TOOLS_MAX: Final = 128
