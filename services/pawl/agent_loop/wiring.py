@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
-from pawl.agent_loop.app import pending, watch
+from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
@@ -34,7 +34,6 @@ class ClientTimes:
     heartbeat_seconds: float = HEARTBEAT_SECONDS
     poll_seconds: float = watch.POLL_SECONDS
     connected_poll_seconds: float = watch.CONNECTED_POLL_SECONDS
-    pending_poll_seconds: float = pending.POLL_SECONDS
 
 
 class ClientSide:
@@ -75,7 +74,7 @@ class ClientSide:
             ledger=ledger,
             messages=self.messages,
             inbox=self.inbox,
-            pending=Pending(ledger=ledger, clock=clock, poll_seconds=times.pending_poll_seconds),
+            pending=Pending(ledger=ledger, clock=clock),
             watches=self.watches,
             sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),

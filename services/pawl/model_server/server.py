@@ -75,8 +75,6 @@ class ModelServer:
         port: int = 0,
         reasoning_field: ReasoningField = "reasoning_content",
         reasoning_echo: bool = False,
-        clock: Callable[[], float] = time.time,
-        new_token: Callable[[], str] = lambda: secrets.token_hex(8),
     ) -> None:
         self._player = Player(script or Script())
         self._strict = strict
@@ -84,8 +82,6 @@ class ModelServer:
         self._port = port
         self._reasoning_field = reasoning_field
         self._reasoning_echo = reasoning_echo
-        self._clock = clock
-        self._new_token = new_token
         self._connections: set[Connection] = set()
         self._changed = asyncio.Condition()
         self.requests: deque[Recorded] = deque(maxlen=REQUESTS_RECORDED_MAX)
@@ -179,8 +175,8 @@ class ModelServer:
 
     async def _answer(self, chat: ChatRequest, reply: Reply, connection: Connection, recorded: Recorded) -> None:
         envelope = Envelope(
-            completion_id=f"chatcmpl-{self._new_token()}",
-            created_unix_seconds=int(self._clock()),
+            completion_id=f"chatcmpl-{secrets.token_hex(8)}",
+            created_unix_seconds=int(time.time()),
             prompt_characters=len(msgspec.json.encode(chat.messages)),
             reasoning_field=reply.reasoning_field or self._reasoning_field,
             include_usage=chat.include_usage,

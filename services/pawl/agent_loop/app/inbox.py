@@ -75,7 +75,7 @@ class Inbox:
         self._ids = ids
 
     async def submit_results(
-        self, caller: Principal, *, request_id: RequestId, run_id: RunId, results: Sequence[ToolResult]
+        self, caller: Principal, request_id: RequestId, run_id: RunId, results: Sequence[ToolResult]
     ) -> tuple[list[Reply], RunView]:
         """Bring results without a stream; return one reply each, in order, and the run after them.
 
@@ -192,7 +192,7 @@ class Inbox:
             await self._checker.check_answer(caller.store_id, call.answer_schema_json, decision.answer)
 
     async def decide_calls(
-        self, caller: Principal, *, request_id: RequestId, decisions: Sequence[CallDecision]
+        self, caller: Principal, request_id: RequestId, decisions: Sequence[CallDecision]
     ) -> list[Reply]:
         """Bring several decisions; return one reply each, in order.
 

@@ -35,7 +35,7 @@ class Undoing:
         owner, _ = await self._ended_run(caller, run_id)
         return await self._judged(owner, run_id, call_id)
 
-    async def start(self, caller: Principal, *, request_id: RequestId, run_id: RunId, call_id: CallId) -> RunView:
+    async def start(self, caller: Principal, request_id: RequestId, run_id: RunId, call_id: CallId) -> RunView:
         """Create the run that undoes; durable when this returns. Idempotent by request id.
 
         Raises:

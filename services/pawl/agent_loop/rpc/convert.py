@@ -14,7 +14,7 @@ from pawl.agent_loop.domain.command import CallResolution
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.undo import CallUndo
-from pawl.chassis.ids import ConversationId, RunId, check_id
+from pawl.chassis.ids import ConversationId, RequestId, RunId, check_id
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
@@ -57,6 +57,16 @@ next_message: Final = WIRE.struct(UserMessage, agent_pb2.SendMessageRequest, _NO
 """Return the message to a conversation; raises as `options` does."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
 """Between a call of a preview or a report of an undo, and its message."""
+
+
+def run_id(request: Any) -> RunId:
+    """Return the run that a request names."""
+    return check_id(request.run_id, "run_id")
+
+
+def request_id(request: Any) -> RequestId:
+    """Return the id of a request; empty if it has none."""
+    return check_id(request.request_id, "request_id", optional=True)
 
 
 def page(request: Any) -> PageAsked:

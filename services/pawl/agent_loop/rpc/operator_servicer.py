@@ -39,8 +39,8 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
 
 def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Principal, RequestId, RunId, str]:
     """Return who acts, with which command, on which run, and why."""
-    request_id = check_id(request.request_id, "request_id", optional=True)
-    return require_user(), request_id, check_id(request.run_id, "run_id"), request.reason
+    request_id = convert.request_id(request)
+    return require_user(), request_id, convert.run_id(request), request.reason
 
 
 def _document(run: RunView) -> run_pb2.Run:

@@ -60,13 +60,13 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._heartbeat_seconds = heartbeat_seconds
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
-        request_id = check_id(request.request_id, "request_id", optional=True)
+        request_id = convert.request_id(request)
         check_id(request.conversation_id, "conversation_id", optional=True)
         run = await self._messages.start(require_user(), request_id, convert.first_message(request))
         return pb.StartRunResponse(run=_run(run))
 
     async def SendMessage(self, request: pb.SendMessageRequest, context: Context) -> pb.SendMessageResponse:
-        request_id = check_id(request.request_id, "request_id", optional=True)
+        request_id = convert.request_id(request)
         check_id(request.conversation_id, "conversation_id")
         run, steered = await self._messages.send(require_user(), request_id, convert.next_message(request))
         return pb.SendMessageResponse(run=_run(run), steered=steered)
@@ -85,7 +85,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def WatchRun(  # type: ignore[override]
         self, request: pb.WatchRunRequest, context: Context
     ) -> None:
-        run_id = check_id(request.run_id, "run_id")
+        run_id = convert.run_id(request)
         after_seq = convert.seq(request.after_seq, "after_seq")
         async with (
             self._watches.open(require_user(), run_id, after_seq) as watcher,
@@ -97,27 +97,22 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
     async def SubmitToolResults(
         self, request: pb.SubmitToolResultsRequest, context: Context
     ) -> pb.SubmitToolResultsResponse:
-        run_id = check_id(request.run_id, "run_id")
-        request_id = check_id(request.request_id, "request_id", optional=True)
+        run_id = convert.run_id(request)
+        request_id = convert.request_id(request)
         results = convert.tool_results(request.results, run_id=run_id)
-        replies, run = await self._inbox.submit_results(
-            require_user(), request_id=request_id, run_id=run_id, results=results
-        )
+        replies, run = await self._inbox.submit_results(require_user(), request_id, run_id, results)
         receipts = [_receipt(reply, run_id, result.call_id) for reply, result in zip(replies, results, strict=True)]
         return pb.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
 
     async def Decide(self, request: pb.DecideRequest, context: Context) -> pb.DecideResponse:
-        decision = convert.decision(request.decision, run_id=check_id(request.run_id, "run_id"))
-        request_id = check_id(request.request_id, "request_id", optional=True)
-        reply = await self._inbox.decide(require_user(), request_id, decision)
+        decision = convert.decision(request.decision, run_id=convert.run_id(request))
+        reply = await self._inbox.decide(require_user(), convert.request_id(request), decision)
         run = decided(reply)
         return pb.DecideResponse(receipt=_receipt(reply, decision.run_id, decision.call_id), run=_run(run))
 
     async def DecideCalls(self, request: pb.DecideCallsRequest, context: Context) -> pb.DecideCallsResponse:
         decisions = convert.decisions(request.decisions)
-        replies = await self._inbox.decide_calls(
-            require_user(), request_id=check_id(request.request_id, "request_id", optional=True), decisions=decisions
-        )
+        replies = await self._inbox.decide_calls(require_user(), convert.request_id(request), decisions)
         receipts = [
             _receipt(reply, decision.run_id, decision.call_id)
             for reply, decision in zip(replies, decisions, strict=True)
@@ -125,17 +120,16 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.DecideCallsResponse(receipts=receipts)
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
-        run_id = check_id(request.run_id, "run_id")
-        request_id = check_id(request.request_id, "request_id", optional=True)
-        reply = await self._inbox.cancel(require_user(), request_id, run_id, request.reason)
+        run_id = convert.run_id(request)
+        reply = await self._inbox.cancel(require_user(), convert.request_id(request), run_id, request.reason)
         return pb.CancelRunResponse(run=_run(reply.run_after(RunNotFound, also_late=True)))
 
     async def ResolveCall(self, request: pb.ResolveCallRequest, context: Context) -> pb.ResolveCallResponse:
-        run_id = check_id(request.run_id, "run_id")
+        run_id = convert.run_id(request)
         call_id = check_id(request.call_id, "call_id")
         reply = await self._inbox.resolve(
             require_user(),
-            check_id(request.request_id, "request_id", optional=True),
+            convert.request_id(request),
             run_id=run_id,
             call_id=call_id,
             resolution=convert.resolution(request.resolution),
@@ -145,43 +139,36 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.ResolveCallResponse(receipt=_receipt(reply, run_id, call_id), run=_run(run))
 
     async def TopUpRun(self, request: pb.TopUpRunRequest, context: Context) -> pb.TopUpRunResponse:
-        run_id = check_id(request.run_id, "run_id")
-        request_id = check_id(request.request_id, "request_id", optional=True)
-        reply = await self._inbox.top_up(require_user(), request_id, run_id, request.tokens)
+        run_id = convert.run_id(request)
+        reply = await self._inbox.top_up(require_user(), convert.request_id(request), run_id, request.tokens)
         run = reply.run_after(RunNotFound)
         return pb.TopUpRunResponse(receipt=_receipt(reply, run_id, CallId("")), run=_run(run))
 
     async def PreviewUndo(self, request: undo_pb2.PreviewUndoRequest, context: Context) -> undo_pb2.PreviewUndoResponse:
-        run_id, call_id = check_id(request.run_id, "run_id"), check_id(request.call_id, "call_id", optional=True)
+        run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id", optional=True)
         found = await self._undoing.preview(require_user(), run_id, call_id)
         return undo_pb2.PreviewUndoResponse(calls=map(convert.UNDO.fields, found))
 
     async def UndoRun(self, request: undo_pb2.UndoRunRequest, context: Context) -> undo_pb2.UndoRunResponse:
         run = await self._undoing.start(
-            require_user(),
-            request_id=check_id(request.request_id, "request_id", optional=True),
-            run_id=check_id(request.run_id, "run_id"),
-            call_id=CallId(""),
+            require_user(), convert.request_id(request), convert.run_id(request), CallId("")
         )
         return undo_pb2.UndoRunResponse(run=_run(run))
 
     async def UndoCall(self, request: undo_pb2.UndoCallRequest, context: Context) -> undo_pb2.UndoCallResponse:
         run = await self._undoing.start(
-            require_user(),
-            request_id=check_id(request.request_id, "request_id", optional=True),
-            run_id=check_id(request.run_id, "run_id"),
-            call_id=check_id(request.call_id, "call_id"),
+            require_user(), convert.request_id(request), convert.run_id(request), check_id(request.call_id, "call_id")
         )
         return undo_pb2.UndoCallResponse(run=_run(run))
 
     async def GetUndoReport(
         self, request: undo_pb2.GetUndoReportRequest, context: Context
     ) -> undo_pb2.GetUndoReportResponse:
-        found = await self._undoing.report(require_user(), check_id(request.run_id, "run_id"))
+        found = await self._undoing.report(require_user(), convert.run_id(request))
         return undo_pb2.GetUndoReportResponse(calls=map(convert.UNDO.fields, found))
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
-        run_id, seconds = check_id(request.run_id, "run_id"), checks.wait_seconds(request.wait_seconds)
+        run_id, seconds = convert.run_id(request), checks.wait_seconds(request.wait_seconds)
         if seconds:
             count_as_stream()
         run = await self._watches.wait_for_rest(require_user(), run_id, seconds=seconds)
@@ -197,17 +184,17 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
-        page = await self._ledger.list_calls(require_user(), check_id(request.run_id, "run_id"), convert.page(request))
+        page = await self._ledger.list_calls(require_user(), convert.run_id(request), convert.page(request))
         return pb.ListCallsResponse(calls=_calls(page.items), next_page_token=page.next_page_token)
 
     async def ListSteps(self, request: steps_pb2.ListStepsRequest, context: Context) -> steps_pb2.ListStepsResponse:
-        steps = await self._steps.list(require_user(), check_id(request.run_id, "run_id"))
+        steps = await self._steps.list(require_user(), convert.run_id(request))
         return convert_steps.page(steps, convert.page(request))
 
     async def WatchSteps(  # type: ignore[override]
         self, request: steps_pb2.WatchStepsRequest, context: Context
     ) -> None:
-        run_id = check_id(request.run_id, "run_id")
+        run_id = convert.run_id(request)
         after_seq = convert.seq(request.after_seq, "after_seq")
         parts = self._steps.watch(require_user(), run_id, after_seq, silence_seconds=self._heartbeat_seconds)
         async with aclosing(parts):
