@@ -26,6 +26,9 @@ FORBIDDEN = (
     "TRUNCATE tool_registry.audit",
     "ALTER TABLE tool_registry.audit DISABLE TRIGGER ALL",
     "DROP TABLE tool_registry.audit",
+    "UPDATE job_store.key_events SET kind = ''",
+    "DELETE FROM job_store.key_events",
+    "TRUNCATE job_store.key_events",
     "DROP SCHEMA tool_registry CASCADE",
     "CREATE SCHEMA mine",
     "CREATE TEMPORARY TABLE mine ()",
@@ -72,7 +75,8 @@ async def test_a_gated_call_leaves_entries_that_no_service_can_change(suite: Sui
     found = "SELECT count(*) FROM tool_registry.audit WHERE run_id = $1 AND kind = 'DECIDED'"
     assert await connection.fetchval(found, run.run_id)
     await connection.close()
-    assert not list(suite.process("tool-registry").log.told("database.append_only_unprotected"))
+    for service in ("job-store", "tool-registry"):
+        assert not list(suite.process(service).log.told("database.append_only_unprotected"))
 
 
 async def test_a_folder_of_before_gets_the_roles() -> None:
