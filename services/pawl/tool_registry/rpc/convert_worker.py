@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any, Final
 
-from pawl.chassis.ids import CallId, check_id
+from pawl.chassis.ids import CallId, WorkerId, check_id
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import HelloRequired, InvalidField, PawlError
 from pawl.event.v1 import call_pb2
@@ -47,7 +47,7 @@ async def hello_of(requests: AsyncIterator[worker_pb2.AttachWorkerRequest]) -> H
         raise InvalidField(f"hello.held_calls: at most {CALLS_MAX}", field="hello.held_calls")
     return Hello(
         group_name=check_id(hello.group_name, "hello.group_name"),
-        worker_id=check_id(hello.worker_id, "hello.worker_id"),
+        worker_id=WorkerId(check_id(hello.worker_id, "hello.worker_id")),
         definitions=tuple(map(convert.DEFINITION.read, hello.tools)),
         calls_max=hello.calls_max or 1,
         held={CallId(check_id(call.call_id, "hello.held_calls.call_id")): _epoch(call) for call in hello.held_calls},
