@@ -33,6 +33,8 @@ UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was rev
 """The one answer to every key that is not accepted, so that it does not tell which exist."""
 
 _LOOK_SECONDS: Final = 1.0
+_GONE_SECONDS: Final = 60.0
+_TELL_SECONDS: Final = 60.0
 
 _log = logs.get_logger(__name__)
 T = TypeVar("T")
@@ -106,23 +108,33 @@ def parse_service_keys(content: bytes) -> dict[bytes, Principal]:
 
 
 class WatchedFile(Generic[T]):
-    """The content of a file, read again within a second of a change; what cannot be read leaves what was read before.
+    """The content of a file, read again within a second of a change; what cannot be parsed changes nothing.
 
-    A change of a file `beside` it counts too: `parse` reads those itself.
+    A change of a file `beside` it counts too: `parse` reads those itself. A file that is gone changes nothing
+    either; but a minute after it was last seen `without` counts, the content that stands for it, if there is one.
 
     Raises:
         StartError: the first content cannot be used.
     """
 
     def __init__(
-        self, path: Path, variable: str, parse: Callable[[bytes], T], clock: Clock, *, beside: Sequence[Path] = ()
+        self,
+        path: Path,
+        variable: str,
+        parse: Callable[[bytes], T],
+        clock: Clock,
+        *,
+        beside: Sequence[Path] = (),
+        without: bytes | None = None,
     ) -> None:
         self._path = path
         self._beside = beside
         self._variable = variable
         self._parse = parse
         self._clock = clock
-        self._looked_at = clock.monotonic()
+        self._without = None if without is None else parse(without)
+        self._looked_at = self._there_at = clock.monotonic()
+        self._told_at = float("-inf")
         try:
             self._seen = self._state()
             self._content = parse(path.read_bytes())
@@ -135,19 +147,32 @@ class WatchedFile(Generic[T]):
         """Return what the file says."""
         if self._clock.monotonic() - self._looked_at >= _LOOK_SECONDS:
             self._look()
-        return self._content
+        return self._content if self._without is None or self._still_counts else self._without
+
+    @property
+    def _still_counts(self) -> bool:
+        return self._looked_at - self._there_at < _GONE_SECONDS
 
     def _look(self) -> None:
         self._looked_at = self._clock.monotonic()
         try:
             state = self._state()
-            if state == self._seen:
-                return
-            self._content, self._seen = self._parse(self._path.read_bytes()), state
+            content = self._path.read_bytes() if state != self._seen else None
+            self._there_at = self._looked_at
+            if content is not None:
+                self._content, self._seen = self._parse(content), state
+                _log.info("file.read_again", variable=self._variable, path=str(self._path))
         except (OSError, ValueError, msgspec.MsgspecError) as error:
-            _log.error("file.not_read_again", variable=self._variable, path=str(self._path), reason=str(error))
-            return
-        _log.info("file.read_again", variable=self._variable, path=str(self._path))
+            self._tell(str(error))
+        else:
+            self._told_at = float("-inf")
+
+    def _tell(self, reason: str) -> None:
+        if self._looked_at - self._told_at >= _TELL_SECONDS:
+            self._told_at = self._looked_at
+            counts = self._without is None or self._still_counts
+            about = {"variable": self._variable, "path": str(self._path), "still_counts": counts}
+            _log.error("file.not_read_again", **about, reason=reason)
 
     def _state(self) -> list[tuple[int, int, int]]:
         stats = [path.stat() for path in (self._path, *self._beside)]
@@ -227,7 +252,9 @@ def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
     """
     if settings.oidc_file is None:
         return None
-    return Issuers(WatchedFile(settings.oidc_file, "PAWL_OIDC_FILE", parse_providers, clock), clock=clock)
+    return Issuers(
+        WatchedFile(settings.oidc_file, "PAWL_OIDC_FILE", parse_providers, clock, without=b"[]"), clock=clock
+    )
 
 
 def authenticator(
@@ -243,7 +270,9 @@ def authenticator(
     keys: Callable[[], Mapping[bytes, Credential]] = dict
     services: Callable[[], Mapping[bytes, Principal]] = dict
     if settings.api_keys_file:
-        keys = WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock)
+        keys = WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
     if settings.service_keys_file:
-        services = WatchedFile(settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock)
+        services = WatchedFile(
+            settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock, without=b"{}"
+        )
     return KeyAuthenticator(keys=keys, services=services, rows=rows, local_key=local_key, issuers=issuers)

@@ -238,9 +238,48 @@ async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_not
         await clock.advance(1.0)
         assert keys() == wanted
         before = wanted
-    path.unlink()
+
+
+async def test_keys_of_a_file_that_is_gone_count_for_a_minute_and_then_no_more(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """OPS-1: as those of rows without job-store; the log says so once a minute."""
+    path, clock = tmp_path / "keys.json", ManualClock()
+    path.write_text(f"[{ENTRY}]")
+    keys = WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
+    own = WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_keys, clock)
+    there = keys()
+    away = path.rename(tmp_path / "away")
+    for _ in range(59):
+        await clock.advance(1.0)
+        assert keys() == there
+    for _ in range(61):
+        await clock.advance(1.0)
+        assert keys() == {}
+        assert own() == there, "what a service itself shows stays as it was"
+    told = [line for line in "".join(capfd.readouterr()).splitlines() if "PAWL_API_KEYS_FILE" in line]
+    assert [("file.not_read_again" in line, "still_counts=True" in line) for line in told] == [
+        (True, True),
+        (True, False),
+    ]
+    away.rename(path)
     await clock.advance(1.0)
-    assert keys() == {}
+    assert keys() == there, "it is back, the very same"
+    path.unlink()
+    await clock.advance(3600.0)
+    assert keys() == {}, "nobody looked meanwhile, and it may be gone for long"
+
+
+async def test_a_broken_file_is_told_once_a_minute(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    path, clock = tmp_path / "keys.json", ManualClock()
+    path.write_text(f"[{ENTRY}]")
+    keys = WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
+    there = keys()
+    path.write_text("[")
+    for _ in range(121):
+        await clock.advance(1.0)
+        assert keys() == there
+    assert "".join(capfd.readouterr()).count("file.not_read_again") == 3
 
 
 async def test_a_service_shows_the_key_that_its_file_has_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
