@@ -220,7 +220,7 @@ class User:
         sent = self._sent(caller, command_id, call, "RESULT", content=content)
         await self._send(
             sent,
-            lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), call.run_id, result),
+            lambda agent: agent.clients.inbox.submit_result(caller, RequestId(command_id), result),
         )
 
     async def _resolve(self, caller: Principal, call: CallView, command_id: str) -> None:

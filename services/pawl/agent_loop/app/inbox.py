@@ -15,6 +15,8 @@ from pawl.agent_loop.app import approvers, operators
 from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
 from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
 from pawl.agent_loop.app.public_values import (
+    NOBODY,
+    ClientSession,
     DecisionCommand,
     DecisionRight,
     EditVerdict,
@@ -30,7 +32,7 @@ from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopU
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId, SessionId
+from pawl.chassis.ids import CallId, CommandId, IdSource, RequestId, RunId
 from pawl.errors import (
     AlreadyExists,
     CallNotFound,
@@ -85,7 +87,7 @@ class Inbox:
             RunNotFound
         """
         replies = await asyncio.gather(
-            *(_alone(self.submit_result(caller, _derived(request_id, result), run_id, result)) for result in results)
+            *(_alone(self.submit_result(caller, _derived(request_id, result), result)) for result in results)
         )
         if any(reply.reason == RunNotFound.reason for reply in replies):
             raise RunNotFound
@@ -93,18 +95,11 @@ class Inbox:
         return replies, max(runs, key=lambda run: run.last_seq) if runs else await self._ledger.get_run(caller, run_id)
 
     async def submit_result(
-        self,
-        caller: Principal,
-        request_id: RequestId,
-        run_id: RunId,
-        result: ToolResult,
-        *,
-        client_id: ClientId = ClientId(""),
-        session_id: SessionId = SessionId(""),
+        self, caller: Principal, request_id: RequestId, result: ToolResult, client: ClientSession = NOBODY
     ) -> Reply:
-        """Bring one result; with a client id, under the lease that the result names.
+        """Bring one result; of a client, under the lease that the result names.
 
-        With a session id, only if this session holds the call.
+        Of a session, only if this session holds the call.
 
         Raises:
             InvalidJson, TooLarge: the content is wrong.
@@ -114,20 +109,14 @@ class Inbox:
             call_id=result.call_id,
             content_json=checks.result_json(result.content_json),
             is_error=result.is_error,
-            client_id=client_id,
-            offer_epoch=result.offer_epoch if client_id else 0,
-            session_id=session_id,
+            client_id=client.client_id,
+            offer_epoch=result.offer_epoch if client.client_id else 0,
+            session_id=client.session_id,
         )
-        return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
+        return await self._ledger.send_command(caller, result.run_id, self._command_id(request_id), command)
 
     async def report_progress(
-        self,
-        caller: Principal,
-        request_id: RequestId,
-        progress: ToolProgress,
-        *,
-        client_id: ClientId,
-        session_id: SessionId,
+        self, caller: Principal, request_id: RequestId, progress: ToolProgress, client: ClientSession
     ) -> Reply:
         """Bring progress of an offered call.
 
@@ -136,9 +125,9 @@ class Inbox:
         """
         command = ProgressCommand(
             call_id=progress.call_id,
-            client_id=client_id,
+            client_id=client.client_id,
             offer_epoch=progress.offer_epoch,
-            session_id=session_id,
+            session_id=client.session_id,
             fraction=checks.fraction(progress.fraction),
             message=checks.text(progress.message, "message", bytes_max=checks.PROGRESS_BYTES_MAX, may_be_empty=True),
         )

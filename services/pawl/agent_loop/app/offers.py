@@ -14,7 +14,7 @@ from pawl.agent_loop.domain.call import CallState
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallId, RunId, SessionId
+from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.tasks import within
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 
@@ -98,9 +98,9 @@ class Offers:
             self._lose(call)
         self._due.set()
 
-    def session_of(self, call_id: CallId) -> SessionId:
-        """Return this session if it has leased the call; empty if the client knows the call of an earlier one."""
-        return self._client.session_id if call_id in self._leased else SessionId("")
+    def session_of(self, call_id: CallId) -> ClientSession:
+        """Return this session if it has leased the call; the client without one if it knows it of an earlier one."""
+        return self._client if call_id in self._leased else ClientSession(client_id=self._client.client_id)
 
     def submitting(self, call_id: CallId) -> None:
         """Take note that the client's own result is on its way: what it settles is not revoked."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 
@@ -35,8 +35,12 @@ T = TypeVar("T")
 class ClientSession(msgspec.Struct, frozen=True, kw_only=True):
     """One stream of a client: it holds offers, and gives back only its own."""
 
-    client_id: ClientId
-    session_id: SessionId
+    client_id: ClientId = ClientId("")
+    session_id: SessionId = SessionId("")
+
+
+NOBODY: Final = ClientSession()
+"""In place of a session, where something comes without a stream."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

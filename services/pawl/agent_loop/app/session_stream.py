@@ -203,10 +203,8 @@ class Stream:
             case frames.ToolResult():
                 return _receipt(frame, await self._submit(request_id, content))
             case frames.ToolProgress():
-                session_id = self._offers.session_of(content.call_id)
-                reply = await inbox.report_progress(
-                    caller, request_id, content, client_id=self._client_id, session_id=session_id
-                )
+                client = self._offers.session_of(content.call_id)
+                reply = await inbox.report_progress(caller, request_id, content, client)
                 await self._offers.renew()
                 return _receipt(frame, reply)
             case frames.CallDecision():
@@ -227,14 +225,8 @@ class Stream:
         self._offers.submitting(result.call_id)
         outcome: Outcome | None = None
         try:
-            reply = await self._parts.inbox.submit_result(
-                self._caller,
-                request_id,
-                result.run_id,
-                result,
-                client_id=self._client_id,
-                session_id=self._offers.session_of(result.call_id),
-            )
+            client = self._offers.session_of(result.call_id)
+            reply = await self._parts.inbox.submit_result(self._caller, request_id, result, client)
             outcome = reply.outcome
         finally:
             self._offers.submitted(result.call_id, result.offer_epoch, outcome)
