@@ -1,4 +1,4 @@
-"""The key of a suite on one machine: `pawl up` makes it, its clients read it, and it goes to that suite only."""
+"""The key that a client shows: that of a suite on one machine goes to that suite only, another one over TLS only."""
 
 from __future__ import annotations
 
@@ -12,15 +12,42 @@ from typing import Any, Final
 import msgspec
 
 from pawl.chassis.settings import is_loopback, split_address
+from pawl.chassis.start import StartError
 
 LOCAL_KEY = "local-key"
 """The name of its file in the folder of secrets."""
+IN_CLEAR: Final = "PAWL_KEY_IN_CLEAR"
+"""The variable with which a client sends its key unencrypted beyond this machine."""
 LISTENERS: Final = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 """The files in which Linux says who listens."""
 
 _LISTEN: Final = "0A"
 # Fields of a line of those tables.
 _LOCAL_ADDRESS, _STATE, _USER = 1, 3, 7
+
+
+class KeyInClear(StartError):
+    """A key would go over a network unencrypted: give the authority of the certificates there."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__(
+            f"The key would go to {address} unencrypted, and whoever hears it could call with it. Give the file with"
+            " the certificates of its authority, to speak TLS: --ca FILE or PAWL_TLS_CA_FILE, `authority` of a Worker."
+            " Or, in a private network in which nobody else listens, say that it may:"
+            f" --key-in-clear or {IN_CLEAR}=1, `key_in_clear` of a Worker."
+        )
+
+
+def check_hidden(addresses: Iterable[str], *, speaks_tls: bool, in_clear: bool) -> None:
+    """Return if a key may be sent to these addresses.
+
+    Raises:
+        KeyInClear: one of them is beyond this machine, without TLS, and `in_clear` does not allow it.
+        ValueError: one is no address.
+    """
+    beyond = [address for address in addresses if not (speaks_tls or in_clear or is_loopback(address))]
+    if beyond:
+        raise KeyInClear(beyond[0])
 
 
 def find_key(addresses: Iterable[str], *, data: Path | None = None, environment: Mapping[str, str]) -> str | None:

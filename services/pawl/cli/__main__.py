@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
+from pawl.chassis.local_key import IN_CLEAR
 from pawl.chassis.start import StartError
 from pawl.cli import (
     attention,
@@ -35,6 +36,7 @@ from pawl.launcher.options import read_options
 from pawl.launcher.up import up as run_suite
 
 _FLAGS: Final = ("--address", "--data", "--store", "--user", "--ca")
+_SWITCHES: Final = ("--key-in-clear",)
 _ALL_PASSED_ON: Final = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app = typer.Typer(
@@ -74,12 +76,18 @@ def flags(
         Path | None,
         typer.Option("--ca", envvar="PAWL_TLS_CA_FILE", help="Certificates of the authority, to speak TLS."),
     ] = None,
+    key_in_clear: Annotated[
+        bool,
+        typer.Option("--key-in-clear", envvar=IN_CLEAR, help="Send the key beyond this machine without TLS, too."),
+    ] = False,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     """Remember which suite to talk to, and as whom. The key comes from PAWL_API_KEY or the data folder."""
-    context.obj = Flags(address=address, data=data, store=store, user=user, authority=authority)
+    context.obj = Flags(
+        address=address, data=data, store=store, user=user, authority=authority, key_in_clear=key_in_clear
+    )
 
 
 @app.command()
@@ -143,7 +151,7 @@ def flags_first(arguments: Sequence[str]) -> list[str]:
     rest, flags, place = list(arguments), list[str](), 0
     while place < end:
         name, has_value, _ = rest[place].partition("=")
-        length = 0 if name not in _FLAGS else 1 if has_value else 2
+        length = 1 if rest[place] in _SWITCHES else 0 if name not in _FLAGS else 1 if has_value else 2
         flags += rest[place : place + length]
         del rest[place : place + length]
         end -= length

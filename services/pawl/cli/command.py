@@ -35,6 +35,7 @@ class Flags:
     store: str | None
     user: str | None
     authority: Path | None
+    key_in_clear: bool
 
 
 def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | None]]], Callable[..., None]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
@@ -16,7 +16,7 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.chassis import tls
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.local_key import find_key
+from pawl.chassis.local_key import check_hidden, find_key
 from pawl.chassis.rpc_client import connect, open_channel
 from pawl.chassis.settings import is_loopback, split_address
 from pawl.cli.failure import SERVICES, Asks, CommandError
@@ -66,6 +66,8 @@ class Target:
     """The data folder of the suite, if it runs on this machine."""
     certificates: tls.Tls | None = None
     """The authority by which to check certificates; None for no TLS."""
+    key_in_clear: bool = False
+    """True to send the key without TLS beyond this machine, too."""
     _channels: dict[str, grpc.aio.Channel] = field(default_factory=dict, init=False)
 
     agents = _stub(AgentServiceStub, "agent")
@@ -92,9 +94,14 @@ class Target:
         return ((("authorization", f"Bearer {key}"),) if key else ()) + self.names
 
     def channel(self, service: Asks) -> grpc.aio.Channel:
-        """Return the one channel to a service. Nothing is connected before the first call."""
+        """Return the one channel to a service. Nothing is connected before the first call.
+
+        Raises:
+            KeyInClear: the key would go there unencrypted.
+        """
         if service not in self._channels:
             addresses = ",".join(getattr(self, service))
+            self._check_hidden(getattr(self, service))
             self._channels[service] = open_channel(
                 addresses,
                 metadata=lambda: self.metadata,
@@ -105,8 +112,17 @@ class Target:
         return self._channels[service]
 
     def connect(self, address: str) -> grpc.aio.Channel:
-        """Return a channel to one replica, whose calls bring their own metadata."""
+        """Return a channel to one replica, whose calls bring their own metadata.
+
+        Raises:
+            KeyInClear: the key would go there unencrypted.
+        """
+        self._check_hidden([address])
         return connect(address, self.certificates)
+
+    def _check_hidden(self, addresses: Iterable[str]) -> None:
+        if self.key():
+            check_hidden(addresses, speaks_tls=self.certificates is not None, in_clear=self.key_in_clear)
 
     async def pages(self, call: Callable[..., Awaitable[Page]], request: Any) -> AsyncIterator[Page]:
         """Yield the pages of a list, from the one that `request` asks for to the last."""
@@ -126,6 +142,7 @@ def find(
     store: str | None,
     user: str | None,
     authority: Path | None = None,
+    key_in_clear: bool = False,
     environment: Mapping[str, str] = os.environ,
 ) -> Target:
     """Return where to send requests: `address`, else what runs in the data folder, else the default ports.
@@ -165,6 +182,7 @@ def find(
         key=partial(find_key, (*agent, *tools, *notifications, *keys), data=data, environment=environment),
         data=folder,
         certificates=tls.of_client(_authority_of(running) if running else authority, SystemClock()),
+        key_in_clear=key_in_clear,
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
     )
 

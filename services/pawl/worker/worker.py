@@ -22,7 +22,7 @@ import msgspec
 
 from pawl.chassis import logs, tls
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.local_key import find_key
+from pawl.chassis.local_key import IN_CLEAR, check_hidden, find_key
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.tasks import end, within
 from pawl.event.v1 import call_pb2
@@ -76,7 +76,8 @@ class Worker:
     """Has tools of the group `name`; `calls_max` of their calls run at once, sync functions in threads.
 
     Without `api_key` it takes PAWL_API_KEY, else that of the suite whose data folder is PAWL_DATA or `.pawl`. With
-    `authority` or PAWL_TLS_CA_FILE, a file with the certificates by which to check the registry's, it speaks TLS.
+    `authority` or PAWL_TLS_CA_FILE, a file with the certificates by which to check the registry's, it speaks TLS;
+    without TLS it sends the key beyond this machine only with `key_in_clear` or PAWL_KEY_IN_CLEAR=1.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class Worker:
         api_key: str | None = None,
         calls_max: int = 8,
         authority: str | Path | None = None,
+        key_in_clear: bool = False,
     ) -> None:
         self._address, self._api_key, self._keyless = address, api_key, 0
         given = authority or os.environ.get("PAWL_TLS_CA_FILE")
         self._certificates = tls.of_client(Path(given) if given else None, SystemClock())
+        self._in_clear = key_in_clear or os.environ.get(IN_CLEAR) in {"1", "true"}
         self._group_name, self._calls_max = name, calls_max
         self._worker_id = f"w-{secrets.token_hex(8)}"
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix=f"worker-{name}")
@@ -140,11 +143,13 @@ class Worker:
 
         Raises:
             AttachError: the registry does not want this worker: its key, its tools.
+            KeyInClear: the key would go there unencrypted.
         """
         loop, failures = asyncio.get_running_loop(), 0
         for number in (signal.SIGTERM, signal.SIGINT):
             with suppress(NotImplementedError, RuntimeError, ValueError):  # Not in the main thread, or on Windows.
                 loop.add_signal_handler(number, self.drain)
+        self._credential()  # One that may not be sent is no reason to connect.
         try:
             name = tls.server_name(self._address, "tool-registry")
             async with open_channel(self._address, tls=self._certificates, server_name=name) as channel:
@@ -179,8 +184,11 @@ class Worker:
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
         """Look for the key anew: the suite may start after this worker, and others may listen there after its end."""
-        key = self._api_key or find_key(self._address.split(","), environment=os.environ)
+        addresses = [address.strip() for address in self._address.split(",")]
+        key = self._api_key or find_key(addresses, environment=os.environ)
         self._has_key = key is not None
+        if key:
+            check_hidden(addresses, speaks_tls=self._certificates is not None, in_clear=self._in_clear)
         return (("authorization", f"Bearer {key}"),) if key else ()
 
     async def _attach(self, stream: Any) -> None:

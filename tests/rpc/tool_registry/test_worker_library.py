@@ -9,14 +9,14 @@ import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 import pytest
 from structlog.testing import capture_logs
 
 from pawl.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
-from pawl.chassis.local_key import find_key
+from pawl.chassis.local_key import KeyInClear, find_key
 from pawl.chassis.rpc_client import open_channel
 from pawl.launcher.secrets import SecretFiles
 from pawl.tool.v1 import execution_pb2, tool_pb2
@@ -239,6 +239,34 @@ async def test_a_worker_that_the_registry_does_not_want_ends(registry: Registry)
     assert error.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert str(error.value).startswith(f"{registry.address} does not take the worker 'billing': ")
     assert "PAWL_API_KEY" in str(error.value)
+
+
+@pytest.mark.parametrize("address", ["203.0.113.9:7602", "127.0.0.1:1, registry.example:7602"])
+async def test_a_worker_does_not_send_its_key_in_clear_beyond_this_machine(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1"""
+    opened: list[str] = []
+
+    def open_none(address: str, **_: Any) -> NoReturn:
+        opened.append(address)
+        raise ConnectionError
+
+    monkeypatch.setattr("pawl.worker.worker.open_channel", open_none)
+    monkeypatch.delenv("PAWL_API_KEY", raising=False)
+    with pytest.raises(KeyInClear, match=r"unencrypted.*`authority` of a Worker.*`key_in_clear`") as caught:
+        await Worker(address, name="billing", api_key=KEY).run()
+    assert KEY not in str(caught.value)
+    monkeypatch.setenv("PAWL_API_KEY", KEY)
+    with pytest.raises(KeyInClear):
+        await Worker(address, name="billing").run()
+    assert opened == []
+    with pytest.raises(ConnectionError):
+        await Worker(address, name="billing", key_in_clear=True).run()
+    monkeypatch.setenv("PAWL_KEY_IN_CLEAR", "1")
+    with pytest.raises(ConnectionError):
+        await Worker(address, name="billing").run()
+    assert opened == [address, address]
 
 
 async def test_a_worker_at_another_address_than_the_registry_s_is_told_so() -> None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from typer.testing import CliRunner
 
 from pawl.agent.v1 import types_pb2
-from pawl.chassis.local_key import LOCAL_KEY
+from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli.__main__ import app
 from pawl.cli.client import Refused
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.target import find
+from pawl.cli.target import Target, find
 from pawl.errors import AttentionNotNeeded, Internal, RunNotFound, Unauthenticated
 from pawl.launcher.endpoints import Endpoints, Replica, write_endpoints
 from pawl.launcher.secrets import SecretFiles
@@ -131,6 +133,40 @@ def test_key_store_and_user_go_with_every_call(tmp_path: Path) -> None:
     environment = {"PAWL_API_KEY": "k"}
     target = find(address="127.0.0.1:1", data=tmp_path, store="acme", user="ann", environment=environment)
     assert target.metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
+
+
+@pytest.mark.parametrize("address", ["10.0.0.1:7601", "pawl.example:7601", "127.0.0.1:7601,10.0.0.1:7601"])
+def test_a_key_goes_beyond_this_machine_over_tls_only(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-1: and the answer says what to do."""
+    for name in ("open_channel", "connect"):
+        monkeypatch.setattr(f"pawl.cli.target.{name}", lambda *_, **__: MagicMock())
+
+    def found(key: str = "the-key-of-ann", **more: Any) -> Target:
+        environment = {"PAWL_API_KEY": key}
+        return find(address=address, data=tmp_path, store=None, user=None, environment=environment, **more)
+
+    asks: list[Callable[[Target], object]] = [
+        lambda target: target.agents,
+        lambda target: target.key_register,
+        lambda target: target.connect("10.0.0.1:7601"),
+    ]
+    for ask in asks:
+        with pytest.raises(KeyInClear, match=r"unencrypted.*--ca FILE or PAWL_TLS_CA_FILE.*--key-in-clear") as caught:
+            ask(found())
+        assert "the-key-of-ann" not in str(caught.value)
+        assert ask(found(key_in_clear=True))
+        assert ask(found(key="")), "there is nothing to hide"
+
+
+def test_a_command_that_would_send_the_key_in_clear_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_API_KEY", "the-key-of-ann")
+    code, output = invoke("--address", "203.0.113.9:7601", "runs")
+    assert code == 2
+    assert output.startswith(
+        "The key would go to 203.0.113.9:7601 unencrypted, and whoever hears it could call with it."
+    )
 
 
 def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_and_nowhere_else(

@@ -14,6 +14,7 @@ from pawl.cli.__main__ import flags_first
         (["tools", "--data", "folder"], ["--data", "folder", "tools"]),
         (["--data", "folder", "tools"], ["--data", "folder", "tools"]),
         (["run", "--store=one", "hello", "--user", "ann"], ["--store=one", "--user", "ann", "run", "hello"]),
+        (["run", "--key-in-clear", "hello"], ["--key-in-clear", "run", "hello"]),
         (["run", "--", "--data"], ["run", "--", "--data"]),
         (["run", "--json", "hello"], ["run", "--json", "hello"]),
     ],
