@@ -90,7 +90,7 @@ async def test_an_event_is_kept_only_with_its_change(world: World, monkeypatch: 
 async def test_of_two_who_revoke_a_key_at_once_one_did_it(world: World) -> None:
     owner, repository = await world.stub(LOCAL_KEY), PostgresKeyRepository(world.database)
     made = await create(owner)
-    key = await repository.get(KeyId(made.key.key_id))
+    key = await repository.get(KeyId(made.key.key_id), None)
     assert key is not None
     for user_id in ("ann", "bob"):
         governor = Governor(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -263,6 +264,17 @@ async def conversation(user: User) -> User:
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return user
+
+
+async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(user: User, database: Database) -> None:
+    """It neither waits for the run nor holds it up, so that its time does not tell that there is one."""
+    owner = await user.start()
+    bob = User(user.stub, user_id="bob")
+    async with database.transaction() as connection, asyncio.timeout(10):
+        await connection.execute("SELECT FROM job_store.runs FOR UPDATE")
+        for run_id in (owner.run_id, "run_none"):
+            assert (await bob.cancel(run_id)).reason == "RUN_NOT_FOUND"
+    assert (await user.cancel(owner.run_id)).outcome == pb.COMMAND_OUTCOME_ACCEPTED
 
 
 async def test_a_service_reads_without_a_user(user: User) -> None:

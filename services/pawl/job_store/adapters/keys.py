@@ -41,7 +41,8 @@ _BY_REQUEST: Final = f"""
 SELECT {_COLUMNS}, request_hash FROM job_store.api_keys
 WHERE create_credential_id = $1 AND create_user_id = $2 AND request_id = $3 AND request_id <> ''
 """
-_GET: Final = f"SELECT {_COLUMNS} FROM job_store.api_keys WHERE key_id = $1"
+# What belongs to another store is not read: the time would tell that it exists.
+_GET: Final = f"SELECT {_COLUMNS} FROM job_store.api_keys WHERE key_id = $1 AND ($2::text IS NULL OR store_id = $2)"
 _REVOKE: Final = """
 UPDATE job_store.api_keys SET revoke_time = $2, revoke_user_id = $3, revoke_credential_id = $4, change = $5
 WHERE key_id = $1 AND revoke_time IS NULL
@@ -114,8 +115,8 @@ class PostgresKeyRepository:
             await connection.execute(_ADD_EVENT, *_values(_told(new.event)))
         return key
 
-    async def get(self, key_id: KeyId) -> Key | None:
-        row = await self._database.fetchrow(_GET, key_id)
+    async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
+        row = await self._database.fetchrow(_GET, key_id, store_id)
         return None if row is None else _key(dict(row))
 
     async def revoke(self, key: Key, event: KeyEvent) -> Key:
@@ -124,7 +125,7 @@ class PostgresKeyRepository:
             by = (key.revoke_time, key.revoke_user_id, key.revoke_credential_id)
             if affected(await connection.execute(_REVOKE, key.key_id, *by, change)):
                 await connection.execute(_ADD_EVENT, *_values(_told(event)))
-            row = await connection.fetchrow(_GET, key.key_id)
+            row = await connection.fetchrow(_GET, key.key_id, None)
         return key if row is None else _key(dict(row))
 
     async def list(

@@ -27,6 +27,11 @@ JOIN unnest($1::text[], $2::text[], $3::text[]) AS k (store_id, user_id, request
 USING (store_id, user_id, request_id)
 """
 
+_OWNED: Final = """
+SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
+JOIN job_store.runs AS r USING (store_id, run_id, user_id)
+"""
+
 # Named themselves, or by one of their runs, whose conversation never changes.
 _CONVERSATIONS: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
@@ -113,6 +118,7 @@ _QUEUED_AT_ONCE_MAX: Final = 4096
 async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     """Return a unit with all rows that are named, locked until the end of the transaction."""
     unit = UnitOfWork(ids)
+    named = await _owned(connection, named)
     limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     requests = await _load_requests(connection, unit, named)
@@ -123,6 +129,20 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
     # After the locks: the time is later than all that those who held them before have written.
     await _load_commands(connection, unit, named, entered)
     return unit
+
+
+async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
+    """Return them without those whose runs are of other users than they say.
+
+    So nobody locks what is of others, nor learns from the time that it exists.
+    """
+    asked = [(run, keys.owner, number) for number, keys in enumerate(named) if keys.owner for run in keys.runs]
+    if not asked:
+        return named
+    runs, owners, numbers = zip(*asked, strict=True)
+    found = await connection.fetch(_OWNED, *_columns(RunKey, runs), owners, numbers)
+    owned = Counter(record["number"] for record in found)
+    return [keys for number, keys in enumerate(named) if not keys.owner or owned[number] == len(keys.runs)]
 
 
 async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> list[RequestRow]:

@@ -24,16 +24,17 @@ RESULT_BYTES_MAX: Final = 17 * 1024
 
 _SEQ_MAX: Final = 2**63 - 1
 
-# One statement sees one moment: no event is missing that the run says is there.
+# One statement sees one moment: no event is missing that the run says is there. Of the run of another user it reads no
+# more than of one that does not exist, so that the time tells nobody which it is.
 _EVENTS: Final = """
-SELECT r.user_id, r.state, r.last_seq, r.trimmed_seq, e.payload
+SELECT r.state, r.last_seq, r.trimmed_seq, e.payload
 FROM job_store.runs AS r LEFT JOIN LATERAL (
     SELECT seq, payload FROM (
         SELECT seq, payload, sum(length(payload)) OVER (ORDER BY seq) - length(payload) AS bytes_before
         FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
     ) AS part WHERE bytes_before < $5
 ) AS e ON true
-WHERE r.store_id = $1 AND r.run_id = $2 ORDER BY e.seq
+WHERE r.store_id = $1 AND r.run_id = $2 AND ($6 = '' OR r.user_id = $6) ORDER BY e.seq
 """
 _RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
 _MESSAGES: Final = f"""
@@ -64,8 +65,8 @@ FROM (
 async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
     """See `reading.Reads.events`."""
     start = min(after_seq, _SEQ_MAX)
-    records = await connection.fetch(_EVENTS, key.store_id, key.run_id, start, events_max, EVENTS_BYTES_MAX)
-    if not records or user_id not in {"", records[0]["user_id"]}:
+    records = await connection.fetch(_EVENTS, key.store_id, key.run_id, start, events_max, EVENTS_BYTES_MAX, user_id)
+    if not records:
         raise RunNotFound
     run = records[0]
     gap = None

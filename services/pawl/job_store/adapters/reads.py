@@ -19,7 +19,9 @@ from pawl.job_store.domain.states import CallState, RunState
 
 _CALL_BYTES: Final = "length(spec) + length(arguments) + coalesce(length(result), 0)"
 
-_RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
+# What belongs to another user is not read: the time would tell that it exists.
+_OF_USER: Final = "($3 = '' OR user_id = $3)"
+_RUN: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = $2 AND {_OF_USER}"
 _OPEN_CALLS: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state < 10
 ORDER BY round, batch_index
@@ -39,7 +41,10 @@ _OWNER: Final = "SELECT user_id FROM job_store.conversations WHERE store_id = $1
 _OWNED_RUN: Final = f"""
 SELECT {tables.RUNS.names}, loop_state, now() AS time FROM job_store.runs WHERE store_id = $1 AND run_id = $2
 """
-_CALL: Final = f"SELECT {tables.CALLS.names} FROM job_store.calls WHERE store_id = $1 AND call_id = $2"
+_CALL: Final = f"""
+SELECT {tables.CALLS.names} FROM job_store.calls
+WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
+"""
 _COMMANDS: Final = f"""
 SELECT {tables.COMMANDS.names} FROM job_store.commands
 WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
@@ -182,14 +187,10 @@ class PostgresReads(DatabaseAdapter):
         return [tables.command(record) for record in records]
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
-        record = await self._database.fetchrow(_CALL, key.store_id, key.call_id)
+        record = await self._database.fetchrow(_CALL, key.store_id, key.call_id, user_id, for_approval)
         if record is None:
             raise CallNotFound
-        row = tables.call(record)
-        is_shown = for_approval and row.digest != "" and row.state is not CallState.ASKED
-        if user_id not in {"", row.user_id} and not is_shown:
-            raise CallNotFound
-        return row
+        return tables.call(record)
 
     async def runs(
         self,
@@ -256,7 +257,7 @@ async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:
 
 
 async def _fetch_run(connection: Connection, key: RunKey, user_id: UserId) -> RunRow:
-    record = await connection.fetchrow(_RUN, key.store_id, key.run_id)
-    if record is None or user_id not in {"", record["user_id"]}:
+    record = await connection.fetchrow(_RUN, key.store_id, key.run_id, user_id)
+    if record is None:
         raise RunNotFound
     return tables.run(record)

@@ -76,8 +76,8 @@ class KeyRepository(Protocol):
             PawlError: what `check_new` raises.
         """
 
-    async def get(self, key_id: KeyId) -> Key | None:
-        """Return a key, None if there is none."""
+    async def get(self, key_id: KeyId, store_id: StoreId | None) -> Key | None:
+        """Return a key, None if there is none; with a store as if it had the only ones."""
 
     async def revoke(self, key: Key, event: KeyEvent) -> Key:
         """Keep that a key was revoked, and the event, if it was not yet; returns it as it is now."""
@@ -183,7 +183,7 @@ class Keys:
         Raises:
             KeyNotFound: it is none that the governor governs.
         """
-        key = await self._repository.get(key_id)
+        key = await self._repository.get(key_id, None if governor.is_deployment else governor.store_id)
         if key is None:
             raise KeyNotFound
         now = self._now()

@@ -180,6 +180,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             calls=(CallKey(self.run.store_id, call_id),) if call_id else (),
             commands_of=(self.run,),
             commands=(CommandKey(self.run.store_id, self.run.run_id, self.command_id),),
+            owner=UserId("") if self.as_operator or self._may_approve else self.user_id,
         )
 
     def apply(self, unit: UnitOfWork) -> Receipt:
@@ -219,12 +220,15 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
                 run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         return _receipt(unit, run, incoming)
 
+    @property
+    def _may_approve(self) -> bool:
+        return isinstance(self.command, Decide) and self.command.right is DecisionRight.STORE
+
     def _approves(self, unit: UnitOfWork, run: RunRow) -> bool:
         """Return whether somebody who may approve for the whole store decides a call of the run that needs it."""
-        command = self.command
-        if not isinstance(command, Decide) or command.right is not DecisionRight.STORE:
+        if not (self._may_approve and (call_id := _call_of(self.command))):
             return False
-        call = _call_of_run(unit, run, command.call_id)
+        call = _call_of_run(unit, run, call_id)
         return call is not None and call.digest != "" and call.state is not CallState.ASKED
 
     def _repeat(self, unit: UnitOfWork, run: RunRow, earlier: CommandRow) -> Receipt:

@@ -15,7 +15,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, RunKey, StoreId, WorkerId
+from pawl.chassis.ids import CallKey, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import Internal
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
@@ -117,7 +117,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     run whose turn is next, and the call that they do, with its run; the latter also
     with the active run of a conversation. `queues` are stores in which a run may be created,
     each with the most runs that may wait there for a place, and how many places it has: their
-    queues come along.
+    queues come along. With `owner` none of this comes, and nothing is locked, if `runs` are not that user's.
     """
 
     requests: tuple[RequestKey, ...] = ()
@@ -130,6 +130,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
     queues: tuple[tuple[StoreId, int, int], ...] = ()
+    owner: UserId = UserId("")
 
 
 class UnitOfWork:
