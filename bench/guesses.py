@@ -1,0 +1,317 @@
+"""`python -m bench.guesses`: the time that refusals take which must not tell what there is.
+
+In each group the calls go over one connection to a service of a running suite, in random order, and all are refused
+with the same words. Printed is how far each kind is from the first of its group: the difference of the medians with the
+interval in which it is by 95 %, and the chance that a call of it takes longer, 0.5 where nothing can be told, with the
+probability of one so far from that by luck alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import random
+import secrets
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.console import Console
+from rich.table import Table
+
+from bench.differences import difference
+from bench.world import scratch
+from pawl.agent.v1 import agent_pb2
+from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis.key_rows import SECRET_BYTES, secret_of
+from pawl.identity.v1 import key_pb2
+from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
+from pawl.launcher import Suite, SuiteOptions
+from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+
+_POOL: Final = 40
+"""So many of each kind there are, and are called in turn."""
+_FAILURES_AT_ONCE: Final = 30
+"""Beyond so many from one address a failed login is held off: nobody is asked about it."""
+_EXPIRY_SECONDS: Final = 3.0
+_AGENT: Final = "/pawl.agent.v1.AgentService"
+_ALPHABET: Final = "0123456789abcdefghjkmnpqrstvwxyz"
+_USERS: Final[Mapping[str, Mapping[str, object]]] = {
+    "olga": {"roles": ["deployment"]},
+    "ann": {"store_id": "acme", "roles": ["member", "operator"]},
+    "bob": {"store_id": "acme", "roles": ["member"]},
+    "eve": {"store_id": "other", "roles": ["member"]},
+}
+
+Metadata = Sequence[tuple[str, str]]
+Call = Callable[[], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """Calls that are refused for the same reason."""
+
+    name: str
+    calls: Sequence[Call]
+
+
+async def refusal(call: Call) -> tuple[float, str]:
+    """Return how long a call took to be refused, and in what words."""
+    began = time.perf_counter()
+    try:
+        await call()
+    except grpc.aio.AioRpcError as error:
+        return time.perf_counter() - began, f"{error.code().name}: {error.details()}"
+    raise RuntimeError("a call that is to be refused was answered")
+
+
+async def take(kinds: Sequence[Kind], count: int) -> dict[str, list[float]]:
+    """Make so many calls of each kind, in random order, and return how long they took.
+
+    Raises:
+        RuntimeError: they are refused in different words.
+    """
+    turns = [kind for kind in kinds for _ in range(count)]
+    random.shuffle(turns)
+    times: dict[str, list[float]] = {kind.name: [] for kind in kinds}
+    words = set()
+    for kind in turns:
+        seconds, said = await refusal(kind.calls[len(times[kind.name]) % len(kind.calls)])
+        times[kind.name].append(seconds)
+        words.add(said)
+    if len(words) > 1:
+        raise RuntimeError(f"they are told apart by their words: {sorted(words)}")
+    return times
+
+
+def show(title: str, times: Mapping[str, Sequence[float]]) -> None:
+    """Print the kinds of a group, beside the first of them."""
+    table = Table("", "calls", "median", "difference", "95 % of it", "longer", "by luck", title=title)
+    reference = next(iter(times.values()))
+    for name, each in times.items():
+        row = [name, f"{len(each)}", f"{statistics.median(each) * 1e6:,.0f} us"]
+        if each is not reference:
+            found = difference(each, reference)
+            between = f"{found.low_seconds * 1e6:+.0f} to {found.high_seconds * 1e6:+.0f} us"
+            row += [f"{found.median_seconds * 1e6:+.1f} us", between, f"{found.chance:.3f}", f"{found.by_luck:.2g}"]
+        table.add_row(*row)
+    Console(width=120).print(table)
+
+
+class World:
+    """A suite with two stores, and what is refused in it."""
+
+    def __init__(self, suite: Suite, stack: AsyncExitStack) -> None:
+        self._suite = suite
+        self._stack = stack
+        self._channels: dict[str, grpc.aio.Channel] = {}
+
+    def address(self, service: str) -> str:
+        return (self._suite.process(service).addresses or {})["grpc"]
+
+    async def channel(self, service: str) -> grpc.aio.Channel:
+        """Return the one connection to a service."""
+        if service not in self._channels:
+            opened = grpc.aio.insecure_channel(self.address(service))
+            self._channels[service] = await self._stack.enter_async_context(opened)
+        return self._channels[service]
+
+    async def credentials(self) -> dict[str, list[str]]:
+        """Return secrets of keys by how they came to count for nothing."""
+        stub: Any = KeyServiceStub(await self.channel("job-store"))
+
+        async def make(expire_time: Timestamp | None = None) -> key_pb2.CreateKeyResponse:
+            key = key_pb2.Key(name="k", store_id="acme", user_id="ann", roles=["member"], expire_time=expire_time)
+            made: key_pb2.CreateKeyResponse = await stub.CreateKey(
+                key_pb2.CreateKeyRequest(key=key), metadata=shown("olga")
+            )
+            return made
+
+        revoked = [await make() for _ in range(_POOL)]
+        for each in revoked:
+            await stub.RevokeKey(key_pb2.RevokeKeyRequest(key_id=each.key.key_id), metadata=shown("olga"))
+        expired = []
+        for _ in range(_POOL):
+            soon = Timestamp()
+            soon.FromMilliseconds(int((time.time() + _EXPIRY_SECONDS) * 1000))
+            expired.append(await make(soon))
+        unknown = [secret_of(secrets.token_bytes(SECRET_BYTES)) for _ in range(_POOL)]
+        await asyncio.sleep(_EXPIRY_SECONDS)
+        return {
+            "no such key": unknown,
+            "a key that was revoked": [each.secret for each in revoked],
+            "a key that has expired": [each.secret for each in expired],
+            "a wrong checksum": [f"{each[:-1]}{'a' if each[-1] != 'a' else 'b'}" for each in unknown],
+        }
+
+    async def run_ids(self, user: str) -> list[str]:
+        """Return ids of runs of a user that have ended."""
+        stub: Any = AgentServiceStub(await self.channel("agent-loop"))
+        found = []
+        for _ in range(_POOL):
+            started = await stub.StartRun(agent_pb2.StartRunRequest(text="who are you?"), metadata=shown(user))
+            async for _ in stub.WatchRun(agent_pb2.WatchRunRequest(run_id=started.run.run_id), metadata=shown(user)):
+                pass
+            found.append(started.run.run_id)
+        return found
+
+    async def notification_ids(self, user: str) -> list[str]:
+        """Return ids in the inbox of a user, once there are enough."""
+        stub: Any = NotifyServiceStub(await self.channel("notifier"))
+        while True:
+            request = notify_pb2.ListNotificationsRequest(page_size=_POOL)
+            answer = await stub.ListNotifications(request, metadata=shown(user))
+            if len(answer.notifications) == _POOL:
+                return [each.notification_id for each in answer.notifications]
+            await asyncio.sleep(0.1)
+
+    async def key_ids(self, store_id: str) -> list[str]:
+        """Return ids of keys of a store."""
+        stub: Any = KeyServiceStub(await self.channel("job-store"))
+        key = key_pb2.Key(name="k", store_id=store_id, user_id="eve", roles=["member"])
+        request = key_pb2.CreateKeyRequest(key=key)
+        return [(await stub.CreateKey(request, metadata=shown("olga"))).key.key_id for _ in range(_POOL)]
+
+
+def shown(user: str) -> Metadata:
+    """Return how a user says who calls."""
+    return (("authorization", f"Bearer key-of-{user}-0123456789"),)
+
+
+def like(ids: Sequence[str]) -> list[str]:
+    """Return ids that nothing has, and that look like these."""
+    return [each[:-12] + "".join(random.choices(_ALPHABET, k=12)) for each in ids]
+
+
+def calling(channel: grpc.aio.Channel, method: str, requests: Sequence[Message], metadata: Metadata) -> list[Call]:
+    """Return calls of a method that are to be refused."""
+    begin: Any = channel.unary_stream(method)
+
+    def one(raw: bytes) -> Call:
+        async def call() -> None:
+            await begin(raw, metadata=metadata, timeout=30).read()
+
+        return call
+
+    return [one(request.SerializeToString()) for request in requests]
+
+
+def logins(channel: grpc.aio.Channel, credentials: Sequence[str]) -> list[Call]:
+    """Return calls that show these."""
+    method, asked = f"{_AGENT}/ListRuns", agent_pb2.ListRunsRequest()
+    return [calling(channel, method, [asked], (("authorization", f"Bearer {each}"),))[0] for each in credentials]
+
+
+@asynccontextmanager
+async def from_other_addresses(address: str) -> AsyncIterator[str]:
+    """Give an address at which each connection is passed on as one of another address of this machine."""
+    host, _, port = address.rpartition(":")
+    count = 0
+
+    async def pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while chunk := await reader.read(65536):
+                writer.write(chunk)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal count
+        count += 1
+        mine = (f"127.{1 + count // 200}.0.{1 + count % 200}", 0)
+        there, back = await asyncio.open_connection(host, int(port), local_addr=mine)
+        await asyncio.gather(pipe(reader, back), pipe(there, writer))
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as listener:
+        yield f"127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+
+
+async def looked_for(address: str, secrets_of: Mapping[str, Sequence[str]], count: int) -> dict[str, list[float]]:
+    """Return the times of logins that others are asked about, because few have failed from where they come."""
+    times: dict[str, list[float]] = {name: [] for name in secrets_of}
+    each = _FAILURES_AT_ONCE // len(secrets_of) - 1
+
+    async def connect(turn: int) -> None:
+        options = [("grpc.use_local_subchannel_pool", 1)]
+        async with grpc.aio.insecure_channel(relay, options=options) as channel:
+            chosen = {name: [pool[(turn * each + n) % _POOL] for n in range(each)] for name, pool in secrets_of.items()}
+            kinds = [Kind(name=name, calls=logins(channel, pool)) for name, pool in chosen.items()]
+            for name, found in (await take(kinds, each)).items():
+                times[name] += found
+
+    async with from_other_addresses(address) as relay:
+        turns = range(math.ceil(count / each))
+        for first in turns[::8]:
+            await asyncio.gather(*map(connect, turns[first : first + 8]))
+    return times
+
+
+async def objects(world: World, count: int) -> None:
+    """Measure what a user is told about what belongs to others."""
+    bobs, eves = await world.run_ids("bob"), await world.run_ids("eve")
+    runs = {"no such run": like(bobs), "of another user": bobs, "of another store": eves}
+    key_ids, told = await world.key_ids("other"), await world.notification_ids("bob")
+    keys = {"no such key": like(key_ids), "of another store": key_ids}
+    notifications = {"no such notification": like(told), "of another user": told}
+    groups: list[tuple[str, str, Mapping[str, Sequence[str]], Callable[[str], Message]]] = [
+        ("agent-loop", f"{_AGENT}/GetRun", runs, lambda one: agent_pb2.GetRunRequest(run_id=one)),
+        ("agent-loop", f"{_AGENT}/WatchRun", runs, lambda one: agent_pb2.WatchRunRequest(run_id=one)),
+        (
+            "agent-loop",
+            f"{_AGENT}/CancelRun",
+            runs,
+            lambda one: agent_pb2.CancelRunRequest(run_id=one),
+        ),
+        ("job-store", "/pawl.identity.v1.KeyService/RevokeKey", keys, lambda one: key_pb2.RevokeKeyRequest(key_id=one)),
+        (
+            "notifier",
+            "/pawl.notify.v1.NotifyService/AcknowledgeNotifications",
+            notifications,
+            lambda one: notify_pb2.AcknowledgeNotificationsRequest(notification_ids=[one]),
+        ),
+    ]
+    for service, method, ids_of, request in groups:
+        channel = await world.channel(service)
+        kinds = [
+            Kind(name=name, calls=calling(channel, method, [request(each) for each in ids], shown("ann")))
+            for name, ids in ids_of.items()
+        ]
+        show(method.rpartition("/")[2], await take(kinds, count))
+
+
+async def main(count: int, looks: int) -> None:
+    """Measure and print."""
+    async with scratch() as data, AsyncExitStack() as stack:
+        keys = [{"key": f"key-of-{name}-0123456789", "user_id": name, **more} for name, more in _USERS.items()]
+        (data / "keys.json").write_text(json.dumps(keys))
+        environment = {"PAWL_API_KEYS_FILE": str(data / "keys.json")}
+        options = SuiteOptions(data=Path(data / "pawl"), environment=environment)
+        world = World(await stack.enter_async_context(Suite(options)), stack)
+        found = await world.credentials()
+        looked = {name: pool for name, pool in found.items() if name != "a wrong checksum"}
+        times = await looked_for(world.address("agent-loop"), looked, looks)
+        show("Keys that others are asked about", times)
+        channel = await world.channel("agent-loop")
+        kinds = [Kind(name=name, calls=logins(channel, pool)) for name, pool in found.items()]
+        await take(kinds, _FAILURES_AT_ONCE)
+        show("Keys, after too many failures", await take(kinds, count))
+        await objects(world, count)
+    print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(prog="python -m bench.guesses", description=__doc__)
+    parser.add_argument("--calls", type=int, default=3000, help="calls of each kind")
+    parser.add_argument("--looks", type=int, default=600, help="logins of each kind that others are asked about")
+    given = parser.parse_args()
+    asyncio.run(main(given.calls, given.looks))
