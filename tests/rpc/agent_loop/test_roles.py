@@ -37,7 +37,7 @@ def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE
         conversation_must_exist=False,
         text="hello",
         options=RunOptions(),
-        asked=AskedOptions(),
+        asked_options=AskedOptions(),
         policy=policy,
     )
 

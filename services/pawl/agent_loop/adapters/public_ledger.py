@@ -16,7 +16,6 @@ from pawl.agent_loop.app.public_values import (
     DecisionRight,
     EventPage,
     LeaseAnswer,
-    MessagePolicy,
     NewMessage,
     Page,
     PageAsked,
@@ -33,13 +32,18 @@ from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId
 from pawl.chassis.rpc_client import translated
+from pawl.chassis.translate import Exceptions
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
 EVENTS_PER_PAGE = 256
 
-_POLICIES: Final = wire.WIRE.enum(MessagePolicy, pb.MessagePolicy)
+_MESSAGE: Final = wire.WIRE.struct(
+    NewMessage,
+    pb.SubmitMessageRequest,
+    Exceptions(of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people")),
+)
 _RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
 _RUN_STATES: Final = wire.WIRE.enum(RunState, run_pb2.RunState)
 _CALL_STATES: Final = wire.WIRE.enum(CallState, call_pb2.CallState)
@@ -67,17 +71,7 @@ class PublicLedgerClient:
 
     async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
         request = pb.SubmitMessageRequest(
-            **_of(caller),
-            request_id=message.request_id,
-            conversation_id=message.conversation_id,
-            conversation_must_exist=message.conversation_must_exist,
-            text=message.text,
-            options=wire.OPTIONS.fields(message.options),
-            asked_options=wire.ASKED.fields(message.asked),
-            policy=_POLICIES.write(message.policy),
-            user_roles=sorted(caller.roles),
-            **_with(caller),
-            undo=wire.UNDO.fields(message.undo) if message.undo else None,
+            **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
         )
         response = await translated(self._stub.SubmitMessage(request))
         return run_view(response.run), response.steered

@@ -46,7 +46,7 @@ class Messages:
             conversation_id=message.conversation_id,
             conversation_must_exist=must_exist,
             text=checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX),
-            asked=message.options,
+            asked_options=message.options,
             options=complete(message.options, self._defaults),
             policy=message.policy,
         )

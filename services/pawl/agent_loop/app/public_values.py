@@ -142,7 +142,7 @@ class MessagePolicy(StrEnum):
 
 
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
-    """A message of a user, checked, with options complete; `asked` is what the user said of them.
+    """A message of a user, checked, with options complete; `asked_options` is what the user said of them.
 
     With `undo` the run that it starts takes another one back.
     """
@@ -151,7 +151,7 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: ConversationId
     conversation_must_exist: bool
     text: str
-    asked: AskedOptions
+    asked_options: AskedOptions
     options: RunOptions
     policy: MessagePolicy
     undo: Undo | None = None

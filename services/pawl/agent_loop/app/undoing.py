@@ -51,7 +51,7 @@ class Undoing:
             conversation_id=run.conversation_id,
             conversation_must_exist=True,
             text=undo.request_text(run_id, call_id),
-            asked=asked,
+            asked_options=asked,
             options=complete(asked, self._defaults),
             policy=MessagePolicy.QUEUE,
             undo=Undo(run_id=run_id, call_id=call_id, user_id=caller.user_id),
