@@ -133,6 +133,16 @@ def test_services_that_talk_to_each_other_do_not_start_without_their_key(cls: ty
 
 
 @pytest.mark.parametrize(
+    "cls", [ServiceSettings, AgentLoopSettings, JobStoreSettings, NotifierSettings, ToolRegistrySettings]
+)
+def test_by_default_only_this_machine_reaches_a_service_and_its_pages_without_a_key(cls: type[ServiceSettings]) -> None:
+    """OPS-1: /metrics and /healthz answer whoever gets there."""
+    assert is_loopback(cls.model_fields["metrics_listen"].default)
+    assert is_loopback(cls.model_fields["listen"].default)
+    assert cls.model_fields["internal_listen"].default is None
+
+
+@pytest.mark.parametrize(
     ("given", "expected"),
     [
         ({"PAWL_LOCAL_KEY": LOCAL_KEY}, True),
