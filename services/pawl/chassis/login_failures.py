@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 from urllib.parse import unquote
 
 import msgspec
@@ -64,6 +64,9 @@ class FailureKind(StrEnum):
 _NAMED_MAX: Final = REPORTS_MAX - len(FailureKind)
 # The rest is for keys that have ended, so that nobody hides the use of one behind many guesses.
 _GUESSES_MAX: Final = 40
+
+
+_Name: TypeAlias = tuple[FailureKind, str, KeyId]
 
 
 class LoginRefused(Exception):
@@ -176,7 +179,10 @@ class FailureSums:
         self._clock = clock
         self._new_id = new_id
         self._rate = Rate(*_REPORTED, clock)
-        self._open: dict[tuple[FailureKind, str, KeyId], FailureSum] = {}
+        self._open: dict[_Name, FailureSum] = {}
+        # Counted as they come and go, so that the time of a failure does not tell whether its key has been one.
+        self._named = 0
+        self._guesses = 0
         self._reports: tuple[FailureReport, ...] = ()
 
     def __len__(self) -> int:
@@ -187,6 +193,8 @@ class FailureSums:
         name = (kind, source, key_id) if self._has_room(kind, source, key_id) else (kind, "", NO_KEY)
         now = datetime.fromtimestamp(self._clock.now(), UTC)
         found = self._open.get(name)
+        if found is None:
+            self._count(name, 1)
         self._open[name] = FailureSum(
             kind=kind,
             source=name[1],
@@ -202,6 +210,8 @@ class FailureSums:
             self._reports = tuple(
                 FailureReport(report_id=self._new_id(), key_id=name[2], sum=self._open.pop(name)) for name in due
             )
+            for name in due:
+                self._count(name, -1)
         return self._reports
 
     def taken(self) -> None:
@@ -211,9 +221,13 @@ class FailureSums:
     def _has_room(self, kind: FailureKind, source: str, key_id: KeyId) -> bool:
         if (kind, source, key_id) in self._open:
             return True
-        named = [name for name in self._open if name[1] or name[2]]
-        guesses = sum(not name[2] for name in named)
-        return len(named) < _NAMED_MAX and (bool(key_id) or guesses < _GUESSES_MAX)
+        return self._named < _NAMED_MAX and (bool(key_id) or self._guesses < _GUESSES_MAX)
+
+    def _count(self, name: _Name, more: int) -> None:
+        _, source, key_id = name
+        if source or key_id:
+            self._named += more
+            self._guesses += 0 if key_id else more
 
 
 class LoginFailures:
