@@ -65,7 +65,7 @@ class HealthMonitor:
                 _log.warning("health.lost", dependency=name, error=failure)
         self._serving = all(self._probes[name][1] for name in self._failures)
         if self._server is not None:
-            await self._server.set_health(serving=self._serving)
+            self._server.set_health(serving=self._serving)
 
     def page(self) -> Response:
         """Return the state for /healthz: 200 while serving, else 503."""

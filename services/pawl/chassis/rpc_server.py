@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Self, TypeVar, cast
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import add_BatchServiceServicer_to_server
-from pawl.chassis import logs, rpc_reflection, tasks
+from pawl.chassis import logs, rpc_health, rpc_reflection, tasks
 from pawl.chassis.auth import KEY_LENGTH_MAX, Authenticator
 from pawl.chassis.ids import IdSource
 from pawl.chassis.login_failures import FailureSums
@@ -74,7 +74,7 @@ class RpcServer:
         self._watching: asyncio.Task[None] | None = None
         self._callers = dict(CALLERS)
         self._access = {
-            health.SERVICE_NAME: Access(open=True),
+            rpc_health.NAME: Access(open=True),
             rpc_reflection.OLD_NAME: Access(),
             rpc_reflection.NAME: Access(),
         }
@@ -90,7 +90,7 @@ class RpcServer:
         )
         self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits.read_bytes_max))
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
-        self.health = health.aio.HealthServicer()
+        self.health = rpc_health.HealthServicer()
         self.service_names: list[str] = []
         self.port = 0
         self.address = ""
@@ -121,19 +121,17 @@ class RpcServer:
             if service_only:
                 self._batches.add(name, methods)
 
-    async def set_health(self, *, serving: bool) -> None:
+    def set_health(self, *, serving: bool) -> None:
         """Say to everybody whether the services are well; if not, batches are to go elsewhere."""
-        state: Any = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
-        for name in ("", *self.service_names):
-            await self.health.set(name, state)
+        self.health.set(dict.fromkeys(("", *self.service_names), serving))
         if not serving:
             self._batches.close_streams()
 
     async def __aenter__(self) -> Self:
         self.add(add_BatchServiceServicer_to_server, self._batches, service_only=True, drain_streams=True)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self._server)
-        rpc_reflection.add_reflection([*self.service_names, health.SERVICE_NAME], self._server)
-        await self.set_health(serving=True)
+        rpc_reflection.add_reflection([*self.service_names, rpc_health.NAME], self._server)
+        self.set_health(serving=True)
         self.port = self._bind(self._listen, from_services=False)
         self.address = _bound_address(self._listen, self.port)
         if self._internal_listen is not None and _is_checking(self._tls):
@@ -147,7 +145,7 @@ class RpcServer:
     async def __aexit__(self, *_: object) -> None:
         if self._watching is not None:
             await tasks.end([self._watching])
-        await self.health.enter_graceful_shutdown()
+        self.health.end()
         self._batches.close_streams()
         await asyncio.sleep(min(_NEWS_SECONDS, self._drain_seconds / 10))
         self._interceptor.stop_calls(drainable=False)

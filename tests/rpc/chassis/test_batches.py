@@ -343,9 +343,9 @@ async def test_a_stream_that_is_left_still_brings_every_answer(
             servicer.release.clear()
             calls = [asyncio.ensure_future(stub.call("unary", f"turns:{turns}")) for turns in range(count)]
             await until(all_wait)
-            await server.set_health(serving=False)
+            server.set_health(serving=False)
             await asyncio.sleep(0.005)
-            await server.set_health(serving=True)
+            server.set_health(serving=True)
             servicer.release.set()
             assert [len(answer[0]) for answer in await asyncio.gather(*calls)] == [100_000] * count
 
@@ -355,7 +355,7 @@ async def test_a_call_on_a_stream_that_is_left_can_be_cancelled(serve: Serve, se
         responses = EchoStub(channel).generate(StringValue(value="wait"))
         await anext(responses)
         await servicer.entered.wait()
-        await server.set_health(serving=False)
+        server.set_health(serving=False)
         await asyncio.sleep(0.05)
         responses.cancel()
         await asyncio.wait_for(servicer.cancelled.wait(), 10)

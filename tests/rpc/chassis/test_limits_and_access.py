@@ -272,6 +272,28 @@ async def test_health_answers_strangers_also_under_full_load(serve: Serve, servi
         await holder
 
 
+async def test_a_stranger_who_does_not_read_the_news_keeps_it_from_nobody(serve: Serve) -> None:
+    """Nor the server from its end: whoever asks for health may ask by a connection that takes no byte."""
+    request = health_pb2.HealthCheckRequest()
+    messages: Any = health_pb2
+    deaf: Any = [*_OWN, ("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+    async with (
+        serve(listen="127.0.0.1:0") as server,
+        grpc.aio.insecure_channel(server.address, deaf) as stranger,
+        grpc.aio.insecure_channel(server.address, _OWN) as channel,
+    ):
+        silent: Any = health_pb2_grpc.HealthStub(stranger)
+        watch = silent.Watch(request)
+        await watch.initial_metadata()
+        async with asyncio.timeout(10):
+            server.set_health(serving=False)
+            stub: Any = health_pb2_grpc.HealthStub(channel)
+            assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING
+            listed = (await stub.List(messages.HealthListRequest())).statuses
+        assert {state.status for state in listed.values()} == {health_pb2.HealthCheckResponse.NOT_SERVING}
+        watch.cancel()
+
+
 async def test_strangers_keep_nobody_from_asking_for_health(serve: Serve) -> None:
     """Neither with requests that never end nor with watches: the services' own channels ask, too."""
     async with serve(streams_max=20) as server, grpc.aio.insecure_channel(server.address, _OWN) as many:

@@ -98,10 +98,10 @@ async def test_the_health_of_a_peer_is_that_of_its_server(serve: Serve, tmp_path
     """A peer that has lost its own database is as good as gone."""
     async with serve() as server, open_channel(server.address) as channel:
         await ping(channel)
-        await server.health.set("", NOT_SERVING)
+        server.set_health(serving=False)
         with pytest.raises(DependencyUnavailable):
             await ping(channel)
-        await server.health.set("", SERVING)
+        server.set_health(serving=True)
         await until(lambda: _answers(channel))
     async with open_channel(f"unix:{tmp_path}/nobody") as channel:
         assert not await _answers(channel)
