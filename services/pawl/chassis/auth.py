@@ -43,10 +43,8 @@ class Principal:
     """The credential itself, which may stand for many users; never the secret."""
     delegate_user_id: UserId = UserId("")
     """The user of the delegate that acts for `user_id`; empty if nobody does."""
-    root_user_id: UserId = UserId("")
-    """The user from whom the keys come with which its own was made; empty if the deployment made it, or nobody."""
     people: frozenset[UserId] = frozenset()
-    """Other users whose act it is, too, where several people are needed: of the delegate, and who made its key."""
+    """Other users whose act it is, too, where several people are needed: of the delegate, and makers of its key."""
     decides: bool = True
     """False for a delegate that decides nothing, for those it acts for and for itself."""
     rights: frozenset[str] = frozenset()
@@ -220,8 +218,8 @@ class Credential(Protocol):
         """Its roles, known ones and others."""
 
     @property
-    def root_user_id(self) -> UserId:
-        """The user from whom the keys come with which it was made; empty if it comes from nobody's."""
+    def maker_user_ids(self) -> frozenset[UserId]:
+        """The users who made it, and the keys with which it was made; none if it comes from nobody's."""
 
     @property
     def decides_for_users(self) -> bool:
@@ -265,8 +263,7 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     )
     return replace(
         principal,
-        root_user_id=credential.root_user_id,
-        people=frozenset({credential.user_id, credential.root_user_id} - {user_id, UserId("")}),
+        people=frozenset({credential.user_id, *credential.maker_user_ids} - {user_id}),
         expires_at=credential.expires_at,
     )
 

@@ -67,7 +67,7 @@ class FileCredential(msgspec.Struct, frozen=True, kw_only=True):
     user_id: UserId
     roles: frozenset[str]
     decides_for_users: bool
-    root_user_id: UserId = UserId("")
+    maker_user_ids: frozenset[UserId] = frozenset()
     expires_at: float | None = None
 
 

@@ -79,7 +79,7 @@ class KeyGrant(msgspec.Struct, frozen=True, kw_only=True):
     decides_for_users: bool
     expire_time: float | None
     is_revoked: bool
-    root_user_id: UserId = UserId("")
+    maker_user_ids: frozenset[UserId] = frozenset()
 
     @property
     def credential_id(self) -> CredentialId:

@@ -120,7 +120,7 @@ class TokenCredential(msgspec.Struct, frozen=True, kw_only=True):
     store_id: StoreId
     user_id: UserId
     roles: frozenset[str]
-    root_user_id: UserId = UserId("")
+    maker_user_ids: frozenset[UserId] = frozenset()
     decides_for_users: bool = False
     expires_at: float
 

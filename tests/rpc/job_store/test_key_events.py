@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.chassis.ids import KeyId, StoreId
+from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.key_rows import secret_of
 from pawl.chassis.login_failures import REPORTS_MAX, FailureKind, FailureReport, FailureSum
 from pawl.chassis.rpc_client import open_channel
@@ -94,7 +94,7 @@ async def test_of_two_who_revoke_a_key_at_once_one_did_it(world: World) -> None:
     assert key is not None
     for user_id in ("ann", "bob"):
         governor = Governor(
-            store_id=StoreId("local"), user_id=user_id, credential_id=user_id, roles=frozenset({"operator"})
+            store_id=StoreId("local"), user_id=UserId(user_id), credential_id=user_id, roles=frozenset({"operator"})
         )
         event = event_of(KeyEventKind.KEY_REVOKED, key, time=NOW, governor=governor)
         await repository.revoke(rules.revoked(governor, key, now=NOW), event)

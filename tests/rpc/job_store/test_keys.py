@@ -197,7 +197,7 @@ async def test_a_repeated_request_gets_its_key_also_when_that_has_expired_meanwh
     clock = ManualClock()
     keys = Keys(PostgresKeyRepository(world.database), clock, IdSource(clock))
     olga = rules.Governor(
-        store_id=StoreId("acme"), user_id="olga", credential_id="key_o", roles=frozenset({Role.OPERATOR})
+        store_id=StoreId("acme"), user_id=UserId("olga"), credential_id="key_o", roles=frozenset({Role.OPERATOR})
     )
     ends = datetime.fromtimestamp(clock.now() + 60, UTC)
     asked = rules.Key(user_id=UserId("ann"), roles=frozenset({"member"}), expire_time=ends, create_time=ends)
@@ -276,25 +276,27 @@ async def test_a_key_says_from_whose_keys_it_comes_and_so_do_those_from_before_t
     """HITL-4: which is why it is no key of somebody else where several people are needed."""
     deployment = await world.deployment()
     made = await create(deployment, user_id="olga", store_id="acme", roles=["operator"])
-    expected = {"deployment": "", "olga": ""}
+    expected: dict[str, list[str]] = {"deployment": [], "olga": []}
+    hands = ["olga"]
     for user in ("otto", "zoe", "zed"):
         made = await create(await world.stub(made.secret), user_id=user, roles=["operator"])
-        expected[user] = "olga"
+        expected[user] = sorted(hands)
+        hands.append(user)
     await create(await world.stub(LOCAL_KEY), user_id="dan")
-    expected["dan"] = ""
+    expected["dan"] = []
 
-    async def roots() -> dict[str, str]:
-        rows = await world.database.fetch("SELECT user_id, root_user_id FROM job_store.api_keys")
-        return {row["user_id"]: row["root_user_id"] for row in rows}
+    async def makers() -> dict[str, list[str]]:
+        rows = await world.database.fetch("SELECT user_id, maker_user_ids FROM job_store.api_keys")
+        return {row["user_id"]: sorted(row["maker_user_ids"]) for row in rows}
 
-    assert made.key.root_user_id == "olga"
-    assert await roots() == expected
-    await world.database.execute("UPDATE job_store.api_keys SET root_user_id = ''")
+    assert list(made.key.maker_user_ids) == ["olga", "otto", "zoe"]
+    assert await makers() == expected
+    await world.database.execute("UPDATE job_store.api_keys SET maker_user_ids = '{}'")
     migration = resources.files("pawl.job_store.adapters.sql.migrations") / "0016_tell_who_made_keys.sql"
-    _, _, filled = migration.read_text().partition("DEFAULT '';\n")
+    _, _, filled = migration.read_text().partition("DEFAULT '{}';\n")
     statement, _, _ = filled.partition(";")
     await world.database.execute(re.sub(r"\b(FROM|JOIN|UPDATE) api_keys", r"\1 job_store.api_keys", statement))
-    assert await roots() == expected
+    assert await makers() == expected
 
 
 async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World) -> None:

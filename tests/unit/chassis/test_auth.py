@@ -124,9 +124,11 @@ def test_it_is_known_for_whom_a_delegate_acts_and_who_it_is() -> None:
 
 def test_whose_act_it_is_where_several_people_are_needed() -> None:
     """HITL-4: who made a key, and whose delegate it is, acts too, whatever name comes with it."""
-    backend = msgspec.structs.replace(credential("delegate", "member"), root_user_id="olga")
-    assert principal_of(backend, {"pawl-user": "ann"}).people == {"backend", "olga"}
-    assert principal_of(backend, {}).people == {"olga"}
+    makers = frozenset({UserId("olga"), UserId("otto")})
+    backend = msgspec.structs.replace(credential("delegate", "member"), maker_user_ids=makers)
+    assert principal_of(backend, {"pawl-user": "ann"}).people == {"backend", "olga", "otto"}
+    assert principal_of(backend, {"pawl-user": "otto"}).people == {"backend", "olga"}
+    assert principal_of(backend, {}).people == {"olga", "otto"}
     assert principal_of(credential("member"), {}).people == frozenset()
 
 

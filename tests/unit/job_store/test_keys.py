@@ -16,6 +16,7 @@ from pawl.errors import InvalidField, InvalidId, KeyNotFound, PawlError, Permiss
 from pawl.job_store.domain.keys import (
     KEPT_KEYS_MAX,
     KEYS_MAX,
+    MAKERS_MAX,
     Governor,
     Key,
     check_new,
@@ -31,12 +32,15 @@ STORES = ("acme", "other")
 
 def operator(store_id: str = "acme", *roles: str) -> Governor:
     return Governor(
-        store_id=StoreId(store_id), user_id="olga", credential_id="key_o", roles=frozenset({Role.OPERATOR, *roles})
+        store_id=StoreId(store_id),
+        user_id=UserId("olga"),
+        credential_id="key_o",
+        roles=frozenset({Role.OPERATOR, *roles}),
     )
 
 
 DEPLOYMENT = Governor(
-    store_id=StoreId(""), user_id="deployment", credential_id="key_d", roles=frozenset({Role.DEPLOYMENT})
+    store_id=StoreId(""), user_id=UserId("deployment"), credential_id="key_d", roles=frozenset({Role.DEPLOYMENT})
 )
 OPERATORS = st.builds(
     lambda store, roles: operator(store, *roles),
@@ -147,32 +151,50 @@ def test_a_refusal_says_why(asked: Key, error: type[PawlError], says: str) -> No
         check_new(new_key(operator(), asked, key_id=KeyId("key_1"), now=NOW), 0, 0)
 
 
+def key_of(governor: Governor, user_id: str) -> Key:
+    store_id = StoreId("acme") if governor.is_deployment else StoreId("")
+    asked = with_fields(ORDINARY, store_id=store_id, roles=frozenset({Role.OPERATOR}), user_id=UserId(user_id))
+    return new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
+
+
+def with_key(key: Key) -> Governor:
+    return replace(operator(), user_id=key.user_id, credential_id=key.key_id, people=key.maker_user_ids - {key.user_id})
+
+
+USERS = st.sampled_from([UserId("olga"), UserId("otto"), UserId("zoe"), UserId("zed")])
 KEY_MAKERS = st.builds(
-    lambda user, delegate, local: replace(
-        operator(), user_id=user, delegate_user_id=delegate, credential_id="local" if local else "key_o"
+    lambda user_id, people, local: replace(
+        operator(), user_id=user_id, people=people - {user_id}, credential_id="local" if local else "key_o"
     ),
-    st.sampled_from(["olga", "otto"]),
-    st.sampled_from(["", "shop"]),
+    USERS,
+    st.frozensets(USERS, max_size=2),
     st.booleans(),
 )
 
 
-@given(KEY_MAKERS | st.just(DEPLOYMENT), st.integers(1, 4))
-def test_a_key_is_in_the_hands_of_whoever_made_the_first_of_those_it_comes_from(first: Governor, length: int) -> None:
-    """HITL-4: nobody becomes a second person by a key that they make, or make another one with."""
-    store_id = StoreId("acme") if first.is_deployment else StoreId("")
-    governor, roots = first, set()
-    for number in range(length):
-        asked = with_fields(ORDINARY, store_id=store_id, roles=frozenset({Role.OPERATOR}), user_id=UserId(f"u{number}"))
-        key = new_key(governor, asked, key_id=KeyId("key_1"), now=NOW)
-        governor = replace(operator(), user_id=key.user_id, credential_id="key_1", root_user_id=key.root_user_id)
-        store_id = StoreId("")
-        roots.add(key.root_user_id)
-    if first.is_deployment or first.credential_id == "local":
-        # Theirs are nobody's; who has one of them answers for those that it makes.
-        assert roots == ({""} if length == 1 else {"", "u0"})
-    else:
-        assert roots == {first.delegate_user_id or first.user_id}
+@given(KEY_MAKERS | st.just(DEPLOYMENT), st.lists(USERS, min_size=1, max_size=5))
+def test_a_key_is_in_the_hands_of_all_who_made_those_it_comes_from(first: Governor, users: list[UserId]) -> None:
+    """HITL-4: nobody becomes a second person by a key that they make, or that somebody makes with such a one."""
+    # What the deployment and the local key make is nobody's; who has one of these answers for those that it makes.
+    begins_anew = first.is_deployment or first.credential_id == "local"
+    hands = set() if begins_anew else {first.user_id, *first.people}
+    governor = first
+    for user_id in users:
+        key = key_of(governor, user_id)
+        assert key.maker_user_ids == hands
+        governor = with_key(key)
+        hands.add(user_id)
+
+
+def test_a_key_comes_from_so_many_users() -> None:
+    """As many as the ledger takes as the people of one act."""
+    governor = operator()
+    for number in range(MAKERS_MAX):
+        key = key_of(governor, f"u{number}")
+        governor = with_key(key)
+    assert len(key.maker_user_ids) == MAKERS_MAX
+    with pytest.raises(InvalidField, match="at most 7 users"):
+        key_of(governor, "one_more")
 
 
 def test_a_store_has_a_limit_of_keys() -> None:

@@ -25,39 +25,39 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apawl/identity/v1/key.proto\x12\x10pawl.identity.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xb8\x03\n\x03Key\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12\r\n\x05roles\x18\x05 \x03(\t\x12\x19\n\x11\x64\x65\x63ides_for_users\x18\x06 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63reate_user_id\x18\t \x01(\t\x12\x1c\n\x14\x63reate_credential_id\x18\n \x01(\t\x12/\n\x0brevoke_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0erevoke_user_id\x18\x0c \x01(\t\x12\x1c\n\x14revoke_credential_id\x18\r \x01(\t\x12\x31\n\rlast_use_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x14\n\x0croot_user_id\x18\x0f \x01(\t\"J\n\x10\x43reateKeyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x03key\x18\x02 \x01(\x0b\x32\x15.pawl.identity.v1.Key\"G\n\x11\x43reateKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.pawl.identity.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"a\n\x0fListKeysRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x15\n\rinclude_ended\x18\x04 \x01(\x08\"P\n\x10ListKeysResponse\x12#\n\x04keys\x18\x01 \x03(\x0b\x32\x15.pawl.identity.v1.Key\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"7\n\x11RevokeKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.pawl.identity.v1.Key\"\xbc\x01\n\nFailureSum\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".pawl.identity.v1.LoginFailureKind\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12.\n\nfirst_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tlast_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe9\x02\n\x08KeyEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x04kind\x18\x03 \x01(\x0e\x32\x1e.pawl.identity.v1.KeyEventKind\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0e\n\x06key_id\x18\x05 \x01(\t\x12\x10\n\x08key_name\x18\x06 \x01(\t\x12\x0f\n\x07user_id\x18\x07 \x01(\t\x12\r\n\x05roles\x18\x08 \x03(\t\x12\x13\n\x0b\x62y_store_id\x18\t \x01(\t\x12\x12\n\nby_user_id\x18\n \x01(\t\x12\x1b\n\x13\x62y_delegate_user_id\x18\x0b \x01(\t\x12\x18\n\x10\x62y_credential_id\x18\x0c \x01(\t\x12\x0f\n\x07service\x18\r \x01(\t\x12.\n\x08\x66\x61ilures\x18\x0e \x01(\x0b\x32\x1c.pawl.identity.v1.FailureSum\"\x8d\x01\n\x14ListKeyEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12,\n\x04kind\x18\x05 \x01(\x0e\x32\x1e.pawl.identity.v1.KeyEventKind\"\\\n\x15ListKeyEventsResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.pawl.identity.v1.KeyEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\xb5\x01\n\x0cKeyEventKind\x12\x1e\n\x1aKEY_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aKEY_EVENT_KIND_KEY_CREATED\x10\x01\x12\x1e\n\x1aKEY_EVENT_KIND_KEY_REVOKED\x10\x02\x12#\n\x1fKEY_EVENT_KIND_KEY_BOOTSTRAPPED\x10\x03\x12 \n\x1cKEY_EVENT_KIND_LOGINS_FAILED\x10\x04*\xba\x02\n\x10LoginFailureKind\x12\"\n\x1eLOGIN_FAILURE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19LOGIN_FAILURE_KIND_ABSENT\x10\x01\x12\x1f\n\x1bLOGIN_FAILURE_KIND_REPEATED\x10\x02\x12 \n\x1cLOGIN_FAILURE_KIND_MALFORMED\x10\x03\x12\x1e\n\x1aLOGIN_FAILURE_KIND_UNKNOWN\x10\x04\x12\x1e\n\x1aLOGIN_FAILURE_KIND_EXPIRED\x10\x05\x12\x1e\n\x1aLOGIN_FAILURE_KIND_REVOKED\x10\x06\x12\x1c\n\x18LOGIN_FAILURE_KIND_TOKEN\x10\x07\x12\"\n\x1eLOGIN_FAILURE_KIND_CERTIFICATE\x10\x08\x32\xed\x02\n\nKeyService\x12T\n\tCreateKey\x12\".pawl.identity.v1.CreateKeyRequest\x1a#.pawl.identity.v1.CreateKeyResponse\x12Q\n\x08ListKeys\x12!.pawl.identity.v1.ListKeysRequest\x1a\".pawl.identity.v1.ListKeysResponse\x12T\n\tRevokeKey\x12\".pawl.identity.v1.RevokeKeyRequest\x1a#.pawl.identity.v1.RevokeKeyResponse\x12`\n\rListKeyEvents\x12&.pawl.identity.v1.ListKeyEventsRequest\x1a\'.pawl.identity.v1.ListKeyEventsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1apawl/identity/v1/key.proto\x12\x10pawl.identity.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xba\x03\n\x03Key\x12\x0e\n\x06key_id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12\r\n\x05roles\x18\x05 \x03(\t\x12\x19\n\x11\x64\x65\x63ides_for_users\x18\x06 \x01(\x08\x12/\n\x0b\x65xpire_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x63reate_time\x18\x08 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0e\x63reate_user_id\x18\t \x01(\t\x12\x1c\n\x14\x63reate_credential_id\x18\n \x01(\t\x12/\n\x0brevoke_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0erevoke_user_id\x18\x0c \x01(\t\x12\x1c\n\x14revoke_credential_id\x18\r \x01(\t\x12\x31\n\rlast_use_time\x18\x0e \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x16\n\x0emaker_user_ids\x18\x0f \x03(\t\"J\n\x10\x43reateKeyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\"\n\x03key\x18\x02 \x01(\x0b\x32\x15.pawl.identity.v1.Key\"G\n\x11\x43reateKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.pawl.identity.v1.Key\x12\x0e\n\x06secret\x18\x02 \x01(\t\"a\n\x0fListKeysRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x15\n\rinclude_ended\x18\x04 \x01(\x08\"P\n\x10ListKeysResponse\x12#\n\x04keys\x18\x01 \x03(\x0b\x32\x15.pawl.identity.v1.Key\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\"\n\x10RevokeKeyRequest\x12\x0e\n\x06key_id\x18\x01 \x01(\t\"7\n\x11RevokeKeyResponse\x12\"\n\x03key\x18\x01 \x01(\x0b\x32\x15.pawl.identity.v1.Key\"\xbc\x01\n\nFailureSum\x12\x30\n\x04kind\x18\x01 \x01(\x0e\x32\".pawl.identity.v1.LoginFailureKind\x12\x0e\n\x06source\x18\x02 \x01(\t\x12\r\n\x05\x63ount\x18\x03 \x01(\x04\x12.\n\nfirst_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tlast_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"\xe9\x02\n\x08KeyEvent\x12\x10\n\x08\x65vent_id\x18\x01 \x01(\x04\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12,\n\x04kind\x18\x03 \x01(\x0e\x32\x1e.pawl.identity.v1.KeyEventKind\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0e\n\x06key_id\x18\x05 \x01(\t\x12\x10\n\x08key_name\x18\x06 \x01(\t\x12\x0f\n\x07user_id\x18\x07 \x01(\t\x12\r\n\x05roles\x18\x08 \x03(\t\x12\x13\n\x0b\x62y_store_id\x18\t \x01(\t\x12\x12\n\nby_user_id\x18\n \x01(\t\x12\x1b\n\x13\x62y_delegate_user_id\x18\x0b \x01(\t\x12\x18\n\x10\x62y_credential_id\x18\x0c \x01(\t\x12\x0f\n\x07service\x18\r \x01(\t\x12.\n\x08\x66\x61ilures\x18\x0e \x01(\x0b\x32\x1c.pawl.identity.v1.FailureSum\"\x8d\x01\n\x14ListKeyEventsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x10\n\x08store_id\x18\x03 \x01(\t\x12\x0e\n\x06key_id\x18\x04 \x01(\t\x12,\n\x04kind\x18\x05 \x01(\x0e\x32\x1e.pawl.identity.v1.KeyEventKind\"\\\n\x15ListKeyEventsResponse\x12*\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x1a.pawl.identity.v1.KeyEvent\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t*\xb5\x01\n\x0cKeyEventKind\x12\x1e\n\x1aKEY_EVENT_KIND_UNSPECIFIED\x10\x00\x12\x1e\n\x1aKEY_EVENT_KIND_KEY_CREATED\x10\x01\x12\x1e\n\x1aKEY_EVENT_KIND_KEY_REVOKED\x10\x02\x12#\n\x1fKEY_EVENT_KIND_KEY_BOOTSTRAPPED\x10\x03\x12 \n\x1cKEY_EVENT_KIND_LOGINS_FAILED\x10\x04*\xba\x02\n\x10LoginFailureKind\x12\"\n\x1eLOGIN_FAILURE_KIND_UNSPECIFIED\x10\x00\x12\x1d\n\x19LOGIN_FAILURE_KIND_ABSENT\x10\x01\x12\x1f\n\x1bLOGIN_FAILURE_KIND_REPEATED\x10\x02\x12 \n\x1cLOGIN_FAILURE_KIND_MALFORMED\x10\x03\x12\x1e\n\x1aLOGIN_FAILURE_KIND_UNKNOWN\x10\x04\x12\x1e\n\x1aLOGIN_FAILURE_KIND_EXPIRED\x10\x05\x12\x1e\n\x1aLOGIN_FAILURE_KIND_REVOKED\x10\x06\x12\x1c\n\x18LOGIN_FAILURE_KIND_TOKEN\x10\x07\x12\"\n\x1eLOGIN_FAILURE_KIND_CERTIFICATE\x10\x08\x32\xed\x02\n\nKeyService\x12T\n\tCreateKey\x12\".pawl.identity.v1.CreateKeyRequest\x1a#.pawl.identity.v1.CreateKeyResponse\x12Q\n\x08ListKeys\x12!.pawl.identity.v1.ListKeysRequest\x1a\".pawl.identity.v1.ListKeysResponse\x12T\n\tRevokeKey\x12\".pawl.identity.v1.RevokeKeyRequest\x1a#.pawl.identity.v1.RevokeKeyResponse\x12`\n\rListKeyEvents\x12&.pawl.identity.v1.ListKeyEventsRequest\x1a\'.pawl.identity.v1.ListKeyEventsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.identity.v1.key_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_KEYEVENTKIND']._serialized_start=1741
-  _globals['_KEYEVENTKIND']._serialized_end=1922
-  _globals['_LOGINFAILUREKIND']._serialized_start=1925
-  _globals['_LOGINFAILUREKIND']._serialized_end=2239
+  _globals['_KEYEVENTKIND']._serialized_start=1743
+  _globals['_KEYEVENTKIND']._serialized_end=1924
+  _globals['_LOGINFAILUREKIND']._serialized_start=1927
+  _globals['_LOGINFAILUREKIND']._serialized_end=2241
   _globals['_KEY']._serialized_start=82
-  _globals['_KEY']._serialized_end=522
-  _globals['_CREATEKEYREQUEST']._serialized_start=524
-  _globals['_CREATEKEYREQUEST']._serialized_end=598
-  _globals['_CREATEKEYRESPONSE']._serialized_start=600
-  _globals['_CREATEKEYRESPONSE']._serialized_end=671
-  _globals['_LISTKEYSREQUEST']._serialized_start=673
-  _globals['_LISTKEYSREQUEST']._serialized_end=770
-  _globals['_LISTKEYSRESPONSE']._serialized_start=772
-  _globals['_LISTKEYSRESPONSE']._serialized_end=852
-  _globals['_REVOKEKEYREQUEST']._serialized_start=854
-  _globals['_REVOKEKEYREQUEST']._serialized_end=888
-  _globals['_REVOKEKEYRESPONSE']._serialized_start=890
-  _globals['_REVOKEKEYRESPONSE']._serialized_end=945
-  _globals['_FAILURESUM']._serialized_start=948
-  _globals['_FAILURESUM']._serialized_end=1136
-  _globals['_KEYEVENT']._serialized_start=1139
-  _globals['_KEYEVENT']._serialized_end=1500
-  _globals['_LISTKEYEVENTSREQUEST']._serialized_start=1503
-  _globals['_LISTKEYEVENTSREQUEST']._serialized_end=1644
-  _globals['_LISTKEYEVENTSRESPONSE']._serialized_start=1646
-  _globals['_LISTKEYEVENTSRESPONSE']._serialized_end=1738
-  _globals['_KEYSERVICE']._serialized_start=2242
-  _globals['_KEYSERVICE']._serialized_end=2607
+  _globals['_KEY']._serialized_end=524
+  _globals['_CREATEKEYREQUEST']._serialized_start=526
+  _globals['_CREATEKEYREQUEST']._serialized_end=600
+  _globals['_CREATEKEYRESPONSE']._serialized_start=602
+  _globals['_CREATEKEYRESPONSE']._serialized_end=673
+  _globals['_LISTKEYSREQUEST']._serialized_start=675
+  _globals['_LISTKEYSREQUEST']._serialized_end=772
+  _globals['_LISTKEYSRESPONSE']._serialized_start=774
+  _globals['_LISTKEYSRESPONSE']._serialized_end=854
+  _globals['_REVOKEKEYREQUEST']._serialized_start=856
+  _globals['_REVOKEKEYREQUEST']._serialized_end=890
+  _globals['_REVOKEKEYRESPONSE']._serialized_start=892
+  _globals['_REVOKEKEYRESPONSE']._serialized_end=947
+  _globals['_FAILURESUM']._serialized_start=950
+  _globals['_FAILURESUM']._serialized_end=1138
+  _globals['_KEYEVENT']._serialized_start=1141
+  _globals['_KEYEVENT']._serialized_end=1502
+  _globals['_LISTKEYEVENTSREQUEST']._serialized_start=1505
+  _globals['_LISTKEYEVENTSREQUEST']._serialized_end=1646
+  _globals['_LISTKEYEVENTSRESPONSE']._serialized_start=1648
+  _globals['_LISTKEYEVENTSRESPONSE']._serialized_end=1740
+  _globals['_KEYSERVICE']._serialized_start=2244
+  _globals['_KEYSERVICE']._serialized_end=2609
 # @@protoc_insertion_point(module_scope)

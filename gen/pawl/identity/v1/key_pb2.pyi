@@ -126,7 +126,7 @@ class Key(_message.Message):
     REVOKE_USER_ID_FIELD_NUMBER: _builtins.int
     REVOKE_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     LAST_USE_TIME_FIELD_NUMBER: _builtins.int
-    ROOT_USER_ID_FIELD_NUMBER: _builtins.int
+    MAKER_USER_IDS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     """Its id, which stands in logs and in the audit as that of the credential."""
     name: _builtins.str
@@ -147,11 +147,6 @@ class Key(_message.Message):
     """Who revoked it."""
     revoke_credential_id: _builtins.str
     """The credential with which it was revoked."""
-    root_user_id: _builtins.str
-    """The user from whom the keys come with which it was made, and whose act it is,
-    too, where several people approve. Empty if the deployment made it, or the
-    local key, or `pawl keys bootstrap`.
-    """
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its roles, at most 32: those of Pawl, and beside one of them any others that
@@ -174,6 +169,13 @@ class Key(_message.Message):
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
         """When it was last used, to within two minutes; absent if it never was."""
 
+    @_builtins.property
+    def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The users who made it, and the keys with which it was made, at most 7: what
+        is done with it is their act, too, where several people approve. A key of the
+        deployment, the local key and `pawl keys bootstrap` add none.
+        """
+
     def __init__(
         self,
         *,
@@ -191,11 +193,11 @@ class Key(_message.Message):
         revoke_user_id: _builtins.str = ...,
         revoke_credential_id: _builtins.str = ...,
         last_use_time: _timestamp_pb2.Timestamp | None = ...,
-        root_user_id: _builtins.str = ...,
+        maker_user_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "expire_time", b"expire_time", "last_use_time", b"last_use_time", "revoke_time", b"revoke_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_credential_id", b"create_credential_id", "create_time", b"create_time", "create_user_id", b"create_user_id", "decides_for_users", b"decides_for_users", "expire_time", b"expire_time", "key_id", b"key_id", "last_use_time", b"last_use_time", "name", b"name", "revoke_credential_id", b"revoke_credential_id", "revoke_time", b"revoke_time", "revoke_user_id", b"revoke_user_id", "roles", b"roles", "root_user_id", b"root_user_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["create_credential_id", b"create_credential_id", "create_time", b"create_time", "create_user_id", b"create_user_id", "decides_for_users", b"decides_for_users", "expire_time", b"expire_time", "key_id", b"key_id", "last_use_time", b"last_use_time", "maker_user_ids", b"maker_user_ids", "name", b"name", "revoke_credential_id", b"revoke_credential_id", "revoke_time", b"revoke_time", "revoke_user_id", b"revoke_user_id", "roles", b"roles", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -34,7 +34,7 @@ class KeyGrant(_message.Message):
     DECIDES_FOR_USERS_FIELD_NUMBER: _builtins.int
     EXPIRE_TIME_FIELD_NUMBER: _builtins.int
     IS_REVOKED_FIELD_NUMBER: _builtins.int
-    ROOT_USER_ID_FIELD_NUMBER: _builtins.int
+    MAKER_USER_IDS_FIELD_NUMBER: _builtins.int
     key_id: _builtins.str
     """Its id."""
     digest: _builtins.bytes
@@ -47,8 +47,6 @@ class KeyGrant(_message.Message):
     """True for a delegate that may decide for those it acts for."""
     is_revoked: _builtins.bool
     """True if it was revoked."""
-    root_user_id: _builtins.str
-    """The user from whom the keys come with which it was made; empty for none."""
     @_builtins.property
     def roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Its roles."""
@@ -56,6 +54,10 @@ class KeyGrant(_message.Message):
     @_builtins.property
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When it ends by itself; absent for never."""
+
+    @_builtins.property
+    def maker_user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The users who made it, and the keys with which it was made."""
 
     def __init__(
         self,
@@ -68,11 +70,11 @@ class KeyGrant(_message.Message):
         decides_for_users: _builtins.bool = ...,
         expire_time: _timestamp_pb2.Timestamp | None = ...,
         is_revoked: _builtins.bool = ...,
-        root_user_id: _builtins.str = ...,
+        maker_user_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["expire_time", b"expire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decides_for_users", b"decides_for_users", "digest", b"digest", "expire_time", b"expire_time", "is_revoked", b"is_revoked", "key_id", b"key_id", "roles", b"roles", "root_user_id", b"root_user_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decides_for_users", b"decides_for_users", "digest", b"digest", "expire_time", b"expire_time", "is_revoked", b"is_revoked", "key_id", b"key_id", "maker_user_ids", b"maker_user_ids", "roles", b"roles", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

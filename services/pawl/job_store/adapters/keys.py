@@ -23,7 +23,7 @@ from pawl.job_store.domain.keys import Key
 
 _MADE: Final = (
     "key_id, name, store_id, user_id, roles, decides_for_users, expire_time, create_time, create_user_id,"
-    " create_credential_id, root_user_id"
+    " create_credential_id, maker_user_ids"
 )
 _COLUMNS: Final = f"{_MADE}, revoke_time, revoke_user_id, revoke_credential_id, last_use_time"
 _LIVE: Final = "revoke_time IS NULL AND (expire_time IS NULL OR expire_time > "
@@ -54,7 +54,7 @@ ORDER BY key_id DESC LIMIT $5
 """
 _CHANGES: Final = """
 SELECT change, key_id, digest, store_id, user_id, roles, decides_for_users, extract(epoch FROM expire_time)::float8
-    AS expire_time, revoke_time IS NOT NULL AS is_revoked, root_user_id
+    AS expire_time, revoke_time IS NOT NULL AS is_revoked, maker_user_ids
 FROM job_store.api_keys WHERE change > $1 ORDER BY change LIMIT $2
 """
 # In one order, and of those that nobody else notes now: no two wait for each other.
@@ -87,6 +87,7 @@ WHERE ($1::text IS NULL OR store_id = $1) AND ($2 = '' OR key_id = $2) AND ($3::
     AND event_id < $4
 ORDER BY event_id DESC LIMIT $5
 """
+_SETS: Final = ("roles", "maker_user_ids")
 _FAILURE_KINDS: Final = {kind.value: kind for kind in FailureKind}
 _made: Final = attrgetter(*_MADE.split(", "))
 _told: Final = attrgetter(*_TOLD.split(", "))
@@ -179,10 +180,10 @@ def _event(fields: dict[str, Any]) -> KeyEvent:
 
 
 def _key(fields: dict[str, Any]) -> Key:
-    return Key(**fields | {"roles": frozenset(fields["roles"])})
+    return Key(**fields | {name: frozenset(fields[name]) for name in _SETS})
 
 
 def _grant(row: asyncpg.Record) -> KeyGrant:
     fields = dict(row)
     del fields["change"]
-    return KeyGrant(**fields | {"roles": frozenset(fields["roles"])})
+    return KeyGrant(**fields | {name: frozenset(fields[name]) for name in _SETS})

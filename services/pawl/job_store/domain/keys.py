@@ -19,6 +19,8 @@ KEYS_MAX: Final = 1000
 """Most keys of a store that are neither revoked nor expired."""
 KEPT_KEYS_MAX: Final = 10_000
 """Most keys of a store with those that have ended and are still kept."""
+MAKERS_MAX: Final = 7
+"""Most users that a key comes from."""
 NAME_LENGTH_MAX: Final = 200
 ROLES_MAX: Final = 32
 DEPLOYMENT_STORE: Final = StoreId("")
@@ -33,8 +35,8 @@ _EXPIRE_TIME: Final = "expire_time: must be a time in the future"
 class Key(msgspec.Struct, frozen=True, kw_only=True):
     """An API key, without its secret. Without roles it decides its own calls.
 
-    `root_user_id` is the user from whom the keys come with which it was made, who could have kept its secret;
-    empty where the deployment or the local key made it, or the first of them.
+    `maker_user_ids` are the users who made it, and the keys with which it was made: each could have kept a secret
+    on the way to it. What a key of the deployment or the local key makes begins anew, without any.
     """
 
     key_id: KeyId = KeyId("")
@@ -47,7 +49,7 @@ class Key(msgspec.Struct, frozen=True, kw_only=True):
     create_time: datetime
     create_user_id: str = ""
     create_credential_id: str = ""
-    root_user_id: str = ""
+    maker_user_ids: frozenset[UserId] = frozenset()
     revoke_time: datetime | None = None
     revoke_user_id: str = ""
     revoke_credential_id: str = ""
@@ -59,11 +61,11 @@ class Governor:
     """Somebody who governs keys: an operator those of its store, the deployment all."""
 
     store_id: StoreId
-    user_id: str
+    user_id: UserId
     credential_id: str
     delegate_user_id: str = ""
     roles: AbstractSet[str]
-    root_user_id: str = ""
+    people: frozenset[UserId] = frozenset()
 
     @property
     def is_deployment(self) -> bool:
@@ -71,11 +73,11 @@ class Governor:
         return Role.DEPLOYMENT in self.roles
 
     @property
-    def root_of_made(self) -> str:
-        """The user whose the keys are that it makes, where several people are needed; empty if they are nobody's."""
+    def makers(self) -> frozenset[UserId]:
+        """The users from whom the keys come that it makes; none for what begins anew."""
         if self.is_deployment or self.credential_id == LOCAL_CREDENTIAL:
-            return ""
-        return self.root_user_id or self.delegate_user_id or self.user_id
+            return frozenset()
+        return self.people | {self.user_id}
 
 
 def governed_store(governor: Governor, named: str) -> StoreId:
@@ -104,6 +106,9 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
     store_id = governed_store(governor, asked.store_id)
     _check_meaning(asked, store_id)
     _check_may_give(governor, asked.roles)
+    if len(governor.makers) > MAKERS_MAX:
+        message = f"a key comes from at most {MAKERS_MAX} users, each with a key of the one before: take an earlier one"
+        raise InvalidField(message, field="key")
     return Key(
         key_id=key_id,
         name=asked.name,
@@ -115,7 +120,7 @@ def new_key(governor: Governor, asked: Key, *, key_id: KeyId, now: datetime) -> 
         create_time=now,
         create_user_id=governor.user_id,
         create_credential_id=governor.credential_id,
-        root_user_id=governor.root_of_made,
+        maker_user_ids=governor.makers,
     )
 
 

@@ -113,7 +113,7 @@ def _governor() -> Governor:
         credential_id=principal.credential_id,
         delegate_user_id=principal.delegate_user_id,
         roles=principal.roles,
-        root_user_id=principal.root_user_id,
+        people=principal.people,
     )
 
 
