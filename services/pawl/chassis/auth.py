@@ -175,7 +175,7 @@ def check_still(principal: Principal, again: Principal) -> None:
     Raises:
         Unauthenticated: the credential stands for somebody else by now, or for less.
     """
-    same = (principal.store_id, principal.user_id) == (again.store_id, again.user_id)
+    same = (principal.store_id, principal.user_id, principal.people) == (again.store_id, again.user_id, again.people)
     if not same or not principal.roles <= again.roles or not principal.rights <= again.rights:
         raise Unauthenticated("the key has changed: call again")
     if principal.decides and not again.decides:

@@ -89,6 +89,25 @@ async def test_the_calls_of_a_key_that_says_less_end_and_those_of_one_that_says_
         assert await bob == ["wait"]
 
 
+async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
+    """HITL-4: what is done meanwhile would be the act of who it was."""
+    known, roles = Known(), ("delegate", "member")
+    known.users = {key: known.of("shop", *roles) for key in (ANN, BOB)}
+    acting = (("pawl-user", "cyd"),)
+    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
+        stub = EchoStub(channel)
+        changed, same = [
+            asyncio.ensure_future(stub.call("talk", "wait", metadata=bearer(key) + acting)) for key in (ANN, BOB)
+        ]
+        while servicer.waiting < 2:
+            await asyncio.sleep(0.001)
+        known.users[ANN] = known.of("office", *roles)
+        with pytest.raises(Unauthenticated, match="changed"), translating():
+            await changed
+        servicer.release.set()
+        assert await same == ["wait"]
+
+
 async def test_a_stream_with_calls_of_a_service_ends_with_its_key(serve: Serve, servicer: EchoServicer) -> None:
     """So that calls which had begun are tried again: the service has another key by then, or is refused."""
     known = Known()
