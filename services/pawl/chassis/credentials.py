@@ -174,9 +174,22 @@ class WatchedFile(Generic[T]):
             about = {"variable": self._variable, "path": str(self._path), "still_counts": counts}
             _log.error("file.not_read_again", **about, reason=reason)
 
-    def _state(self) -> list[tuple[int, int, int]]:
+    def _state(self) -> list[tuple[int, ...]]:
         stats = [path.stat() for path in (self._path, *self._beside)]
-        return [(stat.st_mtime_ns, stat.st_size, stat.st_ino) for stat in stats]
+        # Who writes a file may set the first of its times, and no rights to read it change the second alone.
+        return [(stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for stat in stats]
+
+
+def parse_service_key(content: bytes) -> str:
+    """Return the key of a service that the content of a file is.
+
+    Raises:
+        ValueError: it is none, or none that can be shown in a header.
+    """
+    key = parse_secret(content)
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("it is no key: it has other characters than the printable ones of ASCII")
+    return key
 
 
 def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | None:
@@ -186,7 +199,7 @@ def service_key(settings: ServiceSettings, clock: Clock) -> Callable[[], str] | 
         StartError: the file cannot be used.
     """
     if path := secret_file("PAWL_SERVICE_KEY"):
-        return WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_secret, clock)
+        return WatchedFile(path, "PAWL_SERVICE_KEY_FILE", parse_service_key, clock)
     return settings.service_key.get_secret_value if settings.service_key else None
 
 
