@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import grpc
@@ -44,17 +46,20 @@ async def refused(registry: Registry, method: MethodDescriptor, key: str) -> str
         behaviour: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
         stream = behaviour(timeout=10.0)
         try:
-            await stream.write(b"")
-            await stream.done_writing()
+            # A stream that was refused by now takes no request.
+            with suppress(asyncio.InvalidStateError, grpc.aio.UsageError):
+                await stream.write(b"")
+                await stream.done_writing()
             await stream.read()
             await stream.read()
         except grpc.aio.AioRpcError as error:
-            return reason(error)[1]
-        except grpc.aio.UsageError:
-            await stream.wait_for_connection()
+            said = reason(error)[1]
+        else:
+            return ""
         finally:
             stream.cancel()
-    return ""
+    # gRPC has an error of its own for a write that was under way when the refusal came.
+    return said or await refused(registry, method, key)
 
 
 def _name(method: MethodDescriptor) -> str:
