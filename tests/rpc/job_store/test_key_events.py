@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1.key_sync_pb2 import FailureReport as FailureReportMessage
 from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
-from pawl.job_store.adapters.keys import PostgresKeyRepository
+from pawl.job_store.adapters.keys import PostgresKeyRepository, events_of
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.domain import keys as rules
 from pawl.job_store.domain.key_events import KeyEventKind, event_of
@@ -143,6 +144,40 @@ async def test_events_are_listed_in_pages_and_by_key_and_kind(world: World) -> N
         await events(owner, kind=99)
     async with refused("INVALID_ARGUMENT", "key_id"):
         await events(owner, key_id="no key")
+
+
+@pytest.mark.parametrize(
+    ("columns", "values"),
+    [
+        (("store_id",), "'rare'"),
+        (("key_id",), "'key_7'"),
+        (("kind",), "'KEY_REVOKED'"),
+        (("store_id", "kind"), "'rare', ''"),
+    ],
+)
+async def test_events_are_found_without_a_look_at_those_of_others(
+    world: World, columns: tuple[str, ...], values: str
+) -> None:
+    async with world.database.acquire() as connection:
+        await connection.execute(MANY_EVENTS)
+        await connection.execute("ANALYZE job_store.key_events")
+        # As it is planned for all arguments, and not for these.
+        await connection.execute(f"PREPARE listing AS {events_of(*columns)}")
+        execute = f"EXECUTE listing (1000000, 51, {values})"
+        plan = str(await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {execute}"))
+        await connection.execute("DEALLOCATE listing")
+    removed = sum(int(number) for number in re.findall(r"Removed by Filter: (\d+)", plan))
+    assert removed < 100, plan
+
+
+MANY_EVENTS = """
+INSERT INTO job_store.key_events (
+    "time", kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,
+    by_credential_id, service, report_id
+)
+SELECT now(), 'KEY_CREATED', 'store_' || n % 50, 'key_' || n, '', '', '{}', '', '', '', '', '', ''
+FROM generate_series(1, 20000) AS n
+"""
 
 
 async def test_reports_of_services_are_kept_once_with_the_service_and_the_key(world: World) -> None:

@@ -81,12 +81,6 @@ SELECT $1, $2, $3, coalesce(k.store_id, ''), $4, coalesce(k.name, ''), coalesce(
 FROM (SELECT) AS one LEFT JOIN job_store.api_keys AS k ON k.key_id = $4
 ON CONFLICT (report_id) WHERE report_id <> '' DO NOTHING
 """
-_LIST_EVENTS: Final = f"""
-SELECT event_id, {_TOLD}, {_SUMMED} FROM job_store.key_events
-WHERE ($1::text IS NULL OR store_id = $1) AND ($2 = '' OR key_id = $2) AND ($3::text IS NULL OR kind = $3)
-    AND event_id < $4
-ORDER BY event_id DESC LIMIT $5
-"""
 _SETS: Final = ("roles", "maker_user_ids")
 _FAILURE_KINDS: Final = {kind.value: kind for kind in FailureKind}
 _made: Final = attrgetter(*_MADE.split(", "))
@@ -159,8 +153,23 @@ class PostgresKeyRepository:
             await connection.executemany(_ADD_FAILURES, rows)
 
     async def list_events(self, wanted: EventFilter, *, before: int, events_max: int) -> Sequence[KeyEvent]:
-        rows = await self._database.fetch(_LIST_EVENTS, wanted.store_id, wanted.key_id, wanted.kind, before, events_max)
+        asked = {"key_id": wanted.key_id or None, "store_id": wanted.store_id, "kind": wanted.kind}
+        given = {column: value for column, value in asked.items() if value is not None}
+        rows = await self._database.fetch(events_of(*given), before, events_max, *given.values())
         return [_event(dict(row)) for row in rows]
+
+
+def events_of(*columns: str) -> str:
+    """Return the statement that lists events with given columns, found by the index of the first one."""
+    order = ", ".join(f"{column} DESC" for column in (*columns[:1], "event_id"))
+    # Were the first one equal, the primary key would have that order too, and its index goes through those of others.
+    wanted = "".join(f" AND {column} BETWEEN ${number} AND ${number}" for number, column in enumerate(columns, 3))
+    if "key_id" in columns:
+        wanted += " AND key_id <> ''"  # As the index of keys is.
+    return f"""
+    SELECT event_id, {_TOLD}, {_SUMMED} FROM job_store.key_events WHERE event_id < $1{wanted}
+    ORDER BY {order} LIMIT $2
+    """
 
 
 def _values(fields: Iterable[Any]) -> list[Any]:
