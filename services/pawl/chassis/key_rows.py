@@ -158,28 +158,32 @@ class KeyRows:
         if not is_secret(secret):
             return None
         digest = digest_of(secret)
-        found = self._in_force(self._by_digest.get(digest))
+        found = self._in_force(self._known(digest))
         if found is None or self._is_stale:
             if (may_look() and not await self._sync_at_once()) or self._is_stale:
                 raise DependencyUnavailable("keys cannot be checked now: try again")
-            found = self._in_force(self._by_digest.get(digest))
+            found = self._in_force(self._known(digest))
         if found is not None:
             self._used.add(found.key_id)
         return found
 
     def ended(self, digest: bytes) -> KeyGrant | None:
         """Return the key with that digest if it was revoked or has expired and is remembered, for the audit."""
-        found = self._by_digest.get(digest)
-        return self._ended.get(digest) if found is None or self._in_force(found) else found
+        found = self._known(digest)
+        return None if self._in_force(found) else found
 
     @property
     def _is_stale(self) -> bool:
         return self._clock.monotonic() - self._fresh_at >= _STALE_SECONDS
 
+    def _known(self, digest: bytes) -> KeyGrant | None:
+        # By a clock that was wrong a key may have ended too early.
+        return self._by_digest.get(digest) or self._ended.get(digest)
+
     def _in_force(self, grant: KeyGrant | None) -> KeyGrant | None:
-        if grant is None or (grant.expire_time is not None and grant.expire_time <= self._clock.now()):
+        if grant is None or grant.is_revoked:
             return None
-        return grant
+        return None if grant.expire_time is not None and grant.expire_time <= self._clock.now() else grant
 
     async def _sync_at_once(self) -> bool:
         """Return whether the snapshot is up to date, as of a moment after this call."""
@@ -246,7 +250,7 @@ class KeyRows:
     def _apply(self, changed: Iterable[KeyGrant]) -> None:
         self._by_digest |= {grant.digest: grant for grant in changed}
         known = self._by_digest.values()
-        for grant in [grant for grant in known if grant.is_revoked or self._in_force(grant) is None]:
+        for grant in [grant for grant in known if self._in_force(grant) is None]:
             self._ended[grant.digest] = self._by_digest.pop(grant.digest)
             self._used.discard(grant.key_id)
             self._reported.pop(grant.key_id, None)

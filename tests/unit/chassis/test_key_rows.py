@@ -147,6 +147,19 @@ async def test_a_key_expires_by_itself(rows: KeyRows, source: Source, clock: Man
     assert await found(rows, SECRETS[0], clock) is None
 
 
+async def test_a_key_that_had_expired_by_a_wrong_clock_is_in_force_again(
+    rows: KeyRows, source: Source, clock: ManualClock
+) -> None:
+    source.changes = [grant(0, expire_time=clock.now() + 100), grant(1, expire_time=clock.now() + 100, is_revoked=True)]
+    await clock.advance(2)
+    clock.step_back(-3600)
+    source.changes.append(grant(2))
+    await clock.advance(2)
+    assert [await is_live(rows, number) for number in range(3)] == [False, False, True]
+    clock.step_back(3600)
+    assert [await is_live(rows, number) for number in range(3)] == [True, False, True]
+
+
 async def test_a_new_key_works_at_once(rows: KeyRows, source: Source, clock: ManualClock) -> None:
     """It is looked for before it is refused."""
     source.changes = [grant(0)]
