@@ -292,11 +292,16 @@ async def test_a_key_says_from_whose_keys_it_comes_and_so_do_those_from_before_t
     assert list(made.key.maker_user_ids) == ["olga", "otto", "zoe"]
     assert await makers() == expected
     await world.database.execute("UPDATE job_store.api_keys SET maker_user_ids = '{}'")
+    before = (await world.keys.sync_keys(0, ())).last_change
     migration = resources.files("pawl.job_store.adapters.sql.migrations") / "0016_tell_who_made_keys.sql"
     _, _, filled = migration.read_text().partition("DEFAULT '{}';\n")
     statement, _, _ = filled.partition(";")
-    await world.database.execute(re.sub(r"\b(FROM|JOIN|UPDATE) api_keys", r"\1 job_store.api_keys", statement))
+    await world.database.execute(re.sub(r"\b(FROM|JOIN|UPDATE) (api_key|key_change)s", r"\1 job_store.\2s", statement))
     assert await makers() == expected
+    changed = await world.keys.sync_keys(before, ())
+    heard = {grant.user_id: sorted(grant.maker_user_ids) for grant in changed.keys}
+    assert heard == {user: users for user, users in expected.items() if users}
+    assert changed.last_change == before + len(heard)
 
 
 async def test_a_delegate_that_decides_nothing_governs_no_keys(world: World) -> None:
