@@ -33,5 +33,5 @@ def errors_of_the_contract(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def _is_of_the_key(error: PawlError) -> bool:
     """Return whether a credential without the right was used, which is the same for every method."""
     return error.reason == "PERMISSION_DENIED" and error.message.startswith(
-        ("this method ", "this needs one of the roles ")
+        ("this method ", "this needs one of the roles ", "this needs the role ")
     )

@@ -135,7 +135,8 @@ def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None
     if not principal.rights:
         raise PermissionDenied(f"none of the roles of this call is Pawl's: {OWN_ROLES_GO_BESIDE}")
     if roles := sorted(ROLES_OF_A_STORE & (callers or frozenset())):
-        raise PermissionDenied(f"this needs one of the roles {', '.join(roles)}")
+        one_of = "one of the roles" if len(roles) > 1 else "the role"
+        raise PermissionDenied(f"this needs {one_of} {', '.join(roles)}")
     raise PermissionDenied("this method is for Pawl's own services")
 
 
@@ -190,7 +191,7 @@ def bearer_key(metadata: Mapping[str, str]) -> str:
     """
     header = metadata.get("authorization")
     if header is None:
-        raise Unauthenticated("send metadata `authorization: Bearer <key>`")
+        raise Unauthenticated("no key was sent: it goes into the metadata `authorization: Bearer <key>`")
     scheme, _, key = header.partition(" ")
     key = key.strip()
     if scheme.lower() != "bearer" or not key or len(key) > KEY_LENGTH_MAX:

@@ -82,7 +82,7 @@ def _renderers(*, as_json: bool) -> list[structlog.types.Processor]:
 
 def _console() -> structlog.dev.ConsoleRenderer:
     # The default formatter prints local variables, secrets among them.
-    return structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+    return structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)
 
 
 def _route_libraries(shared: list[structlog.types.Processor], level: int, *, as_json: bool) -> None:

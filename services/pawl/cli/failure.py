@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import ssl
 from typing import Final, Literal, TypeAlias
@@ -24,6 +25,10 @@ SERVICES: Final = {
 }
 """The names of the services, in logs and certificates."""
 _DETAILS_KEY: Final = "grpc-status-details-bin"
+_KEY: Final = "PAWL_API_KEY"
+_NOT_TAKEN: Final = (
+    f"That is what {_KEY} has: set it to a key that `pawl keys create` made here, or to a token that is still good."
+)
 
 _NEXT: Final = {
     "UNAUTHENTICATED": (
@@ -31,7 +36,6 @@ _NEXT: Final = {
         " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them while no other user listens"
         " there."
     ),
-    "PERMISSION_DENIED": "Use a key with the right role.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
     "NO_TOKEN_BUDGET": "It uses as many as it needs.",
@@ -136,6 +140,9 @@ def _unreachable(error: grpc.aio.AioRpcError) -> bool:
 def _sentence(error: PawlError) -> str:
     message = error.message.rstrip(". ")
     following = _NEXT.get(error.reason, "")
+    if error.reason == "UNAUTHENTICATED" and os.environ.get(_KEY):
+        following = _NOT_TAKEN
     first = message.partition(" ")[0]
-    begin = message if "_" in first else f"{message[:1].upper()}{message[1:]}"  # The name of a field stays what it is.
+    # The name of a field, or of metadata, stays what it is.
+    begin = message if "_" in first or first.startswith("pawl-") else f"{message[:1].upper()}{message[1:]}"
     return f"{begin}. {following}".rstrip()

@@ -24,7 +24,8 @@ from pawl.cli.target import Target
 from pawl.identity.v1 import key_pb2
 
 app = typer.Typer(
-    help="API keys: make, list and revoke them, and see who did. Needs the role operator.", no_args_is_help=True
+    help="API keys: make, list and revoke them, and see who did. Needs the role operator or deployment.",
+    no_args_is_help=True,
 )
 
 _DATABASE: Final = "PAWL_DATABASE_URL"
@@ -52,7 +53,11 @@ async def create(
     *,
     role: Annotated[
         list[str] | None,
-        typer.Option("--role", help="viewer, member, approver, admin, operator or worker, and any beside. Repeatable."),
+        typer.Option(
+            "--role",
+            help="viewer, member, approver, admin, operator, worker, delegate or deployment; roles of your own beside"
+            " one. Repeatable. Without any: a member who decides the calls of their own runs.",
+        ),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="What it is for.")] = "",
     lasts: Annotated[
@@ -190,7 +195,7 @@ def _event_row(event: key_pb2.KeyEvent) -> tuple[str, ...]:
         event.store_id,
         event.key_id,
         wording.clean(event.user_id),
-        ", ".join(event.roles),
+        ", ".join(event.roles) or ("none" if event.key_id else ""),
         f"{wording.clean(by)} ({event.by_credential_id})" if by else "",
         _logins(event) if event.HasField("failures") else wording.one_line(event.key_name, 80),
     )

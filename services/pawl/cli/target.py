@@ -154,9 +154,10 @@ def find(
     to check those of the services; a suite of the data folder says itself whether it speaks TLS.
 
     Raises:
-        CommandError: the address has another form, or no suite runs on `data`.
+        CommandError: the address has another form, no suite runs on `data`, or PAWL_API_KEY cannot be a key.
         StartError: the certificates cannot be used.
     """
+    _check_given(environment)
     named = _addresses(address) if address else ()
     folder = data or Path(".pawl")
     running = _running(folder)
@@ -185,6 +186,21 @@ def find(
         key_in_clear=key_in_clear,
         names=tuple((name, value) for name, value in (("pawl-store", store), ("pawl-user", user)) if value),
     )
+
+
+def _check_given(environment: Mapping[str, str]) -> None:
+    """Return if PAWL_API_KEY may be a key: one that was meant to be given is not made up for by the local one."""
+    given = environment.get("PAWL_API_KEY")
+    if given is None:
+        return
+    if not given.strip():
+        raise CommandError(
+            "PAWL_API_KEY is empty. Set it to your key; `unset PAWL_API_KEY` for that of the suite on this machine."
+        )
+    if not given.isascii() or not given.isprintable() or " " in given:
+        raise CommandError(
+            "PAWL_API_KEY has a space, a line break or another character that no key has. Set it to the key alone."
+        )
 
 
 def _running(folder: Path) -> Endpoints | None:

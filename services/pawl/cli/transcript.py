@@ -266,7 +266,9 @@ def hint(call: call_pb2.Call, *, decides: bool = True) -> str:
     if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
         needed = call.approval.approvals_required
         if needed > 1:
-            return f"waits for {needed} other people with the role approver or admin: {command}"
+            left = max(needed - len(call.approval.approvals), 1)
+            whom = f"{left} other people" if left > 1 else "1 other person"
+            return f"waits for {whom} with the role approver or admin: {command}"
         if not decides:
             return "waits for somebody with the role approver or admin, who finds it with: pawl inbox --all-users"
     if call.state == call_pb2.CALL_STATE_ASKED:

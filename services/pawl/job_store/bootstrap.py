@@ -52,7 +52,7 @@ def _database_url() -> str:
 
 def main() -> int:
     """Make the key and print its secret; returns the exit code."""
-    logs.configure(service="bootstrap", instance_id="", level="info", log_format="console")
+    logs.configure(service="bootstrap", instance_id="", level="warning", log_format="console")
     try:
         made = asyncio.run(bootstrap(_database_url()))
     except (StartError, KeysExist, PawlError) as error:

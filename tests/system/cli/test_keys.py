@@ -108,7 +108,7 @@ async def test_the_first_key_of_the_deployment_is_made_once_and_makes_others(paw
     assert "backend\tdelegate, member" in (await run("list", "--in-store", "acme")).output
     assert "bootstrap" in (await run("list")).output
     secret = created.output.strip()
-    expected = dict.fromkeys(CALLS, "OK") | {"job-store": "PERMISSION_DENIED: this needs one of the roles operator"}
+    expected = dict.fromkeys(CALLS, "OK") | {"job-store": "PERMISSION_DENIED: this needs the role operator"}
     assert await answers(pawl, secret) == expected
     bootstrap_id = (await run("list")).output.split("\t")[0]
     assert (await run("revoke", bootstrap_id)).code == 0

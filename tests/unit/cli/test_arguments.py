@@ -19,7 +19,7 @@ from pawl.cli.__main__ import app
 from pawl.cli.client import Refused
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.target import Target, find
-from pawl.errors import AttentionNotNeeded, Internal, RunNotFound, Unauthenticated
+from pawl.errors import AttentionNotNeeded, Internal, InvalidId, PermissionDenied, RunNotFound, Unauthenticated
 from pawl.launcher.endpoints import Endpoints, Replica, write_endpoints
 from pawl.launcher.secrets import SecretFiles
 
@@ -144,7 +144,7 @@ def test_a_key_goes_beyond_this_machine_over_tls_only(
         monkeypatch.setattr(f"pawl.cli.target.{name}", lambda *_, **__: MagicMock())
 
     def found(key: str = "the-key-of-ann", **more: Any) -> Target:
-        environment = {"PAWL_API_KEY": key}
+        environment = {"PAWL_API_KEY": key} if key else {}
         return find(address=address, data=tmp_path, store=None, user=None, environment=environment, **more)
 
     asks: list[Callable[[Target], object]] = [
@@ -158,6 +158,26 @@ def test_a_key_goes_beyond_this_machine_over_tls_only(
         assert "the-key-of-ann" not in str(caught.value)
         assert ask(found(key_in_clear=True))
         assert ask(found(key="")), "there is nothing to hide"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("", "PAWL_API_KEY is empty"),
+        (" \n", "PAWL_API_KEY is empty"),
+        ("pawl_secret\r", "line break"),
+        ("Made key_1\npawl_secret", "line break"),
+        ("Bearer pawl_secret", "a space"),
+        ("schlüssel", "another character"),
+    ],
+)
+def test_a_key_that_was_meant_to_be_given_is_not_made_up_for_by_the_local_one(
+    tmp_path: Path, given: str, told: str
+) -> None:
+    """What `$(cat ann.key)` gives of a file that is empty, or not there, must not call as the owner of the machine."""
+    with pytest.raises(CommandError, match=told) as caught:
+        find(address="127.0.0.1:1", data=tmp_path, store=None, user=None, environment={"PAWL_API_KEY": given})
+    assert "secret" not in str(caught.value)
 
 
 def test_a_command_that_would_send_the_key_in_clear_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,6 +278,30 @@ def test_a_service_that_does_not_answer_is_named(command: str, service: str, mon
     ],
 )
 def test_an_error_is_a_sentence_that_says_what_to_do_next(error: Exception, sentence: str) -> None:
+    assert explain(error, [NOBODY]) == sentence
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (
+            Unauthenticated("the key is not known"),
+            (
+                "The key is not known. That is what PAWL_API_KEY has: set it to a key that `pawl keys create` made"
+                " here, or to a token that is still good."
+            ),
+        ),
+        (
+            PermissionDenied("`pawl-store` names another store: leave it out"),
+            "`pawl-store` names another store: leave it out.",
+        ),
+        (InvalidId("pawl-user must match ^x$"), "pawl-user must match ^x$."),
+    ],
+)
+def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, sentence: str
+) -> None:
+    monkeypatch.setenv("PAWL_API_KEY", "k")
     assert explain(error, [NOBODY]) == sentence
 
 

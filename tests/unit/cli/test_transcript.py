@@ -285,3 +285,10 @@ def test_who_may_not_decide_is_told_who_does(roles: list[str], approvals: int, t
     waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
     waiting.approval.approvals_required = approvals
     assert told in hint(waiting, decides=decides(run_pb2.Run(user_roles=roles)))
+
+
+def test_a_call_that_somebody_has_approved_waits_for_the_others_only() -> None:
+    waiting = call(call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    waiting.approval.approvals_required = 2
+    waiting.approval.approvals.add(user_id="ann")
+    assert "waits for 1 other person with" in hint(waiting)

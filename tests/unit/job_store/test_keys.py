@@ -135,7 +135,7 @@ def test_no_store_named_is_the_governors_own() -> None:
     [
         (with_fields(ORDINARY, roles=frozenset({"admin"})), PermissionDenied, "a role that it has not itself: admin"),
         (with_fields(ORDINARY, roles=frozenset({"delegate"})), PermissionDenied, "delegate"),
-        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "store_id"),
+        (with_fields(ORDINARY, roles=frozenset({"deployment"})), InvalidField, "made with another one"),
         (with_fields(ORDINARY, roles=frozenset()), PermissionDenied, "decides its own calls"),
         (with_fields(ORDINARY, roles=frozenset({"veiwer"})), InvalidField, "beside one of viewer, member"),
         (with_fields(ORDINARY, store_id=StoreId("other")), PermissionDenied, "another store"),

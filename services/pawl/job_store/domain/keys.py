@@ -168,7 +168,12 @@ def _check_meaning(asked: Key, store_id: StoreId) -> None:
     if Role.DEPLOYMENT in asked.roles and len(asked.roles) > 1:
         raise InvalidField("roles: deployment stands alone", field="key.roles")
     if (Role.DEPLOYMENT in asked.roles) != (store_id == DEPLOYMENT_STORE):
-        raise InvalidField("store_id: name the store, or give the role deployment and none", field="key.store_id")
+        wrong = (
+            "roles: a key of the deployment is made with another one, without a store (`pawl keys bootstrap` the first)"
+            if Role.DEPLOYMENT in asked.roles
+            else "store_id: name the store that the key is for (`pawl keys create --in-store`)"
+        )
+        raise InvalidField(wrong, field="key.store_id")
     if asked.decides_for_users and Role.DELEGATE not in asked.roles:
         raise InvalidField("decides_for_users: only a delegate acts for users", field="key.decides_for_users")
     if asked.expire_time is not None and asked.expire_time >= _TIME_MAX:
@@ -181,4 +186,7 @@ def _check_may_give(governor: Governor, roles: AbstractSet[str]) -> None:
     if not roles and not governor.roles & _DECIDERS:
         raise PermissionDenied("a key without roles decides its own calls: give it a role, such as member")
     if beyond := sorted(roles - governor.roles - _ANYBODY_GIVES):
-        raise PermissionDenied(f"nobody makes a key with a role that it has not itself: {', '.join(beyond):.200}")
+        raise PermissionDenied(
+            f"nobody makes a key with a role that it has not itself: {', '.join(beyond):.200};"
+            " a key of the deployment makes any"
+        )
