@@ -29,6 +29,8 @@ _NEWS_SECONDS: Final = 0.05
 # After the drain time, handlers have this long to clean up before they are cut off.
 _CLEAN_UP_SECONDS: Final = 0.5
 _LIMITS: Final = Limits()
+# Calls of a connection beyond our limits, while they are told so.
+_REFUSED_MAX: Final = 1000
 
 _log = logs.get_logger(__name__)
 ServicerT = TypeVar("ServicerT")
@@ -88,7 +90,7 @@ class RpcServer:
             certified_services=_is_checking(tls),
             failure_sums=failure_sums,
         )
-        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits.read_bytes_max))
+        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits))
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
         self.health = rpc_health.HealthServicer()
         self.service_names: list[str] = []
@@ -207,9 +209,12 @@ class _Registrar:
         self._server.add_registered_method_handlers(service_name, dict(method_handlers))
 
 
-def _options(read_bytes_max: int) -> list[tuple[str, Any]]:
+def _options(limits: Limits) -> list[tuple[str, Any]]:
     return [
-        ("grpc.max_receive_message_length", read_bytes_max),
+        ("grpc.max_receive_message_length", limits.read_bytes_max),
+        # gRPC keeps a call until its client has taken the last of it, which may be never. What is over our limits
+        # is refused with a reason, and leaves; so nobody needs more.
+        ("grpc.max_concurrent_streams", limits.unary_calls_max + limits.streams_max + _REFUSED_MAX),
         ("grpc.max_send_message_length", -1),
         # Beyond the first, gRPC refuses calls by chance. The longest credential has half of it.
         ("grpc.max_metadata_size", 2 * KEY_LENGTH_MAX),

@@ -21,6 +21,7 @@ from pawl.chassis.settings import ServiceSettings
 from pawl.errors import InvalidId, Overloaded, PermissionDenied, Unauthenticated
 from pawl.tool_registry.settings import ToolRegistrySettings
 from tests.keys import LOCAL_KEY, authenticator
+from tests.poll import until
 from tests.rpc.chassis.echo import KINDS, SERVICE, EchoServicer, EchoStub, Serve
 from tests.tidy import tree
 
@@ -292,6 +293,26 @@ async def test_a_stranger_who_does_not_read_the_news_keeps_it_from_nobody(serve:
             listed = (await stub.List(messages.HealthListRequest())).statuses
         assert {state.status for state in listed.values()} == {health_pb2.HealthCheckResponse.NOT_SERVING}
         watch.cancel()
+
+
+async def test_a_stranger_who_does_not_read_has_so_many_calls_on_a_connection(serve: Serve, metrics: Metrics) -> None:
+    """For gRPC keeps each until its client has taken the last of it, also those that we have ended."""
+    deaf: Any = [*_OWN, ("grpc.http2.lookahead_bytes", 0), ("grpc.http2.bdp_probe", 0)]
+    async with (
+        serve(listen="127.0.0.1:0", unary_calls_max=5, streams_max=20) as server,
+        grpc.aio.insecure_channel(server.address, deaf) as stranger,
+    ):
+        stub: Any = health_pb2_grpc.HealthStub(stranger)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(1100)]
+
+        async def are_there() -> bool:
+            return b'in_flight{method="/grpc.health.v1.Health/Watch"} 1025.0' in metrics.text()
+
+        await until(are_there)
+        await _check_health(server.address)
+        assert await are_there()
+        for call in watches:
+            call.cancel()
 
 
 async def test_strangers_keep_nobody_from_asking_for_health(serve: Serve) -> None:
