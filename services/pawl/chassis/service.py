@@ -77,6 +77,8 @@ class Service:
         self._tls = tls.of_service(
             settings.tls_certificate_file, settings.tls_key_file, settings.tls_ca_file, clock=self.clock
         )
+        if self._tls is not None:
+            tls.check_own(self._tls(), name.replace("_", "-"), is_called=settings.internal_listen is not None)
 
     async def __aenter__(self) -> Self:
         await self._stack.__aenter__()

@@ -71,6 +71,10 @@ def read_options(
         raise StartError(
             "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too; the embedded PostgreSQL has its own owner."
         )
+    if environment.get("PAWL_TLS_CERTIFICATE_FILE") and not environment.get("PAWL_TLS_CA_FILE"):
+        raise StartError(
+            "PAWL_TLS_CERTIFICATE_FILE: give PAWL_TLS_CA_FILE too, the authority by which services check each other."
+        )
     base = dict.fromkeys(DEFAULT_PORTS, chosen.pop("all")) if "all" in chosen else DEFAULT_PORTS
     return SuiteOptions(
         data=(data or Path(environment.get("PAWL_DATA") or ".pawl")).resolve(),

@@ -14,6 +14,8 @@ from tests import certificates
 from tests.certificates import Files
 from tests.fakes.manual_clock import ManualClock
 
+SPIFFE_ID = "spiffe://example.org/pawl/job-store"
+
 
 @pytest.fixture(scope="module")
 def authority() -> trustme.CA:
@@ -99,6 +101,66 @@ def test_files_that_cannot_be_used_are_named_at_the_start(
         tls.of_client(nonsense, clock)
     with pytest.raises(StartError, match=f"PAWL_NATS_CA_FILE: cannot use {missing}"):
         tls.of_bus(missing, None, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "is_called", "says"),
+    [
+        ([("DNS", "job-store"), ("DNS", "localhost")], True, ""),
+        ([("DNS", "job-store")], False, ""),
+        ([("URI", SPIFFE_ID), ("DNS", "job-store")], True, ""),
+        ([("URI", SPIFFE_ID)], False, ""),
+        ([("URI", SPIFFE_ID)], True, f"has not the DNS name `job-store`, only `{SPIFFE_ID}`"),
+        ([("IP Address", "job-store")], True, "has not the DNS name `job-store`, only `job-store`"),
+        ([], True, "has not the DNS name `job-store`, only none"),
+        (
+            [("URI", f"{SPIFFE_ID}/2"), ("DNS", "a")],
+            False,
+            (
+                "has neither the DNS name `job-store` nor the URI `spiffe://ANY-DOMAIN/pawl/job-store`,"
+                f" only `a`, `{SPIFFE_ID}/2`"
+            ),
+        ),
+    ],
+)
+def test_whom_others_call_needs_its_dns_name_and_who_only_calls_either_of_two(
+    names: list[tuple[str, str]], is_called: bool, says: str
+) -> None:
+    assert tls.name_missing(names, "job-store", is_called=is_called) == says
+
+
+@pytest.mark.parametrize("is_called", [True, False])
+def test_a_service_that_its_certificate_does_not_name_says_so_at_its_start(
+    tmp_path: Path, authority: trustme.CA, clock: ManualClock, is_called: bool
+) -> None:
+    """Else the others just cannot reach it, or do not know its key, and no log of its own has why."""
+    shown = of(certificates.write(tmp_path, "job-store", authority), clock)()
+    tls.check_own(shown, "job-store", is_called=is_called)
+    with pytest.raises(StartError, match=r"^PAWL_TLS_CERTIFICATE_FILE: .*`notifier`.*only `127.0.0.1`, `job-store`"):
+        tls.check_own(shown, "notifier", is_called=is_called)
+
+
+def test_a_certificate_of_another_authority_is_told_at_the_start(
+    tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    files = certificates.write(tmp_path, "job-store", authority)
+    files.authority.write_bytes(trustme.CA().cert_pem.bytes())
+    with pytest.raises(StartError, match="PAWL_TLS_CERTIFICATE_FILE: is not of the authority in PAWL_TLS_CA_FILE"):
+        tls.check_own(of(files, clock)(), "job-store", is_called=True)
+    files.authority.write_bytes(files.authority.read_bytes() + authority.cert_pem.bytes())
+    tls.check_own(of(files, clock)(), "job-store", is_called=True)
+
+
+def test_a_certificate_that_is_renewed_too_late_stops_no_start(
+    tmp_path: Path, authority: trustme.CA, clock: ManualClock
+) -> None:
+    """The new one counts as soon as its files are there; and without an authority nobody compares names."""
+    expired = certificates.write(tmp_path, "job-store", authority, expired=True)
+    tls.check_own(of(expired, clock)(), "job-store", is_called=True)
+    other = certificates.write(tmp_path, "pawl.example", authority, names=("pawl.example",))
+    shown = tls.of_service(other.certificate, other.key, None, clock=clock)
+    assert shown is not None
+    tls.check_own(shown(), "agent-loop", is_called=False)
 
 
 def test_several_addresses_have_one_name() -> None:
