@@ -337,6 +337,7 @@ MUTANTS = (
         text="call = replace(call, approvals=(), earlier_approvals=",
         instead="call = replace(call, earlier_approvals=",
         checker=REFERENCE_MODEL,
+        seeds=600,
     ),
     Mutant(
         name="requests_escalate_for_ever",
@@ -358,6 +359,7 @@ MUTANTS = (
         text="if budget > ceiling:",
         instead="if run.token_budget > ceiling:",
         checker=REFERENCE_MODEL,
+        seeds=600,
     ),
     Mutant(
         name="queues_are_one_too_long",
