@@ -39,6 +39,7 @@ KEYS: Final[dict[str, dict[str, Any]]] = {
     "dan": {"roles": ["approver"]},
     "olga": {"roles": ["operator"]},
     "otto": {"roles": ["operator", "approver"]},
+    "zoe": {"roles": ["approver"]},
 }
 
 
@@ -154,16 +155,18 @@ async def made_key(suite: Suite, maker: Agent, user: str, *roles: str) -> str:
 
 
 async def test_who_makes_keys_is_no_second_person_with_them(suite: Suite, people: dict[str, Agent]) -> None:
-    """HITL-4: nor with a key that such a key has made, nor for what somebody started with one."""
+    """HITL-4: nor with a key that such a key has made, nor for what somebody started with one, nor by another key."""
     address = suite.endpoints.services["agent-loop"][0].grpc
     otto, options = people["otto"], run_pb2.RunOptions(approvals_required=2)
     zoe = Agent(address, user="", key=await made_key(suite, otto, "zoe", "operator", "approver"))
     async with zoe, Agent(address, user="", key=await made_key(suite, zoe, "zed", "approver")) as zed:
-        for starter, allowed in ((people["cyd"], otto), (zed, people["cyd"])):
+        every = (zoe, zed, otto)
+        cases = ((people["cyd"], otto, every), (zed, people["cyd"], every), (people["cyd"], people["zoe"], (zed,)))
+        for starter, allowed, others in cases:
             run = await starter.start(MAIL, options=options)
             call = await starter.until_pending(run.run_id, AWAITING)
             await allowed.decide(call, APPROVE)
-            for refused in (zoe, zed, otto):
+            for refused in others:
                 outcome = await refusals.outcome(refused.decide(call, APPROVE))
                 assert outcome.reason == ("ALREADY_DECIDED" if refused is allowed else "PERMISSION_DENIED")
             await people["dan"].decide(call, APPROVE)
