@@ -207,6 +207,9 @@ class Interceptor(grpc.aio.ServerInterceptor):
             return await self.authenticator.authenticate(shown, source="", may_look=lambda: False)
         except PawlError as error:
             return error
+        except Exception:  # noqa: BLE001  # others must not go on for ever because of one
+            _log.exception("callers.not_checked")
+            return DependencyUnavailable("who calls cannot be checked now: try again")
 
     def stop_calls(self, *, drainable: bool) -> None:
         """End running calls with SHUTTING_DOWN; with `drainable`, those too that may drain."""

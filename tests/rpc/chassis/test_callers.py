@@ -89,6 +89,29 @@ async def test_the_calls_of_a_key_that_says_less_end_and_those_of_one_that_says_
         assert await bob == ["wait"]
 
 
+async def test_a_fault_in_the_look_at_one_caller_leaves_the_others_no_time(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own calls end too, so that they are tried again: nobody knows whether they would be let in."""
+    known = Known()
+    authenticate = known.authenticate
+
+    async def faulty(metadata: Mapping[str, str], **more: Any) -> Any:
+        if ANN in metadata["authorization"]:
+            raise RuntimeError("a fault of ours")
+        return await authenticate(metadata, **more)
+
+    async with serve(authenticator=known, callers_seconds=0.01) as server, open_channel(server.address) as channel:
+        ann, bob = await waiting(EchoStub(channel), servicer, "talk", "wait", [ANN, BOB])
+        monkeypatch.setattr(known, "authenticate", faulty)
+        del known.users[BOB]
+        async with asyncio.timeout(10):
+            with pytest.raises(Unauthenticated, match="not known"), translating():
+                await bob
+            with pytest.raises(DependencyUnavailable), translating():
+                await ann
+
+
 async def test_the_calls_of_a_delegate_end_that_is_somebody_else_by_now(serve: Serve, servicer: EchoServicer) -> None:
     """HITL-4: what is done meanwhile would be the act of who it was."""
     known, roles = Known(), ("delegate", "member")
