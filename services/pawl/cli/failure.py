@@ -27,7 +27,7 @@ SERVICES: Final = {
 _DETAILS_KEY: Final = "grpc-status-details-bin"
 _KEY: Final = "PAWL_API_KEY"
 _NOT_TAKEN: Final = (
-    f"That is what {_KEY} has: set it to a key that `pawl keys create` made here, or to a token that is still good."
+    f"It came from {_KEY}: set that to a key that `pawl keys create` made here, or to a token that is still good."
 )
 
 _NEXT: Final = {

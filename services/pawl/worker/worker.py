@@ -40,6 +40,12 @@ _NEXT: Final = {
     "PERMISSION_DENIED": "See PAWL_API_KEY, or `api_key` of the Worker: the key must have the role of a worker.",
     "UNIMPLEMENTED": "The address must be that of tool-registry, for example 127.0.0.1:7602.",
 }
+# What gRPC says of a connection on which the two sides do not agree about TLS.
+_OF_TLS: Final = {
+    "CERTIFICATE_VERIFY_FAILED": "The certificate there is of another authority than `authority` or PAWL_TLS_CA_FILE.",
+    "WRONG_VERSION_NUMBER": "No TLS is spoken there: leave out `authority` and PAWL_TLS_CA_FILE.",
+}
+_MAYBE_TLS: Final = "If TLS is spoken there, give `authority` or PAWL_TLS_CA_FILE."
 # A suite that starts listens a moment before it says where.
 _KEYLESS_MAX: Final = 5
 
@@ -180,7 +186,11 @@ class Worker:
         return code.name in _PASSING
 
     def _log_broken(self, code: str, detail: str) -> None:
-        _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail)
+        hint = next((hint for sign, hint in _OF_TLS.items() if sign in detail), _NEXT.get(code, ""))
+        if not hint and "Socket closed" in detail and self._certificates is None:
+            hint = _MAYBE_TLS
+        more = {"hint": hint} if hint else {}
+        _log.warning("worker.stream_broken", address=self._address, code=code, detail=detail, **more)
 
     def _credential(self) -> tuple[tuple[str, str], ...]:
         """Look for the key anew: the suite may start after this worker, and others may listen there after its end."""

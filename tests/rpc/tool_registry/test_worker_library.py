@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import grpc
 import pytest
+import trustme
 from structlog.testing import capture_logs
 
 from pawl.chassis.local_key import LOCAL_KEY as LOCAL_KEY_FILE
@@ -25,6 +26,7 @@ from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from pawl.worker.worker import AttachError
+from tests import certificates
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
@@ -278,6 +280,40 @@ async def test_a_worker_at_another_address_than_the_registry_s_is_told_so() -> N
             await Worker(address, name="billing", api_key=KEY).run()
     finally:
         await server.stop(None)
+
+
+@pytest.mark.parametrize(
+    ("is_secure", "trusted", "hint"),
+    [
+        (True, None, "If TLS is spoken there, give `authority`"),
+        (True, "theirs.pem", "of another authority than `authority`"),
+        (False, "theirs.pem", "leave out `authority`"),
+    ],
+)
+async def test_a_worker_that_does_not_agree_about_tls_logs_what_to_give(
+    tmp_path: Path, is_secure: bool, trusted: str | None, hint: str
+) -> None:
+    """It tries again, because a certificate may be mended, so the log is all that people see."""
+    files = certificates.write(tmp_path, "tool-registry", trustme.CA())
+    (tmp_path / "theirs.pem").write_bytes(trustme.CA().cert_pem.bytes())
+    shown = grpc.ssl_server_credentials([(files.key.read_bytes(), files.certificate.read_bytes())])
+    server = grpc.aio.server()
+    port = server.add_secure_port("127.0.0.1:0", shown) if is_secure else server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    authority = tmp_path / trusted if trusted else None
+
+    async def is_told() -> bool:
+        return any(hint in line.get("hint", "") for line in logs)
+
+    with capture_logs() as logs:
+        worker = Worker(f"127.0.0.1:{port}", name="billing", authority=authority, api_key=KEY)
+        task = asyncio.create_task(worker.run())
+        try:
+            await until(is_told)
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+            await server.stop(None)
 
 
 async def test_a_worker_that_cannot_attach_says_where_and_why(registry: Registry) -> None:

@@ -287,7 +287,7 @@ def test_an_error_is_a_sentence_that_says_what_to_do_next(error: Exception, sent
         (
             Unauthenticated("the key is not known"),
             (
-                "The key is not known. That is what PAWL_API_KEY has: set it to a key that `pawl keys create` made"
+                "The key is not known. It came from PAWL_API_KEY: set that to a key that `pawl keys create` made"
                 " here, or to a token that is still good."
             ),
         ),
