@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Collection
+from multiprocessing.shared_memory import SharedMemory
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from tests.rpc.tool_registry.registry import content
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[3]
+KEYRING_CALLS = {"x86_64": (248, 249, 250), "aarch64": (217, 218, 219)}
+"""add_key, request_key and keyctl."""
 # A registry as far as this is about: it has started a program, says so, and is killed.
 KEEPER = """
 import asyncio, sys
@@ -324,6 +328,21 @@ async def test_a_program_has_the_sockets_of_the_network_and_those_between_its_ow
         assert (
             await told(folders, sys.executable, "-I", "-c", USUAL % server.getsockname()[1], reads_all=True) == "ok\n"
         )
+
+
+@ON_LINUX
+async def test_a_program_reads_no_memory_and_no_keyring_of_other_programs(folders: Path) -> None:
+    """OPS-1: they may hold rows of the database, and tickets of whoever runs the registry."""
+    memory = SharedMemory(create=True, size=16)
+    try:
+        assert "Permission denied" in await told(folders, "cat", f"/dev/shm/{memory.name}", reads_all=True)  # noqa: S108
+    finally:
+        memory.close()
+        memory.unlink()
+    for number in KEYRING_CALLS[os.uname().machine]:
+        attempt = f"import ctypes; print(ctypes.CDLL(None, use_errno=True).syscall({number}, 0, -4, 1)"
+        said = await told(folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True)
+        assert said == f"-1 {errno.EACCES}\n"
 
 
 @ON_LINUX

@@ -94,6 +94,8 @@ _SYSTEM_PATHS: Final = (
     "/sys/devices/system/cpu",
     "/sys/fs/cgroup",
 )
+# Of other programs: rows of PostgreSQL, for example. Read by who was given it.
+_SHARED_MEMORY: Final = "/dev/shm"  # noqa: S108  # nothing is made there
 _DEVICES: Final = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty")
 
 
@@ -363,8 +365,9 @@ def _ruleset(order: Order) -> int | None:
     rules = _create(handled, abi)
     program = shutil.which(order["command"][0], path=order["environment"].get("PATH"))
     private = [os.path.realpath(path) for path in order["private"]]
+    unasked = [*private, os.path.realpath(_SHARED_MEMORY)]
     for path in ("/",) if order["reads_all"] else (*_SYSTEM_PATHS, *filter(None, [program])):
-        _allow_but(rules, path, _READ & handled, private)
+        _allow_but(rules, path, _READ & handled, unasked)
     for path in order["readable"]:
         _refuse_inside(path, private)
         _allow_but(rules, path, _READ & handled, private, must_exist=True)

@@ -9,6 +9,9 @@ Pairs of them, which programs make for those that they start, stay.
 Nor does Landlock say anything about limits and priorities. Who may set those of
 another process of the same user can end it (a second of processor time) or have
 it wait for ever; so a program sets its own.
+
+Nor of the keyrings of the kernel, where other programs of the same user keep
+tickets and passwords; so a program has none.
 """
 
 from __future__ import annotations
@@ -54,12 +57,14 @@ class _Machine:
     -affinity and -attr."""
     of_processes: Mapping[int, int]
     """Calls whose first argument is what the second one is, by that of a process: setpriority, ioprio_set."""
+    of_keyrings: tuple[int, ...]
+    """Calls that reach a keyring: add_key, request_key and keyctl."""
 
 
 _MACHINES: Final[Mapping[str, _Machine]] = MappingProxyType(
     {
-        "x86_64": _Machine(0xC000003E, 41, 53, (302, 142, 144, 203, 314), {141: 0, 251: 1}),
-        "aarch64": _Machine(0xC00000B7, 198, 199, (261, 118, 119, 122, 274), {140: 0, 30: 1}),
+        "x86_64": _Machine(0xC000003E, 41, 53, (302, 142, 144, 203, 314), {141: 0, 251: 1}, (248, 249, 250)),
+        "aarch64": _Machine(0xC00000B7, 198, 199, (261, 118, 119, 122, 274), {140: 0, 30: 1}, (217, 218, 219)),
     }
 )
 
@@ -69,7 +74,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
 
     Refused are sockets of the family unix, pairs of those that can be turned to
     another address (datagrams), and io_uring, which makes sockets past the filter;
-    and to set limits, priorities and processors of any process but the caller.
+    to set limits, priorities and processors of any process but the caller; and keyrings.
     Code for another architecture ends at its first call: its calls have other numbers.
     """
     known = _MACHINES.get(machine)
@@ -85,6 +90,7 @@ def syscall_filter(machine: str = os.uname().machine) -> bytes:
         (_RETURN, 0, 0, _KILL),
         (_IF_EQUAL, 0, 1, _IO_URING_SETUP),
         (_RETURN, 0, 0, _REFUSE | errno.ENOSYS),
+        *(step for number in known.of_keyrings for step in ((_IF_EQUAL, 0, 1, number), (_RETURN, 0, 0, refused))),
         *(step for number in known.of_process for step in _only(number, {_FIRST: 0})),
         *(step for number, kind in known.of_processes.items() for step in _only(number, {_FIRST: kind, _SECOND: 0})),
         (_IF_EQUAL, 0, 3, known.socket),
