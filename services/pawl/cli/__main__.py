@@ -74,7 +74,11 @@ def flags(
     ] = None,
     authority: Annotated[
         Path | None,
-        typer.Option("--ca", envvar="PAWL_TLS_CA_FILE", help="Certificates of the authority, to speak TLS."),
+        typer.Option(
+            "--ca",
+            envvar="PAWL_TLS_CA_FILE",
+            help="Certificates of the authority, to speak TLS. A suite of the data folder has its own.",
+        ),
     ] = None,
     key_in_clear: Annotated[
         bool,

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 from pathlib import Path
+from typing import Final
 
 from rich.console import Console
 from rich.table import Table
@@ -19,6 +20,9 @@ _NEXT = (
     ("start a run and watch it", 'run "what is 17 * 23"'),
     ("see what waits for you", "inbox"),
 )
+
+# Callers have keys of their own, so there is none that commands find.
+_NO_KEY: Final = ("first give your key", "export PAWL_API_KEY=KEY")
 
 
 def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
@@ -53,12 +57,14 @@ def commands(endpoints: Endpoints) -> list[tuple[str, str]]:
     suite = "" if found else f" --data {shlex.quote(endpoints.data)}"
     program = _program()
     key = Path(endpoints.secrets) / LOCAL_KEY
+    has_key = key.exists()
     subscriber = Path(endpoints.secrets) / "nats-subscriber.url"
     listen = f"nats sub --server \"$(cat {shlex.quote(str(subscriber))})\" 'pawl.v1.>'"
     return [
+        *([] if has_key else [_NO_KEY]),
         *((purpose, f"{program}{suite} {command}") for purpose, command in _NEXT),
         *([("hear every event", listen)] if endpoints.nats else []),
-        *([("the key for programs", f"cat {shlex.quote(str(key))}")] if key.exists() else []),
+        *([("the key for programs", f"cat {shlex.quote(str(key))}")] if has_key else []),
     ]
 
 

@@ -158,6 +158,14 @@ def test_the_screen_s_commands_work_as_they_stand(tmp_path: Path, monkeypatch: p
     assert dict(commands(here))["talk to it"] == "pawl chat"
 
 
+def test_the_screen_says_first_that_commands_need_a_key_where_they_find_none(tmp_path: Path) -> None:
+    here = endpoints(tmp_path)
+    assert commands(here)[0] == ("first give your key", "export PAWL_API_KEY=KEY")
+    SecretFiles(Path(here.secrets)).put("local-key", "k")
+    assert "export" not in str(commands(here))
+    assert commands(here)[-1][0] == "the key for programs"
+
+
 def test_the_screen_hides_nothing_about_replaced_servers(tmp_path: Path) -> None:
     output = io.StringIO()
     replaced = Endpoints(launcher_pid=1, data=str(tmp_path), secrets="s", services={})
