@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 from typing import Annotated, Final, Generic, TypeVar
 
 import msgspec
@@ -175,7 +177,11 @@ class WatchedFile(Generic[T]):
             _log.error("file.not_read_again", **about, reason=reason)
 
     def _state(self) -> list[tuple[int, ...]]:
-        stats = [path.stat() for path in (self._path, *self._beside)]
+        paths = (self._path, *self._beside)
+        stats = [path.stat() for path in paths]
+        for path, mode in zip(paths, (stat.st_mode for stat in stats), strict=True):
+            if not (S_ISREG(mode) or S_ISDIR(mode)):  # a pipe: who reads it waits, and with him all of the process
+                raise OSError(errno.EINVAL, "it is no file but a pipe or device", str(path))
         # Who writes a file may set the first of its times, and no rights to read it change the second alone.
         return [(stat.st_mtime_ns, stat.st_ctime_ns, stat.st_size, stat.st_ino) for stat in stats]
 

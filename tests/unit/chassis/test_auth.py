@@ -285,6 +285,22 @@ async def test_keys_of_a_file_that_is_gone_count_for_a_minute_and_then_no_more(
     assert keys() == {}, "nobody looked meanwhile, and it may be gone for long"
 
 
+async def test_a_pipe_in_the_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+    """Who opens one waits for a writer: all calls of the process would."""
+    path, clock = tmp_path / "keys.json", ManualClock()
+    path.write_text(f"[{ENTRY}]")
+    keys = WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
+    there = keys()
+    path.unlink()
+    os.mkfifo(path)
+    await clock.advance(1.0)
+    assert keys() == there
+    await clock.advance(60.0)
+    assert keys() == {}
+    with pytest.raises(StartError, match="it is no file but a pipe"):
+        WatchedFile(path, "PAWL_API_KEYS_FILE", parse_keys, clock)
+
+
 async def test_a_broken_file_is_told_once_a_minute(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     path, clock = tmp_path / "keys.json", ManualClock()
     path.write_text(f"[{ENTRY}]")
