@@ -16,7 +16,7 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.login_failures import FailureReport, FailureSums
-from pawl.errors import DependencyUnavailable, PawlError
+from pawl.errors import DependencyUnavailable, InvalidArgument, PawlError, TooLarge
 
 SECRET_BYTES: Final = 32
 USES_MAX: Final = 1000
@@ -122,7 +122,8 @@ class KeyRows:
     A key that is not in it is looked for at once before it is refused: so a new
     one is known at once everywhere. All who wait for that share one look, and
     there is one each half second at most. Without news for 60 s no key is taken,
-    since any may have been revoked. Failed logins are reported on the way.
+    since any may have been revoked. Failed logins are reported on the way; reports
+    that are refused are dropped.
     """
 
     def __init__(self, source: KeySource, clock: Clock, failure_sums: FailureSums | None = None) -> None:
@@ -211,8 +212,18 @@ class KeyRows:
         is_anew = self._is_stale
         used = self._uses_to_report(began_at)
         sums = self._failure_sums
+        reports = () if sums is None else sums.reports()
+        after_change = 0 if is_anew else self._last_change
         try:
-            await self._read(0 if is_anew else self._last_change, used, () if sums is None else sums.reports())
+            try:
+                await self._read(after_change, used, reports)
+            except (InvalidArgument, TooLarge) as error:
+                if sums is None or not reports:
+                    raise
+                # It would be refused again and again, and without keys nobody gets in.
+                _log.warning("keys.reports_refused", reports=len(reports), reason=error.message)
+                sums.taken()
+                await self._read(after_change, used, ())
         except PawlError as error:
             if not self._is_failing:
                 _log.warning("keys.not_synced", reason=error.message)

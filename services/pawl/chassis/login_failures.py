@@ -172,7 +172,7 @@ class FailureSums:
 
     However many fail, it has at most 64 sums, beside as many reports that nobody has taken yet, and gives 64
     reports at once and then one every ten seconds. What has no sum of its own is summed up by kind. None is
-    lost and none counts twice: reports stay the same until they are taken.
+    lost, unless job-store refuses it, and none counts twice: reports stay the same until they are taken.
     """
 
     def __init__(self, clock: Clock, new_id: Callable[[], str] = lambda: f"rep_{secrets.token_hex(16)}") -> None:

@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from structlog.testing import capture_logs
 
 from pawl.chassis.auth import user_principal
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.key_rows import KeyChanges, KeyGrant, KeyRows, digest_of, is_secret, secret_of
 from pawl.chassis.login_failures import FailureKind, FailureReport, FailureSums, LoginRefused
-from pawl.errors import DependencyUnavailable, Unauthenticated
+from pawl.errors import DependencyUnavailable, InvalidField, Unauthenticated
 from tests.fakes.manual_clock import ManualClock
 
 SECRETS = [secret_of(bytes([number]) * 32) for number in range(8)]
@@ -45,6 +46,7 @@ class Source:
         self.reports: list[FailureReport] = []
         self.is_down = False
         self.loses_answers = False
+        self.refuses_reports = False
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -56,6 +58,8 @@ class Source:
         await self.gate.wait()
         if self.is_down:
             raise DependencyUnavailable
+        if reports and self.refuses_reports:
+            raise InvalidField("failure_reports: none of ours", field="failure_reports")
         self.reports += reports
         if self.loses_answers:
             raise DependencyUnavailable
@@ -352,6 +356,24 @@ async def test_failed_logins_are_reported_once_also_after_an_outage(
     assert {report.report_id for report in source.reports} == {source.reports[0].report_id}
     assert source.reports[0].sum.count == 1
     assert len(sums) == 0
+
+
+async def test_a_report_that_is_refused_is_dropped_and_keys_go_on(
+    rows: KeyRows, source: Source, clock: ManualClock, sums: FailureSums
+) -> None:
+    """It would be refused with each sync, for good."""
+    source.refuses_reports = True
+    source.changes = [grant(0)]
+    sums.add(FailureKind.UNKNOWN, "10.0.0.1")
+    with capture_logs() as lines:
+        await clock.advance(4)
+    assert await rows.find(SECRETS[0]) == grant(0)
+    assert (source.reports, len(sums)) == ([], 0)
+    assert [line["event"] for line in lines] == ["keys.reports_refused"]
+    source.refuses_reports = False
+    sums.add(FailureKind.UNKNOWN, "10.0.0.1")
+    await clock.advance(20)
+    assert [report.sum.count for report in source.reports] == [1]
 
 
 async def test_keys_that_have_ended_are_remembered_up_to_a_bound(
