@@ -66,6 +66,13 @@ async def test_making_and_revoking_a_key_are_events_with_who_did_it(world: World
     assert (first.by_user_id, first.by_credential_id) == ("", "")
 
 
+async def test_an_event_of_a_newer_version_is_shown_without_its_kind(world: World) -> None:
+    deployment = await world.deployment()
+    await world.database.execute("UPDATE job_store.key_events SET kind = 'KEY_RENAMED'")
+    (event,) = await events(deployment)
+    assert (event.kind, event.key_name) == (pb.KEY_EVENT_KIND_UNSPECIFIED, "bootstrap")
+
+
 async def test_a_delegate_is_named_beside_whom_it_acts_for(world: World) -> None:
     roles = ["delegate", "operator", "member"]
     deployment = await world.deployment()

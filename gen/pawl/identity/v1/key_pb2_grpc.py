@@ -94,7 +94,7 @@ class KeyServiceServicer(object):
     def ListKeys(self, request, context):
         """Lists keys, newest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -117,7 +117,7 @@ class KeyServiceServicer(object):
         Events of keys are written in the transaction that changes the key, and are
         never changed. They are kept for 90 days, of failed logins the last 100000.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

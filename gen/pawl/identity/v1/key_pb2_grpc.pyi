@@ -58,7 +58,7 @@ class KeyServiceStub:
     ListKeys: _grpc.UnaryUnaryMultiCallable[_key_pb2.ListKeysRequest, _key_pb2.ListKeysResponse]
     """Lists keys, newest first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+    Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
     RevokeKey: _grpc.UnaryUnaryMultiCallable[_key_pb2.RevokeKeyRequest, _key_pb2.RevokeKeyResponse]
     """Revokes a key, for good. Keys that it has made remain. Idempotent: one that
@@ -73,7 +73,7 @@ class KeyServiceStub:
     Events of keys are written in the transaction that changes the key, and are
     never changed. They are kept for 90 days, of failed logins the last 100000.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+    Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
 
 @_typing.type_check_only
@@ -106,7 +106,7 @@ class KeyServiceAsyncStub(KeyServiceStub):
     ListKeys: _aio.UnaryUnaryMultiCallable[_key_pb2.ListKeysRequest, _key_pb2.ListKeysResponse]  # type: ignore[assignment]
     """Lists keys, newest first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+    Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
     RevokeKey: _aio.UnaryUnaryMultiCallable[_key_pb2.RevokeKeyRequest, _key_pb2.RevokeKeyResponse]  # type: ignore[assignment]
     """Revokes a key, for good. Keys that it has made remain. Idempotent: one that
@@ -121,7 +121,7 @@ class KeyServiceAsyncStub(KeyServiceStub):
     Events of keys are written in the transaction that changes the key, and are
     never changed. They are kept for 90 days, of failed logins the last 100000.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+    Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
     """
 
 class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -163,7 +163,7 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_key_pb2.ListKeysResponse, _abc.Awaitable[_key_pb2.ListKeysResponse]]:
         """Lists keys, newest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod
@@ -190,7 +190,7 @@ class KeyServiceServicer(metaclass=_abc_1.ABCMeta):
         Events of keys are written in the transaction that changes the key, and are
         never changed. They are kept for 90 days, of failed logins the last 100000.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors: INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN, PERMISSION_DENIED.
         """
 
 def add_KeyServiceServicer_to_server(servicer: KeyServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -83,6 +83,7 @@ ON CONFLICT (report_id) WHERE report_id <> '' DO NOTHING
 """
 _SETS: Final = ("roles", "maker_user_ids")
 _FAILURE_KINDS: Final = {kind.value: kind for kind in FailureKind}
+_EVENT_KINDS: Final = {kind.value: kind for kind in KeyEventKind}
 _made: Final = attrgetter(*_MADE.split(", "))
 _told: Final = attrgetter(*_TOLD.split(", "))
 _summed: Final = attrgetter("kind", "source", "count", "first_time", "last_time")
@@ -185,7 +186,7 @@ def _event(fields: dict[str, Any]) -> KeyEvent:
         fields["failures"] = FailureSum(
             kind=known, source=source, count=count, first_time=first_time, last_time=last_time
         )
-    return KeyEvent(**fields | {"kind": KeyEventKind(fields["kind"]), "roles": frozenset(fields["roles"])})
+    return KeyEvent(**fields | {"kind": _EVENT_KINDS.get(fields["kind"]), "roles": frozenset(fields["roles"])})
 
 
 def _key(fields: dict[str, Any]) -> Key:

@@ -26,11 +26,14 @@ class KeyEventKind(StrEnum):
 
 
 class KeyEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that happened to a key, as that was then, or logins that failed. Its id is given when it is kept."""
+    """Something that happened to a key, as that was then, or logins that failed. Its id is given when it is kept.
+
+    Its kind is None if a newer version has written it.
+    """
 
     event_id: int = 0
     time: datetime
-    kind: KeyEventKind
+    kind: KeyEventKind | None
     store_id: StoreId = DEPLOYMENT_STORE
     key_id: KeyId = NO_KEY
     key_name: str = ""
