@@ -28,6 +28,7 @@ LIMITS = (
         "inbox": 2,
         "inbox_bytes": 100,
         "receipts": 1,
+        "people": 4,
     },
     {
         "queue": 2,
@@ -38,6 +39,7 @@ LIMITS = (
         "inbox": 9,
         "inbox_bytes": 7,
         "receipts": 9,
+        "people": 1,
     },
     {
         "queue": 3,
@@ -48,12 +50,13 @@ LIMITS = (
         "inbox": 3,
         "inbox_bytes": 9,
         "receipts": 0,
+        "people": 2,
     },
 )
 """Runs that wait in a conversation and are queued in a store, active ones of a store and of a user, dead workers.
 
-Then what waits in a run: messages, and top-ups, and bytes of messages. Last the receipts of what
-changed nothing.
+Then what waits in a run: messages, and top-ups, and bytes of messages. Then the receipts of what
+changed nothing. Last the people but those who started it whose messages enter a run.
 """
 
 
@@ -123,11 +126,11 @@ class Model:
             policy = "QUEUE"
         self._judge_submit(ask, found, policy)
         if policy == "STEER":
-            self.judge_room(active or {}, ask["bytes"])
+            self.judge_room(active or {}, ask)
         if policy == "STEER":
             assert active is not None
             run, steered = active, True
-            self.enter(active, ask["bytes"])
+            self.enter(active, ask)
             self.post(active, self.new_id("cmd"), "steer")
             self.wake(active)
         else:
@@ -158,15 +161,19 @@ class Model:
         if policy != "STEER" and (waits >= self.limits["queue"] or waiting >= self.limits["store_queue"]):
             raise Refusal("QUEUE_FULL")
 
-    def judge_room(self, run: Row, size: int) -> None:
-        """Refuse a message if too much waits already that does not stand in the conversation yet."""
-        if run["waiting"] >= self.limits["inbox"] or run["waiting_bytes"] + size > self.limits["inbox_bytes"]:
+    def judge_room(self, run: Row, ask: Row) -> None:
+        """Refuse a message if too much waits that does not stand in the conversation yet, or of too many people."""
+        is_long = run["waiting_bytes"] + ask["bytes"] > self.limits["inbox_bytes"]
+        others = set(ask["people"]) - {run["user"], *run["people"], *run["steered_by"]}
+        is_one_more = others and len(others) + len(run["steered_by"]) > self.limits["people"]
+        if run["waiting"] >= self.limits["inbox"] or is_long or is_one_more:
             raise Refusal("QUEUE_FULL")
 
-    def enter(self, run: Row, size: int) -> None:
-        """Count a message that has entered a run."""
+    def enter(self, run: Row, ask: Row) -> None:
+        """Count a message that has entered a run, and whose it is."""
         run["waiting"] += 1
-        run["waiting_bytes"] += size
+        run["waiting_bytes"] += ask["bytes"]
+        run["steered_by"] |= set(ask["people"]) - {run["user"], *run["people"]}
 
     def _new_conversation(self, ask: Row) -> Row:
         return self._conversation_of(ask["store"], ask["user"], ask["conversation"] or self.new_id("conv"))
@@ -204,6 +211,7 @@ class Model:
             "last_step": None,
             "credential": "",
             "people": (),
+            "steered_by": set(),
         }
         self.runs[run["store"], run["id"]] = run
         return run
@@ -213,7 +221,7 @@ class Model:
         conversation = self._conversation_of(parent["store"], parent["user"], self.new_id("conv"))
         run = self._new_run(conversation, name, 0, 0)
         run["parent"], run["credential"] = (parent["id"], call), parent["credential"]
-        run["people"] = parent["people"]
+        run["people"], run["steered_by"] = parent["people"], {*parent["steered_by"]}
         self._give_turn(run)
 
     def _create(self, ask: Row, conversation: Row, policy: str) -> Row:
@@ -295,6 +303,7 @@ class Model:
             call["reserved"] = self.new_id("cmd")
             caller = self.runs[run["store"], parent]
             self.post(caller, call["reserved"], "agent_ended", call=name)
+            caller["steered_by"] |= run["steered_by"]
             self.wake(caller)
 
     def give_up(self, store: str, name: str) -> None:

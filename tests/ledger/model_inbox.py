@@ -130,8 +130,8 @@ def send(model: Model, ask: Row) -> tuple[Any, ...]:
 def _judge_room(model: Model, run: Row, ask: Row) -> None:
     """Refuse what people send without being waited for if too much of it waits; it may come again."""
     if ask["kind"] == "steer":
-        model.judge_room(run, ask["bytes"])
-        model.enter(run, ask["bytes"])
+        model.judge_room(run, ask)
+        model.enter(run, ask)
     top_ups = [command for command in model.unread(run).values() if command["kind"] == "top_up"]
     if ask["kind"] == "top_up" and len(top_ups) >= model.limits["inbox"]:
         raise Refusal("QUEUE_FULL")
@@ -208,7 +208,7 @@ def _judge_decision(call: Row, ask: Row) -> Verdict | None:
 
 
 def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
-    """D6: of calls that several people approve, who started the run decides none, and nobody approves twice.
+    """D6: of calls that several people approve, who started or steered the run decides none, and nobody twice.
 
     Nor does a credential: whoever it says that it is. With a key acts, too, who made it.
     """
@@ -216,7 +216,8 @@ def _judge_approver(run: Row, call: Row, ask: Row) -> Verdict | None:
         return None
     credential = ask["credential"] if ask["credential"] != "local" else ""
     people = {ask["user"], *ask["people"]}
-    started = people & {call["user"], *run["people"]} or (credential and credential == run["credential"])
+    moved = {call["user"], *run["people"], *run["steered_by"]}
+    started = people & moved or (credential and credential == run["credential"])
     if ask["right"] == "QUESTIONS" or (call["required"] > 1 and started):
         return "REFUSED", "PERMISSION_DENIED"
     if not ask["digest"]:

@@ -110,7 +110,10 @@ def _submit(ask: Row) -> Submit:
 
 def _inbox_limits(limits: Row) -> inbox.Limits:
     return inbox.Limits(
-        commands_max=limits["inbox"], bytes_max=limits["inbox_bytes"], idle_receipts_max=limits["receipts"]
+        commands_max=limits["inbox"],
+        bytes_max=limits["inbox_bytes"],
+        idle_receipts_max=limits["receipts"],
+        people_max=limits["people"],
     )
 
 

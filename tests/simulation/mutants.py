@@ -327,7 +327,7 @@ MUTANTS = (
     Mutant(
         name="who_started_it_approves_it",
         module=_COMMAND,
-        text="if several > 1 and not people.isdisjoint(people_of(run)):",
+        text="if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),

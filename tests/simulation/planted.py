@@ -102,6 +102,20 @@ OF_THE_LEDGER = (
         checker=REFERENCE_MODEL,
     ),
     Mutant(
+        name="who_steered_it_approves_it",
+        module="pawl.job_store.domain.command",
+        text="people_of(run).union(run.steered_by)",
+        instead="people_of(run)",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
+        name="who_steered_what_did_a_call_is_forgotten",
+        module="pawl.job_store.domain.stop",
+        text="{*parent.steered_by, *run.steered_by}",
+        instead="parent.steered_by",
+        checker=REFERENCE_MODEL,
+    ),
+    Mutant(
         name="the_credential_that_started_it_approves_it",
         module="pawl.job_store.domain.command",
         text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",

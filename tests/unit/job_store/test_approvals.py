@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, UserId
-from pawl.errors import IllegalTransition, RequestIdReused
-from pawl.job_store.domain.command import Decide, Receipt
-from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight
+from pawl.errors import IllegalTransition, QueueFull, RequestIdReused
+from pawl.job_store.domain.command import Decide, Receipt, Steer
+from pawl.job_store.domain.inbox import Limits
+from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight, MessagePolicy, RunState
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation
 
 EDIT: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST}
@@ -206,6 +208,70 @@ def test_who_made_the_key_that_started_the_run_approves_nothing_of_it() -> None:
     refused = decide(world, run_id, "cyd", credential_id="key_3", people=("cyd", "olga"))
     assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
     assert said(decide(world, run_id, "cyd", credential_id="key_4", people=("cyd",))) == TAKEN
+
+
+STEERS: dict[str, Callable[[World, str, dict[str, Any]], object]] = {
+    "command": lambda world, run_id, who: world.send(run_id, Steer(), **who),
+    "message": lambda world, _, who: world.submit(MessagePolicy.STEER, **who),
+}
+
+
+@pytest.mark.parametrize("steer", STEERS.values(), ids=STEERS)
+def test_who_made_the_key_that_steers_the_run_approves_nothing_of_it(
+    steer: Callable[[World, str, dict[str, Any]], object],
+) -> None:
+    world = World()
+    run_id = world.begin(credential_id="key_1", people=("ann", "zed"))
+    steer(world, run_id, {"credential_id": "key_2", "people": ("ann", "olga"), "delegate_user_id": "shop"})
+    waits = change("call", CallState.AWAITING_APPROVAL, digest=DIGEST, approvals_required=2)
+    world.commit(run_id, calls=(waits,))
+    assert world.run(run_id).steered_by == ("olga", "shop")
+    for user_id, people in {"olga": ("olga",), "cyd": ("cyd", "olga"), "shop": (), "zed": ()}.items():
+        for kind in DecisionKind:
+            refused = decide(world, run_id, user_id, kind, credential_id="key_3", people=people)
+            assert said(refused) == ("REFUSED", "PERMISSION_DENIED")
+    assert "neither started nor steered" in refused.message
+    assert said(decide(world, run_id, "cyd", credential_id="key_4")) == TAKEN
+    assert said(decide(world, run_id, "dan", credential_id="key_5", command_id="second")) == TAKEN
+    world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=("second",))
+
+
+def test_a_message_takes_back_no_approval_that_was_given_before() -> None:
+    """It has not shaped the call; and its owner, who goes on by the approval, must not be refused."""
+    world = World()
+    run_id = gated(world, 2)
+    assert said(decide(world, run_id, "olga")) == TAKEN
+    assert said(decide(world, run_id, "dan", command_id="second")) == TAKEN
+    world.send(run_id, Steer(), people=("olga",))
+    world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=("second",))
+
+
+def test_who_steers_a_run_above_or_below_has_steered_the_run() -> None:
+    world = World()
+    run_id = world.begin()
+    world.send(run_id, Steer(), people=("olga",))
+    calls = (change("call", CallState.DELEGATED, child_run_id="run_below"),)
+    world.commit(run_id, calls=calls, delegations=(delegation("call", "run_below"),))
+    assert world.run("run_below").steered_by == ("olga",)
+    world.send("run_below", Steer(), people=("cyd",))
+    assert world.run(run_id).steered_by == ("olga",)
+    world.claim("run_below")
+    world.commit("run_below", state=RunState.RUNNING)
+    inbox = tuple(command.command_id for command in world.unit.inbox(world.run("run_below")))
+    world.commit("run_below", state=RunState.COMPLETED, consumed=inbox)
+    assert world.run(run_id).steered_by == ("cyd", "olga")
+
+
+def test_a_run_takes_messages_of_so_many_people() -> None:
+    world = World()
+    run_id = world.begin(people=("zed",))
+    limits = Limits(people_max=2)
+    for user_id in ("olga", "zed", "cyd", "olga"):
+        world.send(run_id, Steer(), people=(user_id,), inbox_limits=limits)
+    with pytest.raises(QueueFull, match="queue this one"):
+        world.send(run_id, Steer(), people=("dan",), inbox_limits=limits)
+    assert world.run(run_id).steered_by == ("cyd", "olga")
+    assert world.send(run_id, Steer(), inbox_limits=limits).outcome is CommandOutcome.ACCEPTED
 
 
 @pytest.mark.parametrize("people", [("cyd", "olga"), ("dan", "cyd")])

@@ -216,9 +216,9 @@ class AgentServiceServicer(object):
 
         Gated calls are decided by users with the role approver or admin, of all
         users of their store, and by users without any roles in their own runs. Of
-        calls that need several approvals none is by whoever started the run, or by
-        the credential that started it, and no two are by one person or one
-        credential; the key of one machine (`pawl up`) is everybody's there.
+        calls that need several approvals none is by whoever started or steered the
+        run, or by the credential that started it, and no two are by one person or
+        one credential; the key of one machine (`pawl up`) is everybody's there.
         Questions are answered by whoever started the run alone. A delegate whose
         key does not say that it decides for users decides and answers nothing.
 
@@ -246,8 +246,9 @@ class AgentServiceServicer(object):
     def SendMessage(self, request, context):
         """Sends a message to a conversation. What it does while a run is active is
         the policy's matter. Idempotent by request id. With STEER a run takes at most
-        100 messages, with 1 MiB of text, that do not stand in the conversation yet;
-        then QUEUE_FULL.
+        100 messages, with 1 MiB of text, that do not stand in the conversation yet,
+        and in all messages of 32 people besides those who started it; then
+        QUEUE_FULL.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
         QUEUE_FULL, REQUEST_ID_REUSED.

@@ -109,9 +109,9 @@ class AgentServiceStub:
 
     Gated calls are decided by users with the role approver or admin, of all
     users of their store, and by users without any roles in their own runs. Of
-    calls that need several approvals none is by whoever started the run, or by
-    the credential that started it, and no two are by one person or one
-    credential; the key of one machine (`pawl up`) is everybody's there.
+    calls that need several approvals none is by whoever started or steered the
+    run, or by the credential that started it, and no two are by one person or
+    one credential; the key of one machine (`pawl up`) is everybody's there.
     Questions are answered by whoever started the run alone. A delegate whose
     key does not say that it decides for users decides and answers nothing.
 
@@ -131,8 +131,9 @@ class AgentServiceStub:
     SendMessage: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]
     """Sends a message to a conversation. What it does while a run is active is
     the policy's matter. Idempotent by request id. With STEER a run takes at most
-    100 messages, with 1 MiB of text, that do not stand in the conversation yet;
-    then QUEUE_FULL.
+    100 messages, with 1 MiB of text, that do not stand in the conversation yet,
+    and in all messages of 32 people besides those who started it; then
+    QUEUE_FULL.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
     QUEUE_FULL, REQUEST_ID_REUSED.
@@ -292,9 +293,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     Gated calls are decided by users with the role approver or admin, of all
     users of their store, and by users without any roles in their own runs. Of
-    calls that need several approvals none is by whoever started the run, or by
-    the credential that started it, and no two are by one person or one
-    credential; the key of one machine (`pawl up`) is everybody's there.
+    calls that need several approvals none is by whoever started or steered the
+    run, or by the credential that started it, and no two are by one person or
+    one credential; the key of one machine (`pawl up`) is everybody's there.
     Questions are answered by whoever started the run alone. A delegate whose
     key does not say that it decides for users decides and answers nothing.
 
@@ -314,8 +315,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
     SendMessage: _aio.UnaryUnaryMultiCallable[_agent_pb2.SendMessageRequest, _agent_pb2.SendMessageResponse]  # type: ignore[assignment]
     """Sends a message to a conversation. What it does while a run is active is
     the policy's matter. Idempotent by request id. With STEER a run takes at most
-    100 messages, with 1 MiB of text, that do not stand in the conversation yet;
-    then QUEUE_FULL.
+    100 messages, with 1 MiB of text, that do not stand in the conversation yet,
+    and in all messages of 32 people besides those who started it; then
+    QUEUE_FULL.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
     QUEUE_FULL, REQUEST_ID_REUSED.
@@ -502,9 +504,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Gated calls are decided by users with the role approver or admin, of all
         users of their store, and by users without any roles in their own runs. Of
-        calls that need several approvals none is by whoever started the run, or by
-        the credential that started it, and no two are by one person or one
-        credential; the key of one machine (`pawl up`) is everybody's there.
+        calls that need several approvals none is by whoever started or steered the
+        run, or by the credential that started it, and no two are by one person or
+        one credential; the key of one machine (`pawl up`) is everybody's there.
         Questions are answered by whoever started the run alone. A delegate whose
         key does not say that it decides for users decides and answers nothing.
 
@@ -536,8 +538,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_agent_pb2.SendMessageResponse, _abc.Awaitable[_agent_pb2.SendMessageResponse]]:
         """Sends a message to a conversation. What it does while a run is active is
         the policy's matter. Idempotent by request id. With STEER a run takes at most
-        100 messages, with 1 MiB of text, that do not stand in the conversation yet;
-        then QUEUE_FULL.
+        100 messages, with 1 MiB of text, that do not stand in the conversation yet,
+        and in all messages of 32 people besides those who started it; then
+        QUEUE_FULL.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
         QUEUE_FULL, REQUEST_ID_REUSED.

@@ -334,9 +334,9 @@ class ApprovalRequest(_message.Message):
     """Why it is gated, for example "category SENSITIVE" or "bulk of 5"."""
     approvals_required: _builtins.int
     """How many different people must approve it, from 1; 0 was written before
-    this was known and means 1. From 2 on, whoever started the run is none of
-    them, and each approves with another credential than the others and than
-    the one that started the run. With a key acts, too, who made it.
+    this was known and means 1. From 2 on, whoever started or steered the run is
+    none of them, and each approves with another credential than the others and
+    than the one that started the run. With a key acts, too, who made it.
     """
     escalated: _builtins.bool
     """True once nobody decided in time and the request got a second period

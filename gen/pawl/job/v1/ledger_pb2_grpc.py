@@ -233,7 +233,8 @@ class LedgerServiceServicer(object):
         receipts; one without is judged anew when it comes again.
 
         Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
-        be read: then nothing is kept, and the same command may be sent again.
+        be read, or messages of too many people have come: then nothing is kept, and
+        the same command may be sent again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -103,7 +103,8 @@ class LedgerServiceStub:
     receipts; one without is judged anew when it comes again.
 
     Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
-    be read: then nothing is kept, and the same command may be sent again.
+    be read, or messages of too many people have come: then nothing is kept, and
+    the same command may be sent again.
     """
     ListCommands: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -245,7 +246,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     receipts; one without is judged anew when it comes again.
 
     Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
-    be read: then nothing is kept, and the same command may be sent again.
+    be read, or messages of too many people have come: then nothing is kept, and
+    the same command may be sent again.
     """
     ListCommands: _aio.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]  # type: ignore[assignment]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -432,7 +434,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         receipts; one without is judged anew when it comes again.
 
         Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
-        be read: then nothing is kept, and the same command may be sent again.
+        be read, or messages of too many people have come: then nothing is kept, and
+        the same command may be sent again.
         """
 
     @_abc_1.abstractmethod

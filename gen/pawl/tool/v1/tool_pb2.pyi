@@ -88,8 +88,8 @@ class ToolDefinition(_message.Message):
     """
     approvals_required: _builtins.int
     """How many different people must approve a gated call, 0 to 5; 0 means one.
-    From two on, whoever started the run is none of them. Not for HUMAN tools,
-    which need no approval.
+    From two on, whoever started or steered the run is none of them. Not for
+    HUMAN tools, which need no approval.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:

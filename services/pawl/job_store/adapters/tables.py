@@ -89,6 +89,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
         *_same("bytea", "queued_message", "usage", "failure", "unstopped"),
         *_same("bytea", "tools", "output", heavy=True),
         Column("people", "text", lambda row: ",".join(row.people), fixed=True),
+        Column("steered_by", "text", lambda row: ",".join(row.steered_by)),
         Column("waits", "bytea", lambda row: bytes(row.waits)),
         Column("attention", "smallint", lambda row: row.attention and row.attention.reason),
         Column("attention_time", "timestamptz", lambda row: row.attention and row.attention.since_time),
@@ -111,7 +112,8 @@ def run(record: Record | Mapping[str, Any]) -> RunRow:
     attention = None if reason is None else Attention(reason=AttentionReason(reason), since_time=since_time)
     fields["attention"] = attention
     fields["state"] = RunState(fields["state"])
-    fields["people"] = tuple(filter(None, fields["people"].split(",")))
+    for name in ("people", "steered_by"):
+        fields[name] = tuple(filter(None, fields[name].split(",")))
     fields["waits"] = tuple(fields["waits"])
     fields["stop_cause"] = None if stop_cause is None else StopCause(stop_cause)
     fields["last_commit"] = None if last_commit is None else _unpack_last_commit(last_commit)

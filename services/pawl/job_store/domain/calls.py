@@ -133,6 +133,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
 
     Of two and more that are needed none is whoever started the run, or has its credential,
     and no two are one person, or have one credential. A delegate is a person, too, and with a key acts who made it.
+    Who has steered the run was asked when each approved: a message that comes later takes no approval back.
     """
     decision = call.decision
     if decision is None or decision.kind not in _APPROVALS:

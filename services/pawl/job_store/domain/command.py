@@ -259,7 +259,9 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
             text_bytes = command.text_bytes
-            run = inbox.accept_message(unit, run, incoming, self.inbox_limits, text_bytes=text_bytes)
+            run = inbox.accept_message(
+                unit, run, incoming, self.inbox_limits, text_bytes=text_bytes, people=self.people
+            )
             return turn.wake(unit, run)
         call = _call_of_run(unit, run, command.call_id)
         if call is None:
@@ -359,8 +361,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
         several = call.approvals_required
         people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
-        if several > 1 and not people.isdisjoint(people_of(run)):
-            message = f"{several} people other than the one who started the run decide this call: {_WITH_KEYS}"
+        if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):
+            message = f"{several} people who neither started nor steered the run decide this call: {_WITH_KEYS}"
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
         if several > 1 and is_same_credential(self.credential_id, run.credential_id):
             message = f"your credential started the run: {several} people decide this call, each with one of their own"

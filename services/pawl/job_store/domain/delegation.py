@@ -54,6 +54,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         credential_id=parent.credential_id,
         delegate_user_id=parent.delegate_user_id,
         people=parent.people,
+        steered_by=parent.steered_by,
     )
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
 

@@ -8,6 +8,7 @@ it stands in the conversation, wherever its owner keeps it meanwhile.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -15,6 +16,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, CommandId, CredentialId, UserId
 from pawl.errors import QueueFull
+from pawl.job_store.domain.calls import people_of
 from pawl.job_store.domain.rows import CommandRow, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 
@@ -27,12 +29,14 @@ AGENT_ENDED: Final = "agent_ended"
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
     """Most messages, and most top-ups, that wait for the owner of a run, and most bytes of text of those messages.
 
-    `idle_receipts_max` is the most receipts that a run keeps of commands that changed nothing.
+    `idle_receipts_max` is the most receipts that a run keeps of commands that changed nothing, and
+    `people_max` the most people but those who started it whose messages enter it.
     """
 
     commands_max: int = 100
     bytes_max: int = 1024 * 1024
     idle_receipts_max: int = 100
+    people_max: int = 32
 
 
 LIMITS: Final = Limits()
@@ -71,17 +75,29 @@ def arrived(
     )
 
 
-def accept_message(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits, *, text_bytes: int) -> RunRow:
-    """Put a message into the inbox of `run`; returns the run.
+def accept_message(
+    unit: UnitOfWork,
+    run: RunRow,
+    incoming: CommandRow,
+    limits: Limits,
+    *,
+    text_bytes: int,
+    people: Iterable[UserId],
+) -> RunRow:
+    """Put a message into the inbox of `run`; returns the run. `people` are others whose act the message is, too.
 
     Raises:
-        QueueFull: too many wait there.
+        QueueFull: too many wait there, or it is by one more than the run can keep.
     """
     size_bytes = run.steer_bytes_waiting + text_bytes
     if run.steers_waiting >= limits.commands_max or size_bytes > limits.bytes_max:
         waiting = f"{run.steers_waiting} messages with {run.steer_bytes_waiting} bytes wait to be read by this run"
         raise QueueFull(f"{waiting}: send this one again when it has read some, or queue it")
+    steered_by = {incoming.user_id, incoming.delegate_user_id, *people, *run.steered_by} - people_of(run) - {UserId("")}
+    if len(steered_by) > max(limits.people_max, len(run.steered_by)):
+        raise QueueFull(f"messages of {limits.people_max} more people have entered this run: queue this one")
     run = replace(run, steers_waiting=run.steers_waiting + 1, steer_bytes_waiting=size_bytes)
+    run = replace(run, steered_by=tuple(sorted(steered_by)))
     return accept(unit, run, incoming)
 
 

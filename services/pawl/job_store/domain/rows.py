@@ -130,7 +130,8 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts` is how
     many receipts it has of commands that changed nothing. `credential_id` started it, or
     the run above it, for which `delegate_user_id` acted for the user; both are empty if unknown.
-    `people` are others whose act that was, too, where several people are needed.
+    `people` are others whose act that was, too, where several people are needed, and `steered_by` are
+    all others whose message has entered it, or a run that has done a call of it.
     """
 
     store_id: StoreId
@@ -170,6 +171,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
     people: tuple[UserId, ...] = ()
+    steered_by: tuple[UserId, ...] = ()
 
     @property
     def key(self) -> RunKey:

@@ -97,4 +97,5 @@ def _report(unit: UnitOfWork, run: RunRow) -> None:
     payload = msgspec.msgpack.encode(ending)
     incoming = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)
     unit.put_call(replace(call, reserved_by=incoming.command_id))
+    parent = replace(parent, steered_by=tuple(sorted({*parent.steered_by, *run.steered_by})))
     turn.wake(unit, inbox.accept(unit, parent, incoming))

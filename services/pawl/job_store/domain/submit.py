@@ -38,7 +38,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     runs wait for their turn in the conversation, and `store_queue_max` wait
     for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
     `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; `people` are others whose
-    act it is, too, where several people are needed. A new run keeps all three.
+    act it is, too, where several people are needed. A new run keeps all three, and one that it enters the people.
     """
 
     store_id: StoreId
@@ -82,7 +82,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             ConversationNotFound: absent, or of another user.
             ConversationBusy: the policy is REJECT and a run is active.
             QueueFull: too many runs wait in the conversation, or in the store, or too many
-                messages in the active run.
+                messages in the active run, or messages of too many people.
         """
         request_key = RequestKey(self.store_id, self.user_id, self.request_id)
         earlier = unit.requests.get(request_key) if self.request_id else None
@@ -143,7 +143,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                     # What enters a run that is being stopped would be lost.
                     return self._create(unit, conversation)
                 incoming = self._command(unit, active, inbox.STEER, self.steer)
-                active = inbox.accept_message(unit, active, incoming, self.inbox_limits, text_bytes=self.text_bytes)
+                active = inbox.accept_message(
+                    unit, active, incoming, self.inbox_limits, text_bytes=self.text_bytes, people=self.people
+                )
                 return Submitted(run=turn.wake(unit, active), steered=True)
             case MessagePolicy.INTERRUPT:
                 submitted = self._create(unit, conversation, first=True)

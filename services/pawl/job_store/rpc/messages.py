@@ -57,7 +57,7 @@ _RUN: Final = _WIRE.struct(
                 "claim_at",
             ),
             *("command_count", "token_ceiling", "last_commit", "queued_message", "steers_waiting"),
-            *("steer_bytes_waiting", "idle_receipts", "people"),
+            *("steer_bytes_waiting", "idle_receipts", "people", "steered_by"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
