@@ -238,13 +238,15 @@ def principal_of(credential: Credential, metadata: Mapping[str, str]) -> Princip
     of its roles, with commas between.
 
     Raises:
-        PermissionDenied: somebody else is named and it is no delegate, or roles are named that it has not.
+        PermissionDenied: somebody else is named, or roles are, and it is no delegate; or roles are that it has not.
         InvalidId: the named user cannot exist.
     """
     store_id, user_id, roles = credential.store_id, credential.user_id, credential.roles
     if metadata.get("pawl-store", store_id) != store_id:
         raise PermissionDenied("the metadata `pawl-store` names another store than that of the key: leave it out")
     named = metadata.get("pawl-user")
+    if "pawl-roles" in metadata and (named is None or Role.DELEGATE not in roles):
+        raise PermissionDenied("the metadata `pawl-roles` is for a delegate that names a user: leave it out")
     decides = Role.DELEGATE not in roles or credential.decides_for_users
     if Role.DELEGATE in roles:
         own = roles - {Role.DELEGATE, Role.DEPLOYMENT}

@@ -115,6 +115,15 @@ def test_a_delegate_acts_for_a_user_of_its_store_with_the_roles_that_it_hands_on
         principal_of(backend, {"pawl-user": "a.b"})
 
 
+@pytest.mark.parametrize(
+    "caller", [credential("approver"), credential("delegate", "approver")], ids=["own", "delegate"]
+)
+def test_who_cannot_hand_on_roles_is_told_so(caller: FileCredential) -> None:
+    """Somebody who asks for less than the key has must not get more."""
+    with pytest.raises(PermissionDenied, match="`pawl-roles` is for a delegate that names a user"):
+        principal_of(caller, {"pawl-roles": "viewer"})
+
+
 def test_it_is_known_for_whom_a_delegate_acts_and_who_it_is() -> None:
     backend = credential("delegate", "member")
     assert principal_of(backend, {"pawl-user": "ann"}).delegate_user_id == "backend"
