@@ -22,7 +22,7 @@ WHO_CALLS: Final = ("authorization", "pawl-store", "pawl-user", "pawl-roles")
 """The metadata that say who calls."""
 LOCAL_CREDENTIAL: Final = CredentialId("local")
 """The id of the local key."""
-DECIDES_NOTHING: Final = (
+_DECIDES_NOTHING: Final = (
     "a delegate does not decide: have the person do it with a key or token of their own,"
     " or use a key of a delegate that says `decides_for_users`"
 )
@@ -119,9 +119,18 @@ def require_decider() -> Principal:
         PermissionDenied: it is a delegate that decides nothing, or nobody of a store.
     """
     principal = require_user()
-    if not principal.decides:
-        raise PermissionDenied(DECIDES_NOTHING)
+    check_decides(principal)
     return principal
+
+
+def check_decides(principal: Principal) -> None:
+    """Return if a caller decides anything at all: to reject is a decision, too.
+
+    Raises:
+        PermissionDenied: it is a delegate that does not.
+    """
+    if not principal.decides:
+        raise PermissionDenied(_DECIDES_NOTHING)
 
 
 def check_may_call(principal: Principal, callers: frozenset[str] | None) -> None:

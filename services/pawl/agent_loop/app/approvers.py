@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from pawl.agent_loop.app.public_values import DecisionRight
-from pawl.chassis.auth import DECIDES_NOTHING, Principal
+from pawl.chassis.auth import Principal
 from pawl.chassis.roles import Role
 from pawl.errors import PermissionDenied
 
@@ -22,16 +22,6 @@ def decision_right(caller: Principal) -> DecisionRight:
     if caller.roles & _ROLES:
         return DecisionRight.STORE
     return DecisionRight.QUESTIONS if caller.roles else DecisionRight.OWN_RUNS
-
-
-def require_decider(caller: Principal) -> None:
-    """Return if the caller decides anything at all: to reject is a decision, too.
-
-    Raises:
-        PermissionDenied: the caller is a delegate that does not.
-    """
-    if not caller.decides:
-        raise PermissionDenied(DECIDES_NOTHING)
 
 
 def require_approver(caller: Principal) -> None:

@@ -31,7 +31,7 @@ from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
-from pawl.chassis.auth import Principal
+from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.ids import CallId, CommandId, IdSource, RequestId, RunId
 from pawl.errors import (
     AlreadyExists,
@@ -142,7 +142,7 @@ class Inbox:
             CallNotFound: an edit names no call of the run.
             InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
         """
-        approvers.require_decider(caller)
+        check_decides(caller)
         _check_decision(decision)
         right = approvers.decision_right(caller)
         verdict = EditVerdict(arguments_json=b"", digest="")
@@ -190,7 +190,7 @@ class Inbox:
         Raises:
             PermissionDenied: as for `decide`, of all of them.
         """
-        approvers.require_decider(caller)
+        check_decides(caller)
         return await asyncio.gather(
             *(_alone(self.decide(caller, _derived(request_id, decision), decision)) for decision in decisions)
         )
@@ -221,7 +221,7 @@ class Inbox:
             PermissionDenied: the caller is a delegate that does not decide.
             InvalidField, InvalidJson, TooLarge
         """
-        approvers.require_decider(caller)
+        check_decides(caller)
         if resolution is CallResolution.HAPPENED:
             checks.result_json(content_json)
         elif content_json:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from pawl.chassis.auth import DECIDES_NOTHING, Principal
+from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.ids import UserId
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied
@@ -85,12 +85,12 @@ def check_not_laxer(new: ToolDefinition, earlier: ToolVersion | None, registrant
     Raises:
         PermissionDenied: it is laxer, and the registrant no admin, or a delegate that does not decide.
     """
-    may_be_laxer = Role.ADMIN in registrant.roles and registrant.decides
-    if earlier is None or may_be_laxer or not is_laxer(new, earlier.definition):
+    if earlier is None or not is_laxer(new, earlier.definition):
         return
-    if Role.ADMIN in registrant.roles:
-        raise PermissionDenied(DECIDES_NOTHING)
-    raise PermissionDenied(f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin")
+    if Role.ADMIN not in registrant.roles:
+        message = f"to ask people less about {new.name!r}, or let more of them call it, needs the role admin"
+        raise PermissionDenied(message)
+    check_decides(registrant)
 
 
 def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_store: int) -> None:

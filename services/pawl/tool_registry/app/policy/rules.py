@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from pawl.chassis.auth import DECIDES_NOTHING, Principal
+from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, IdSource, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import Role
@@ -70,8 +70,8 @@ class Rules:
             raise PermissionDenied("a rule for the whole store needs the role admin")
         if not may_approve(person.roles):
             raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
-        if rule.effect is RuleEffect.ALLOW and not person.decides:
-            raise PermissionDenied(DECIDES_NOTHING)
+        if rule.effect is RuleEffect.ALLOW:
+            check_decides(person)
         now = self.clock.now()
         check_rule(rule, now)
         version = 0
@@ -119,8 +119,8 @@ class Rules:
             raise RuleNotFound
         if rule.scope is RuleScope.STORE and not is_admin:
             raise PermissionDenied("a rule of the whole store is revoked by an admin")
-        if rule.effect is not RuleEffect.ALLOW and not person.decides:
-            raise PermissionDenied(DECIDES_NOTHING)
+        if rule.effect is not RuleEffect.ALLOW:
+            check_decides(person)
         if rule.revoke_time:
             return await self._listed(rule)
         await self.audit.ruled(rule, "REVOKED", person)
