@@ -6,7 +6,7 @@ import errno
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from stat import S_ISDIR, S_ISREG
-from typing import Annotated, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Final, Generic, TypeVar
 
 import msgspec
 
@@ -22,14 +22,16 @@ from pawl.chassis.auth import (
 )
 from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.ids import CredentialId, StoreId, UserId
-from pawl.chassis.issuers import Issuers
 from pawl.chassis.key_rows import KeyRows, digest_of
 from pawl.chassis.login_failures import FailureKind, LoginRefused
 from pawl.chassis.roles import OWN_ROLES_GO_BESIDE, Role, rights
 from pawl.chassis.settings import ServiceSettings, parse_secret, secret_file
 from pawl.chassis.start import StartError
-from pawl.chassis.tokens import TokenCredential, TokenRefused, is_token, parse_providers
 from pawl.errors import Unauthenticated
+
+if TYPE_CHECKING:
+    from pawl.chassis.issuers import Issuers
+    from pawl.chassis.tokens import TokenCredential
 
 UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
 """The one answer to every key that is not accepted, so that it does not tell which exist."""
@@ -244,8 +246,8 @@ class KeyAuthenticator:
             return principal_of(credential, metadata)
         if self._rows is not None and (row := await self._rows.find(key, may_look=may_look)):
             return principal_of(row, metadata)
-        if self._issuers and is_token(key):
-            return principal_of(await self._token(self._issuers, key, may_look), metadata)
+        if self._issuers and (token := await self._token(self._issuers, key, may_look)):
+            return principal_of(token, metadata)
         raise Unauthenticated(UNKNOWN) from self._why_not(digest)
 
     def _why_not(self, digest: bytes) -> LoginRefused:
@@ -254,7 +256,12 @@ class KeyAuthenticator:
             return LoginRefused(FailureKind.UNKNOWN)
         return LoginRefused(FailureKind.REVOKED if ended.is_revoked else FailureKind.EXPIRED, ended.key_id)
 
-    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential:
+    async def _token(self, issuers: Issuers, text: str, may_look: Callable[[], bool]) -> TokenCredential | None:
+        """Return the credential that a token is, None if the text has not the form of one."""
+        from pawl.chassis.tokens import TokenRefused, is_token  # noqa: PLC0415  # loaded with the issuers
+
+        if not is_token(text):
+            return None
         try:
             return await issuers.credential(text, may_look=may_look)
         except TokenRefused as refused:
@@ -271,6 +278,10 @@ def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
     """
     if settings.oidc_file is None:
         return None
+    # They bring cryptography and HTTP along: 10 MB, which those who have no tokens do without.
+    from pawl.chassis.issuers import Issuers  # noqa: PLC0415
+    from pawl.chassis.tokens import parse_providers  # noqa: PLC0415
+
     return Issuers(
         WatchedFile(settings.oidc_file, "PAWL_OIDC_FILE", parse_providers, clock, without=b"[]"), clock=clock
     )

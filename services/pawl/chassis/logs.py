@@ -11,7 +11,14 @@ import sys
 from typing import Final, Literal
 
 import msgspec
-import structlog
+
+# structlog takes rich along where that is installed, for tracebacks that are not ours: 4 MB in each process.
+_has_rich = "rich" in sys.modules
+sys.modules.setdefault("rich", None)  # type: ignore[arg-type]  # as if it were not installed
+import structlog  # noqa: E402
+
+if not _has_rich:
+    del sys.modules["rich"]
 
 Format = Literal["json", "console", "auto"]
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -81,3 +83,12 @@ async def test_loops_end_with_a_service_that_fails_to_start() -> None:
     with pytest.raises(ZeroDivisionError):
         await start()
     assert cancelled.is_set()
+
+
+@pytest.mark.parametrize("service", ["agent_loop", "job_store", "notifier", "tool_registry"])
+def test_a_service_loads_no_libraries_that_only_others_need(service: str) -> None:
+    """Each would cost every process megabytes: those for tokens of issuers, and for colours."""
+    others = {"cryptography", "joserfc", "rich"}
+    program = f"import sys, pawl.{service}.__main__; print(*{others} & {{*sys.modules}})"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert loaded.split() == []
