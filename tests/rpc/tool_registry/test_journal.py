@@ -242,6 +242,40 @@ async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
     assert world.effects == ["asked about call", "ordered"]
 
 
+async def test_a_process_has_a_lease_while_it_holds_something_and_lets_it_go_at_rest(
+    database_url: str, tmp_path: Path, world: World
+) -> None:
+    """Each renewal is a write, and nobody asks whether a process lives that holds nothing."""
+    options = ExecutorOptions(lease_seconds=2, renew_seconds=0.2, grace_seconds=0.1)
+    async with (
+        Database(database_url, application_name="test") as database,
+        running(database_url, tmp_path, world.tools(), options=options) as registry,
+    ):
+
+        async def seconds_left() -> float:
+            left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM tool_registry.instances"
+            return float(await database.fetchval(left))
+
+        async def has_lapsed() -> bool:
+            return await seconds_left() < 0
+
+        for call in ("first", "second"):
+            await until(has_lapsed)
+            asked = asyncio.ensure_future(registry.run("pay", {"wait": True}, call=call, timeout_seconds=60))
+            await world.begun.wait()
+            before = asyncio.get_running_loop().time() + await seconds_left()
+            assert await seconds_left() > 0
+
+            async def is_renewed(before: float = before) -> bool:
+                return asyncio.get_running_loop().time() + await seconds_left() > before + 0.5
+
+            await until(is_renewed)
+            world.release.set()
+            assert outcome(await asked) == "SUCCEEDED"
+            world.begun.clear()
+            world.release.clear()
+
+
 async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: str, registry: Registry) -> None:
     """I19."""
     await registry.run("pay", call="old")

@@ -186,14 +186,14 @@ class PostgresExecutionJournal:
         async with self._database.acquire(urgent=True) as connection:
             await connection.execute(_RENEW, self._instance_id, self._lease_seconds)
             rows = await connection.fetch(_TO_CANCEL, self._instance_id)
-            asked_at = time.monotonic()
-            leases = await connection.fetch(_INSTANCES, self._instance_id)
-            self.watch.see(
-                {row["instance_id"]: row["expires_at"] for row in leases}, asked_at=asked_at, now=time.monotonic()
-            )
+            await self._see(connection)
             if others:
                 rows += await connection.fetch(_CANCELLED, *_columns(others))
         return [CallKey(row["store_id"], row["call_id"]) for row in rows]
+
+    async def look_at_leases(self) -> None:
+        async with self._database.acquire(urgent=True) as connection:
+            await self._see(connection)
 
     async def release(self) -> None:
         await self._database.execute(_RELEASE, self._instance_id, urgent=True)
@@ -204,6 +204,12 @@ class PostgresExecutionJournal:
             await connection.execute(_FORGET_LOCKS, *self.watch.unrenewed())
             await connection.execute(_FORGET_INSTANCES, *self.watch.unrenewed())
         return affected(tag)
+
+    async def _see(self, connection: Connection) -> None:
+        asked_at = time.monotonic()
+        leases = await connection.fetch(_INSTANCES, self._instance_id)
+        ends = {row["instance_id"]: row["expires_at"] for row in leases}
+        self.watch.see(ends, asked_at=asked_at, now=time.monotonic())
 
     async def _resume(
         self, connection: Connection, call: JournalCall, unacted: Collection[str]

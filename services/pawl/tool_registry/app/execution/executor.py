@@ -33,6 +33,8 @@ from pawl.tool_registry.domain.question import given
 _ASKING_PER_RUNNING: Final = 10
 """So many times more executions may wait for people than run."""
 _POLL_SECONDS: Final = 0.1
+# A lease that was not renewed for so many of its renewals was let go.
+_RENEWALS_OF_REST: Final = 2
 # How long an async tool may take to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
 
@@ -56,6 +58,9 @@ class ExecutorOptions:
 
 class Executor:
     """Runs tools, detached from whoever asked; an async context manager.
+
+    Its lease is renewed as long as it holds something, and when it begins to: at rest
+    it is let run out, because nobody asks whether a process lives that holds nothing.
 
     At its end running executions have `grace_seconds`, counted from when
     `stopping` returned, to end by themselves. Then they are cancelled and, where
@@ -86,6 +91,7 @@ class Executor:
         self._loops: list[asyncio.Task[None]] = []
         self._stop_at: float | None = None
         self._renewed_at = 0.0
+        self._renewal: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
         self._renewed_at = self._clock.monotonic()
@@ -234,6 +240,8 @@ class Executor:
 
     async def _try(self, execution: Execution, job: Job) -> ExecutionResult | HeldElsewhere:
         """Make one attempt; what another process holds, or the journal knows, is returned."""
+        if _needs_lease(job):
+            await self._hold_lease()
         started = self._clock.monotonic()
         attempt = Attempt(execution, job, self._parts)
         tasks.hold(self._attempts, attempt.task)
@@ -338,25 +346,46 @@ class Executor:
         await self._stopping()
         self._stop_at = self._clock.monotonic() + self._options.grace_seconds
 
+    async def _hold_lease(self) -> None:
+        """Have a lease before something is held by it, also after a rest.
+
+        Raises:
+            DependencyUnavailable: there is none.
+        """
+        rested_seconds = self._clock.monotonic() - self._renewed_at
+        if rested_seconds < self._options.renew_seconds * _RENEWALS_OF_REST:
+            return
+        if self._renewal is None or self._renewal.done():
+            self._renewal = tasks.start(self._tasks, self._renew_alone(), name="lease")
+        await asyncio.shield(self._renewal)
+
+    async def _renew_alone(self) -> None:
+        asked_at = self._clock.monotonic()
+        await self._journal.renew()
+        self._renewed_at = asked_at
+
     async def _renew_leases(self) -> None:
         while True:
             await self._clock.sleep(self._options.renew_seconds)
             asked_at = self._clock.monotonic()
+            is_at_rest = not self._running and not self._attempts
             try:
                 async with asyncio.timeout(self._options.lease_seconds / 2):
-                    await self._take_answers()
-                    to_cancel = await self._journal.renew(
-                        [key for key, execution in self._running.items() if not execution.effect.is_journaled]
-                    )
+                    await (self._journal.look_at_leases() if is_at_rest else self._renew())
             except Exception as error:  # noqa: BLE001  # whatever it is, the lease runs out and this loop must see it
                 _log.warning("journal.lease_not_renewed", error=type(error).__name__)
             else:
-                self._renewed_at = asked_at
-                for key in to_cancel:
-                    if key in self._running:
-                        self._running[key].cancel(CancelCause.USER)
+                self._renewed_at = self._renewed_at if is_at_rest else asked_at
             if self._clock.monotonic() - self._renewed_at > self._options.lease_seconds:
                 self._fence()
+
+    async def _renew(self) -> None:
+        """Renew the lease, and hear what was said elsewhere about the calls that run here."""
+        await self._take_answers()
+        unjournaled = [key for key, execution in self._running.items() if not execution.effect.is_journaled]
+        for key in await self._journal.renew(unjournaled):
+            if key in self._running:
+                self._running[key].cancel(CancelCause.USER)
 
     async def _take_answers(self) -> None:
         """Take answers that were given to another replica."""
@@ -379,6 +408,11 @@ class Executor:
             except Exception as error:  # noqa: BLE001  # the next round may succeed
                 _log.warning("journal.not_cleaned", error=type(error).__name__)
             await self._clock.sleep(self._options.forget_seconds)
+
+
+def _needs_lease(job: Job) -> bool:
+    """Return whether others go by the lease to tell if a call still runs: journal, resource keys and workers do."""
+    return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
 
 
 def _has_stopped(result: ExecutionResult) -> bool:

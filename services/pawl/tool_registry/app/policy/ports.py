@@ -105,10 +105,13 @@ class ExecutionJournal(Protocol):
         """
 
     async def renew(self, others: Collection[CallKey] = ()) -> Collection[CallKey]:
-        """Renew the lease of all calls of this process; returns those to be cancelled.
+        """Renew the lease of all calls of this process, and look at those of others; returns calls to be cancelled.
 
         `others` are calls without an entry of their own that the process runs.
         """
+
+    async def look_at_leases(self) -> None:
+        """Look at the leases of other processes only. One that is not looked at regularly ends later."""
 
     async def release(self) -> None:
         """Give the lease up: open entries are those of a dead process at once."""
