@@ -47,6 +47,7 @@ PARTS: Final = tuple(
         Part(("P10",), "bench.overload"),
         Part(("P10",), "bench.neighbours"),
         Part(("P11",), "bench.replicas"),
+        Part(("P12",), "bench.audit"),
     )
     if importlib.util.find_spec(part.module)
 )
@@ -85,24 +86,26 @@ def read_arguments() -> tuple[list[Part], Options]:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("figures", nargs="*", help=f"of {', '.join(CODES)}; default: all")
     parser.add_argument("--subjects", help=f"of the comparison, with commas between: {', '.join(SUBJECTS)}")
-    parser.add_argument("--runs", type=int, help="runs of each subject in each repetition; default 200")
+    parser.add_argument("--turns", type=int, help="how often those that are compared take turns; default 12")
+    parser.add_argument("--runs", type=int, default=64, help="runs of each in a turn, a quarter if alone; default 64")
     parser.add_argument("--at-once", type=int, default=32, help="runs at once in the comparison; default 32")
-    parser.add_argument("--repetitions", type=int, help="of the comparison; default 5")
+    parser.add_argument("--sync-milliseconds", type=float, default=4.0, help="more on the slow disk; default 4")
     parser.add_argument("--soak-seconds", type=float, help="how long memory is watched; default 180")
     parser.add_argument("--quick", action="store_true", help="short forms of everything, peers only if named")
     given = parser.parse_args()
     if unknown := set(given.figures) - set(CODES):
         parser.error(f"no such figure: {', '.join(sorted(unknown))}")
     quick: bool = given.quick
-    default = ["pawl", "handwritten"] if quick else list(SUBJECTS)
+    default = ["handwritten", "pawl"] if quick else list(SUBJECTS)
     subjects = given.subjects.split(",") if given.subjects else default
     if unknown := set(subjects) - set(SUBJECTS):
         parser.error(f"no such subject: {', '.join(sorted(unknown))}")
     options = Options(
         subjects=tuple(subjects),
-        runs=given.runs or (100 if quick else 200),
+        turns=given.turns or (4 if quick else 12),
+        runs=given.runs,
         at_once=given.at_once,
-        repetitions=given.repetitions or (2 if quick else 5),
+        sync_milliseconds=given.sync_milliseconds,
         soak_seconds=given.soak_seconds or (30.0 if quick else 180.0),
         quick=quick,
     )

@@ -10,7 +10,8 @@ from typing import Required, TypedDict, Unpack
 class Figure:
     """One figure. `target` is a bound in words; `met` says whether `value` is within it, None if there is no bound.
 
-    `spread` has the smallest and largest value where it was measured several times, and `detail` what else was seen.
+    `spread` has the smallest and largest value where it was measured several times, or the quartiles where it was
+    measured often; `detail` has what else was seen.
     `bound` is the bound as a number in `unit`, where the target is one.
     """
 
@@ -27,13 +28,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point(Figure):
-    """The same figure of one among several, which a table or a curve shows together.
-
-    `series` says which one, and `at` where along the curve it is; None where there is no curve.
-    """
+    """The same figure of one among several, `series`, which a table shows together. Multiples have no unit."""
 
     series: str
-    at: float | None = None
 
     @property
     def title(self) -> str:

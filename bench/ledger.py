@@ -11,17 +11,17 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-import asyncpg
 import psutil
 import uvloop
 
 from bench.copies import copy_conversation, forget_all
+from bench.database import connect, slow_disk
 from bench.figures import Figure, NotMeasured
 from bench.percentiles import percentile
 from bench.processes import cpu_seconds
@@ -89,19 +89,6 @@ class JobStore:
         """Return the process ids of what is counted."""
         found = {name: self.suite.pid(name) for name in ("job-store", "postgres", "nats")}
         return {name: pid for name, pid in found.items() if pid is not None}
-
-    @asynccontextmanager
-    async def database(self, *, superuser: bool = False) -> AsyncIterator[asyncpg.Connection]:
-        """Connect to its database."""
-        url = self.suite.database_url
-        if superuser:
-            password = (self.suite.folder.path / "secrets" / "postgres-superuser").read_text(encoding="utf-8").strip()
-            url = f"postgresql://postgres:{password}@{self.suite.endpoints.postgres}/postgres"
-        connection = await asyncpg.connect(url)
-        try:
-            yield connection
-        finally:
-            await connection.close()
 
     async def submit(self, store_id: str, user_id: str = "ann") -> str:
         """Queue a run; returns its id."""
@@ -247,29 +234,12 @@ async def _load(
     }
 
 
-async def _slow_disk(store: JobStore, milliseconds: float) -> None:
-    """Let PostgreSQL sleep before each flush of its log.
-
-    It does so while it holds the lock of the log, as a slow fsync would, and with `commit_siblings` of 0 also for a
-    lone commit. Unlike with a slow fsync, what is written to the log meanwhile belongs to the same flush.
-    """
-    async with store.database(superuser=True) as connection:
-        await connection.execute("ALTER SYSTEM SET commit_siblings = 0")
-        await connection.execute(f"ALTER SYSTEM SET commit_delay = {round(milliseconds * 1000)}")
-        await connection.execute("SELECT pg_reload_conf()")
-    async with store.database() as connection:
-        for name, wanted in {"commit_siblings": "0", "fsync": "on", "synchronous_commit": "on"}.items():
-            found = await connection.fetchval("SELECT current_setting($1)", name)
-            if found != wanted:
-                raise RuntimeError(f"{name} is {found}")
-
-
 async def _injected(store: JobStore, generator: Generator) -> tuple[float, float]:
     """Slow the disk down, and make sure that a lone commit shows it; returns its milliseconds before and after."""
     took: dict[float, list[float]] = {0.0: [], FSYNC_MILLISECONDS: []}
     for _ in range(_TURNS):
         for milliseconds, found in took.items():
-            await _slow_disk(store, milliseconds)
+            await slow_disk(store.suite, milliseconds)
             found.append((await generator.commit(1, 1.0)).p50)
     before, after = map(min, took.values())
     if after - before < FSYNC_MILLISECONDS:
@@ -385,7 +355,7 @@ async def _due(store: JobStore, runs: int) -> str | None:
 async def _parked(store: JobStore, runs: int) -> str | None:
     """1,000 stores have runs that wait for their users, until tomorrow."""
     await _copies(store, runs, stores=1000, users=10)
-    async with store.database() as connection:
+    async with connect(store.suite) as connection:
         await connection.execute(
             "UPDATE job_store.runs SET state = $1, claim_at = now() + interval '1 day'", run_pb2.RUN_STATE_WAITING
         )
@@ -394,7 +364,7 @@ async def _parked(store: JobStore, runs: int) -> str | None:
 
 
 async def _copies(store: JobStore, runs: int, *, stores: int, users: int = 1) -> None:
-    async with store.database() as connection:
+    async with connect(store.suite) as connection:
         await forget_all(connection)
         run_id = await store.submit("original")
         await copy_conversation(connection, "original", run_id, count=runs, stores=stores, users=users)

@@ -1,9 +1,9 @@
 """The model server of the benchmarks: canned bytes, so that what it costs is the same for everybody and small.
 
 `python -m bench.model --port 0` prints its URL. It answers streamed chat completions: as long as the request has fewer
-tool results than `--tool-rounds`, with one call of the tool `look_up`; then with an answer of `--chunks` chunks. It
-keeps no state between requests. With `--chunk-milliseconds` the pieces of an answer go one by one: the role at once,
-the first output one interval later, and what ends the answer in one piece, an interval after the last output.
+tool results than `--tool-rounds`, with one call of the first tool that it names; then with an answer of `--chunks`
+chunks. It keeps no state between requests. With `--chunk-milliseconds` the pieces of an answer go one by one: the role
+at once, the first output one interval later, and what ends the answer in one piece, an interval after the last output.
 
 `GET /times` gives, for each request that was answered since the last `GET /times`, when its last byte came and when the
 first bytes of its answer, the first output and the last bytes went, in seconds on the clock that all processes of a
@@ -14,13 +14,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import json
 import re
 import time
+from collections.abc import Callable
 from typing import Any, Final, cast
 
 import uvloop
 
+_TOOL_NAME: Final = re.compile(rb'"function"\s*:\s*\{[^{}]*?"name"\s*:\s*"(\w+)"')
 _TOOL_RESULT: Final = re.compile(rb'"role"\s*:\s*"tool"')
 _LENGTH: Final = re.compile(rb"content-length:\s*(\d+)", re.IGNORECASE)
 _HEAD: Final = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -53,10 +56,10 @@ def end(finish: str) -> list[bytes]:
     return [delta(finish), event([], usage=usage), chunk(b"data: [DONE]\n\n")]
 
 
-def tool_answer(number: int) -> list[bytes]:
+def tool_answer(tool: str, number: int) -> list[bytes]:
     """Return the events of an answer that asks for one call, its arguments in fragments."""
     arguments = json.dumps({"key": f"item-{number}"})
-    first = {"index": 0, "id": f"call_{number}", "type": "function", "function": {"name": "look_up", "arguments": ""}}
+    first = {"index": 0, "id": f"call_{number}", "type": "function", "function": {"name": tool, "arguments": ""}}
     fragments = [arguments[at : at + 6] for at in range(0, len(arguments), 6)]
     return [
         delta(role="assistant", content=None),
@@ -67,14 +70,27 @@ def tool_answer(number: int) -> list[bytes]:
 
 
 def text_answer(chunks: int) -> list[bytes]:
-    """Return the events of an answer of `chunks` pieces of text."""
-    return [delta(role="assistant", content=""), *(delta(content=f"word{n} ") for n in range(chunks)), *end("stop")]
+    """Return the events of an answer of `chunks` pieces of text, the last of which is the same in each."""
+    pieces = [*(f"word{n} " for n in range(chunks - 1)), "the end"]
+    return [delta(role="assistant", content=""), *(delta(content=piece) for piece in pieces), *end("stop")]
+
+
+def tool_name(request: bytes) -> bytes:
+    """Return the name of the first function in a request, empty if there is none."""
+    named = _TOOL_NAME.search(request)
+    return named[1] if named else b""
+
+
+@functools.cache
+def answers(tool: bytes, tool_rounds: int, chunks: int) -> list[list[bytes]]:
+    """Return the answers to requests with no tool result, with one, and so on."""
+    return [*(tool_answer(tool.decode(), number) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
 
 
 class Model(asyncio.Protocol):
     """One connection. Requests on it come one after the other."""
 
-    def __init__(self, answers: list[list[bytes]], chunk_seconds: float, times: Times) -> None:
+    def __init__(self, answers: Callable[[bytes], list[list[bytes]]], chunk_seconds: float, times: Times) -> None:
         self._answers = answers
         self._chunk_seconds = chunk_seconds
         self._times = times
@@ -103,8 +119,8 @@ class Model(asyncio.Protocol):
         if request.startswith(b"GET"):
             self._answer_times()
         else:
-            answer = self._answers[min(len(_TOOL_RESULT.findall(request)), len(self._answers) - 1)]
-            self._answer(answer, time.monotonic())
+            answers = self._answers(tool_name(request))
+            self._answer(answers[min(len(_TOOL_RESULT.findall(request)), len(answers) - 1)], time.monotonic())
 
     def _answer_times(self) -> None:
         assert self._transport is not None
@@ -137,10 +153,10 @@ class Model(asyncio.Protocol):
 
 async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float) -> None:
     """Serve until cancelled."""
-    answers = [*(tool_answer(number) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
     times: Times = []
     loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: Model(answers, chunk_seconds, times), "127.0.0.1", port)
+    told = functools.partial(answers, tool_rounds=tool_rounds, chunks=chunks)
+    server = await loop.create_server(lambda: Model(told, chunk_seconds, times), "127.0.0.1", port)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     await server.serve_forever()
 

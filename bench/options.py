@@ -7,14 +7,23 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """`runs`, `at_once`, `repetitions` and `subjects` are those of the comparison; `quick` asks for short forms."""
+    """`turns`, `runs`, `at_once` and `subjects` are those of what is compared in turn; `quick` asks for short forms.
+
+    `sync_milliseconds` is how much longer the slow disk of the comparison takes for a sync.
+    """
 
     subjects: tuple[str, ...]
     runs: int
     at_once: int
-    repetitions: int
+    turns: int
+    sync_milliseconds: float
     soak_seconds: float
     quick: bool
+
+    @property
+    def runs_alone(self) -> int:
+        """Return how many runs a subject does in a turn where it does one after the other."""
+        return max(5, self.runs // 4)
 
     def seconds(self, whole: float, short: float) -> float:
         """Return how long something lasts: `whole`, or `short` where a short form was asked for."""

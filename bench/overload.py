@@ -30,8 +30,7 @@ _USERS: Final = 4
 _TIMES_PEAK: Final = 3.0
 _QUEUE_SECONDS: Final = 10.0
 _GOODPUT_MIN: Final = 0.8
-# As soon as an acknowledgement in a burst: P6.
-_REFUSED_MAX_MS: Final = 100.0
+_REFUSED_MAX_MS: Final = 250.0
 _RECOVERY_MAX_SECONDS: Final = 30.0
 _RECOVERY_PATIENCE_SECONDS: Final = 120.0
 _NORMAL_TIMES_ALONE: Final = 2.0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import statistics
+import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,11 +19,11 @@ from rich.console import Console
 from rich.table import Table
 
 from bench import chart
-from bench.comparison import CPU
 from bench.figures import Figure, NotMeasured, Point
 from bench.options import Options
 
 RESULTS: Final = Path(__file__).parent / "results"
+_SYNCS: Final = 100
 _FILE_WIDTH: Final = 150
 _THOUSANDS_FROM: Final = 1000
 
@@ -38,7 +41,20 @@ def machine() -> Machine:
         "load_average_at_start": round(os.getloadavg()[0], 2),
         # Each Pawl that is measured was asked for it when it had started.
         "postgresql_fsync": "on",
+        "sync_milliseconds": round(_sync_milliseconds(), 2),
     }
+
+
+def _sync_milliseconds() -> float:
+    """Return how long the disk that data is kept on takes to sync a page, of many the median."""
+    took = []
+    with tempfile.TemporaryFile(buffering=0) as file:
+        for _ in range(_SYNCS):
+            file.write(bytes(8192))
+            began = time.perf_counter()
+            os.fdatasync(file.fileno())
+            took.append((time.perf_counter() - began) * 1000)
+    return statistics.median(took)
 
 
 def write(
@@ -59,7 +75,8 @@ def write(
     RESULTS.mkdir(exist_ok=True)
     file = RESULTS / (f"{now:%Y-%m-%d}.json" if whole else f"{now:%Y-%m-%d}-partial.json")
     file.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    drawing = chart.draw([figure for figure in found if isinstance(figure, Point)], caption(machine))
+    multiples = [figure for figure in found if isinstance(figure, Point) and not figure.unit]
+    drawing = chart.draw(multiples, f"As multiples of the hand-written loop. {caption(machine)}")
     if drawing is None:
         return (file,)
     picture = file.with_suffix(".svg")
@@ -68,7 +85,7 @@ def write(
 
 
 def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
-    """Print the table of figures, the comparison, the curves, and what could not be measured."""
+    """Print the table of figures, the comparison, and what could not be measured."""
     console = Console()
     if not console.is_terminal:
         console.width = _FILE_WIDTH
@@ -85,14 +102,14 @@ def show(found: Sequence[Figure | NotMeasured], machine: Machine) -> None:
                     f"{figure.code} {figure.what}: {_detail(figure)}", style="dim", markup=False, highlight=False
                 )
     for title, wanted in (
-        ("The same work elsewhere", [point for point in points if point.at is None]),
-        ("Curves", [point for point in points if point.at is not None]),
+        ("As multiples of the hand-written loop: median and quartiles", [point for point in points if not point.unit]),
+        ("In numbers: median and quartiles", [point for point in points if point.unit]),
     ):
         if wanted:
             console.print(_pivot(title, wanted))
     for point in points:
-        if point.what == CPU and len(point.detail) > 1:
-            console.print(f"{point.series}, {CPU}: {_detail(point)}")
+        if len(point.detail) > 1:
+            console.print(f"{point.series}, {point.title}: {_detail(point)}")
     for missing in (missing for missing in found if isinstance(missing, NotMeasured)):
         console.print(f"{missing.code} is not measured: {missing.why}", markup=False)
 
@@ -113,11 +130,14 @@ def measured(figure: Figure) -> str:
 
 
 def verdict(figure: Figure) -> str:
-    """Return whether the target is met, and how far away it is; empty where there is none."""
+    """Return whether the target is met, how far away it is, and whether it is in doubt; empty where there is none."""
     if figure.met is None:
         return ""
     word = "met" if figure.met else "MISSED"
-    return f"{word}, {number(figure.value / figure.bound)} of it" if figure.bound else word
+    if not figure.bound:
+        return word
+    is_in_doubt = figure.spread is not None and figure.spread[0] < figure.bound < figure.spread[1]
+    return f"{word}, {number(figure.value / figure.bound)} of it" + (", within the spread" if is_in_doubt else "")
 
 
 def number(value: float) -> str:
@@ -131,7 +151,8 @@ def caption(machine: Machine) -> str:
     """Return the machine in a line."""
     return (
         f"{machine['cores']} cores, Python {machine['python']}, Linux {machine['kernel']}, "
-        f"fsync {machine['postgresql_fsync']}, load {machine['load_average_at_start']} at the start"
+        f"fsync {machine['postgresql_fsync']}, a sync takes {machine['sync_milliseconds']} ms, "
+        f"load {machine['load_average_at_start']} at the start"
     )
 
 
@@ -140,15 +161,13 @@ def _detail(figure: Figure) -> str:
 
 
 def _pivot(title: str, points: Sequence[Point]) -> Table:
-    """Return a table with a row for each series, and for each place on its curve, and a column for each figure."""
+    """Return a table with a row for each series and a column for each figure."""
     columns = list(dict.fromkeys(point.title for point in points))
-    places = list(dict.fromkeys((point.series, point.at) for point in points))
-    cells = {(point.series, point.at, point.title): point for point in points}
+    cells = {(point.series, point.title): point for point in points}
     table = Table("", *columns, title=title)
-    for series, at in places:
-        row = [cells.get((series, at, column)) for column in columns]
-        name = series if at is None else f"{series}, {at:g}"
-        table.add_row(name, *(_cell(point) if point else "" for point in row))
+    for series in dict.fromkeys(point.series for point in points):
+        row = [cells.get((series, column)) for column in columns]
+        table.add_row(series, *(_cell(point) if point else "" for point in row))
     return table
 
 

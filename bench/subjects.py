@@ -13,9 +13,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, Protocol, Self
 
-import asyncpg
-
 from bench import environments
+from bench.database import connect
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.chassis.rpc_client import open_channel
@@ -25,10 +24,16 @@ from pawl.launcher.suite import Suite
 
 PEERS: Final = Path(__file__).parent / "peers"
 QUESTION: Final = "Look up three items, then tell me about them."
-START: Final = agent_pb2.StartRunRequest(text=QUESTION, options=run_pb2.RunOptions(tool_names=["look_up"]))
-"""The run that is measured. The model is told of one tool, as by the peers."""
 _READY_SECONDS: Final = 60.0
 _DEADLINE_SECONDS: Final = 120.0
+
+
+def start_request(tool: str) -> agent_pb2.StartRunRequest:
+    """Return a request for the run that is measured. The model is told of one tool, as by the peers, and calls it."""
+    return agent_pb2.StartRunRequest(text=QUESTION, options=run_pb2.RunOptions(tool_names=[tool]))
+
+
+START: Final = start_request("look_up")
 
 
 class Subject(Protocol):
@@ -52,16 +57,18 @@ class Subject(Protocol):
 class Pawl:
     """The whole suite on this machine: four services, PostgreSQL with fsync, NATS. The client is not counted."""
 
-    name = "pawl"
-
     def __init__(
         self,
         data: Path,
         model_url: str,
         *,
+        name: str = "Pawl",
+        start: agent_pb2.StartRunRequest = START,
         replicas: Mapping[str, int] = MappingProxyType({}),
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
+        self.name = name
+        self._start = start
         options = SuiteOptions(
             data=data,
             replicas=replicas,
@@ -119,11 +126,8 @@ class Pawl:
 
     async def ask(self, query: str, *values: object) -> Any:
         """Return the first value that the database answers."""
-        connection = await asyncpg.connect(self.suite.database_url)
-        try:
+        async with connect(self.suite) as connection:
             return await connection.fetchval(query, *values)
-        finally:
-            await connection.close()
 
     async def _check_fsync(self) -> None:
         for setting in ("fsync", "synchronous_commit"):
@@ -131,7 +135,7 @@ class Pawl:
                 raise RuntimeError(f"PostgreSQL runs without {setting}: what is measured would not be durable")
 
     async def _one(self) -> None:
-        run = (await self.agents.StartRun(START)).run
+        run = (await self.agents.StartRun(self._start)).run
         text, state = "", run_pb2.RUN_STATE_UNSPECIFIED
         async for answer in self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id)):
             for event in answer.events:
@@ -139,7 +143,7 @@ class Pawl:
                     text += event.output_delta.text
                 elif event.HasField("run_changed"):
                     state = event.run_changed.run.state
-        if state != run_pb2.RUN_STATE_COMPLETED or "word99 " not in text:
+        if state != run_pb2.RUN_STATE_COMPLETED or "the end" not in text:
             raise RuntimeError(f"{run.run_id} ended as {run_pb2.RunState.Name(state)} with {text!r}")
 
 
@@ -149,11 +153,11 @@ def _name_and_replica(name: str) -> tuple[str, int]:
 
 
 class Peer:
-    """A program in bench/peers, in an environment of its own. With `database` it gets a PostgreSQL of its own."""
+    """A program in bench/peers, with the environment of its folder. With `database` it gets a PostgreSQL of its own."""
 
-    def __init__(self, name: str, folder: str, data: Path, model_url: str, *, database: bool = False) -> None:
+    def __init__(self, name: str, program: str, data: Path, model_url: str, *, database: bool = False) -> None:
         self.name = name
-        self._folder = folder
+        self._program = PEERS / program
         self._data = data
         self._model_url = model_url
         suite = SuiteOptions(data=data / "database", scripted_model=False, stages=())
@@ -161,8 +165,8 @@ class Peer:
         self._process: asyncio.subprocess.Process | None = None
 
     async def __aenter__(self) -> Self:
-        environment = await environments.prepare(PEERS / self._folder)
-        arguments = [str(PEERS / self._folder / "run.py"), "--model", self._model_url, "--data", str(self._data)]
+        environment = await environments.prepare(self._program.parent)
+        arguments = [str(self._program), "--model", self._model_url, "--data", str(self._data)]
         self._data.mkdir(parents=True, exist_ok=True)
         if self._database is not None:
             await self._database.start()

@@ -59,7 +59,7 @@ async def obey(run: Callable[[str], Awaitable[str]]) -> None:
             for run_id in ids:  # type: ignore[attr-defined]
                 began = time.monotonic()
                 answer = await run(run_id)
-                if "word99 " not in answer:
+                if "the end" not in answer:
                     raise SystemExit(f"{run_id} ended with {answer!r}")
                 seconds.append(time.monotonic() - began)
 

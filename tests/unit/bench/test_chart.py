@@ -16,10 +16,6 @@ def bar(series: str, value: float, spread: tuple[float, float] | None = None) ->
     return Point(code="P1", what="CPU a run", series=series, value=value, unit="ms", spread=spread)
 
 
-def point(series: str, at: float, value: float) -> Point:
-    return Point(code="P11", what="runs a second", series=series, at=at, value=value, unit="/s")
-
-
 def drawn(*points: Point) -> ET.Element:
     text = chart.draw(points, "2 cores")
     assert text is not None
@@ -38,21 +34,13 @@ def test_a_bar_is_as_long_as_its_value() -> None:
     picture = drawn(bar("pawl", 20), bar("other", 40))
     widths = [float(rect.get("width", "0")) for rect in picture.iter(f"{SVG}rect")][1:]
     assert widths[1] == pytest.approx(2 * widths[0])
-    assert {"pawl", "other", "20.0", "40.0", "2 cores"} <= set(texts(picture))
+    assert {"pawl", "other", "20.00", "40.00", "2 cores"} <= set(texts(picture))
 
 
 def test_a_spread_stays_within_the_picture() -> None:
     picture = drawn(bar("pawl", 20, (10, 400)))
     ends = [float(line.get("x2", "0")) for line in picture.iter(f"{SVG}line")]
     assert max(ends) < float(picture.get("width", "0"))
-
-
-def test_a_curve_has_a_line_for_each_series_and_rises_with_the_values() -> None:
-    picture = drawn(*(point(series, at, at) for series in ("1 of each", "2 of each") for at in (8, 64)))
-    lines = [line.get("points", "").split() for line in picture.iter(f"{SVG}polyline")]
-    assert [len(line) for line in lines] == [2, 2]
-    low, high = (float(place.split(",")[1]) for place in lines[0])
-    assert high < low
 
 
 def test_names_are_text_and_no_markup() -> None:

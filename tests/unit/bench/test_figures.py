@@ -30,6 +30,13 @@ def test_a_row_says_by_how_much_a_target_is_missed() -> None:
     assert report.rows([figure]) == [("P3", "latency", "5 ms (3.21 to 13.0)", "at most 2 ms", "MISSED, 2.50 of it")]
 
 
+@pytest.mark.parametrize(
+    ("spread", "told"), [((1.5, 1.9), "met, 0.944 of it, within the spread"), ((1.6, 1.8), "met, 0.944 of it")]
+)
+def test_a_row_says_when_the_bound_lies_within_the_spread(spread: tuple[float, float], told: str) -> None:
+    assert report.verdict(at_most(1.8, code="P1", what="p50", value=1.7, unit="", spread=spread)) == told
+
+
 def test_a_row_without_a_target_judges_nothing() -> None:
     assert report.verdict(Figure(code="P9", what="growth", value=5, unit="MiB/h")) == ""
 

@@ -1,0 +1,82 @@
+"""Subjects side by side: all stay up and take turns in short slices, so that what slows the machine slows them all.
+
+A slice alone says little. The ratio of two slices of one turn does, and its median over all turns more: figures are
+medians, and their spread is the quartiles.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, TypedDict
+
+from bench.percentiles import percentile
+from bench.processes import cpu_seconds
+from bench.subjects import Subject
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """What one subject showed in one turn. `cpu` is by process, in milliseconds a run."""
+
+    cpu: Mapping[str, float]
+    runs_per_second: float
+    p50_milliseconds: float
+
+    @property
+    def cpu_milliseconds(self) -> float:
+        """CPU of all processes, a run."""
+        return sum(self.cpu.values())
+
+
+Value = Callable[[Slice], float]
+CPU: Final[Value] = lambda one: one.cpu_milliseconds  # noqa: E731  # so that all three look alike
+P50: Final[Value] = lambda one: one.p50_milliseconds  # noqa: E731
+RATE: Final[Value] = lambda one: one.runs_per_second  # noqa: E731
+
+
+class Shown(TypedDict):
+    """The part of a figure that is measured."""
+
+    value: float
+    spread: tuple[float, float]
+
+
+async def take_turns(subjects: Mapping[str, Subject], turns: int, *, runs: int, at_once: int) -> dict[str, list[Slice]]:
+    """Let each do `runs` runs, `at_once` at a time, in every turn; every other turn goes backwards."""
+    found: dict[str, list[Slice]] = {name: [] for name in subjects}
+    order = list(subjects)
+    for _ in range(turns):
+        for name in order:
+            found[name].append(await _slice(subjects[name], runs, at_once))
+        order.reverse()
+    return found
+
+
+async def _slice(subject: Subject, runs: int, at_once: int) -> Slice:
+    loop = asyncio.get_running_loop()
+    before, began = cpu_seconds(subject.processes()), loop.time()
+    seconds = await subject.run(runs, at_once)
+    took, after = loop.time() - began, cpu_seconds(subject.processes())
+    return Slice(
+        cpu={name: (after[name] - before[name]) / runs * 1000 for name in after},
+        runs_per_second=runs / took,
+        p50_milliseconds=percentile(seconds, 0.5) * 1000,
+    )
+
+
+def shown(values: Sequence[float]) -> Shown:
+    """Return the median of the values and their quartiles."""
+    return Shown(value=statistics.median(values), spread=(percentile(values, 0.25), percentile(values, 0.75)))
+
+
+def ratios(ours: Sequence[Slice], theirs: Sequence[Slice], value: Value) -> list[float]:
+    """Return how many times the other's each value is, slice by slice."""
+    return [value(our) / value(their) for our, their in zip(ours, theirs, strict=True)]
+
+
+def cpu_by_process(slices: Sequence[Slice]) -> dict[str, float]:
+    """Return the median of each process, in milliseconds a run."""
+    return {name: statistics.median(one.cpu[name] for one in slices) for name in slices[0].cpu}
