@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import math
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self, TypeAlias
 
 import grpc
@@ -19,7 +20,8 @@ import grpc
 from pawl.batch.v1 import batch_pb2
 from pawl.chassis import status, tasks
 from pawl.chassis.parts import in_parts
-from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, PawlError, Unimplemented
+from pawl.chassis.rpc_replicas import Standing, choose
+from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError, Unimplemented
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
 """Larger requests go by themselves: they gain nothing, and others would wait behind them."""
@@ -33,6 +35,12 @@ _MESSAGE_BYTES: Final = 512 * 1024
 _STREAM_SECONDS: Final = 30.0
 # The other side ends a call in time and says why, so this side waits a little longer.
 _GRACE_SECONDS: Final = 0.05
+# A replica that ended a stream, or refused one, is left alone so long if there are others.
+_AWAY_SECONDS: Final = 0.25
+# One that refused a call as overloaded gets no further ones so long.
+_BUSY_SECONDS: Final = 0.5
+# One that has said nothing since it was asked something, for so long, may hang: others are asked meanwhile.
+_SILENT_SECONDS: Final = 0.5
 
 
 Shown: TypeAlias = tuple[tuple[str, str], ...]
@@ -42,12 +50,13 @@ Shown: TypeAlias = tuple[tuple[str, str], ...]
 class Call:
     """A call that was begun: read its responses with `next`, then `end` it."""
 
-    __slots__ = ("_responses", "_timer", "_waiter", "ended", "error", "message", "stream", "was_moved")
+    __slots__ = ("_responses", "_timer", "_waiter", "ended", "error", "key", "message", "moves", "stream")
 
-    def __init__(self, message: batch_pb2.Call) -> None:
+    def __init__(self, message: batch_pb2.Call, key: str) -> None:
         self.message = message
+        self.key = key
         self.stream: _Stream | None = None
-        self.was_moved = False
+        self.moves = 0
         self.ended = False
         self.error: PawlError | None = None
         self._responses: deque[bytes] = deque()
@@ -97,33 +106,59 @@ class Call:
             self._waiter.set_result(None)
 
 
-class Batches:
-    """The batches of one channel: up to `streams_max` at once, which gRPC spreads over the replicas.
+class Line:
+    """The way to one replica, or to several that gRPC chooses from: up to `streams_max` streams at once.
 
-    `open_stream` is the Batch method of the channel. Once `shown` gives something else, calls
-    begin on streams that were opened with that. Calls are not repeated, but those
-    that have not left when their stream breaks are sent on another one, once.
+    `open_stream` is the Batch method of a channel, `state` the state of that channel.
     """
 
     def __init__(
         self,
+        name: str,
         open_stream: Callable[[Shown], Any],
+        state: Callable[[], grpc.ChannelConnectivity],
         *,
-        shown: Callable[[], Shown],
-        streams_max: int,
-        response_bytes_max: int,
+        streams_max: int = 1,
     ) -> None:
+        self.name = name
         self.open_stream = open_stream
+        self.streams_max = streams_max
+        self.streams: list[_Stream] = []
+        self.away_until = -math.inf
+        self.busy_until = -math.inf
+        self._state = state
+
+    def standing(self, now: float) -> Standing:
+        """Return how it stands with the replica at this time of the event loop."""
+        state = self._state()
+        is_lost = state in (grpc.ChannelConnectivity.TRANSIENT_FAILURE, grpc.ChannelConnectivity.SHUTDOWN)
+        return Standing(
+            name=self.name,
+            is_connected=state is grpc.ChannelConnectivity.READY,
+            is_away=is_lost or now < self.away_until or any(stream.is_silent(now) for stream in self.streams),
+            is_busy=now < self.busy_until,
+            calls=sum(map(len, self.streams)),
+        )
+
+
+class Batches:
+    """The batches of one channel. A call goes to the replica that `choose` says, on the stream that has the fewest.
+
+    Once `shown` gives something else, calls begin on streams that were opened with that. Calls are not repeated, but
+    those that have not left when their stream breaks are sent on another one: once, or once to each replica.
+    """
+
+    def __init__(self, lines: Sequence[Line], *, shown: Callable[[], Shown], response_bytes_max: int) -> None:
         self.response_bytes_max = response_bytes_max
+        self.moves_max = len(lines)
+        self._lines = lines
         self._shown = shown
-        self._streams_max = streams_max
-        self._streams: list[_Stream] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._next_id = 0
         self._closed = False
 
-    def begin(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None) -> Call:
-        """Begin a call; without a timeout it may take for ever.
+    def begin(self, method: str, request: bytes, *, request_id: str, timeout_seconds: float | None, key: str) -> Call:
+        """Begin a call that belongs to `key`; without a timeout it may take for ever.
 
         Raises:
             DependencyUnavailable: the channel is closed.
@@ -136,39 +171,44 @@ class Batches:
             request_id=request_id,
             timeout_seconds=timeout_seconds or 0.0,
         )
-        call = Call(message)
+        call = Call(message, key)
         self.send(call)
         return call
 
     def send(self, call: Call) -> None:
-        """Send a call on the stream that has the fewest."""
+        """Send a call."""
         if self._closed:
             call.end()
             raise DependencyUnavailable("the channel is closed")
         shown = self._shown()
-        for outdated in [stream for stream in self._streams if stream.shown != shown]:
-            outdated.leave()
-        if len(self._streams) < self._streams_max:
-            stream = _Stream(self, shown)
-            self._streams.append(stream)
+        for line in self._lines:
+            for outdated in [stream for stream in line.streams if stream.shown != shown]:
+                outdated.leave()
+        self._stream(self._line(call.key), shown).send(call)
+
+    def _line(self, key: str) -> Line:
+        if len(self._lines) == 1:
+            return self._lines[0]
+        now = asyncio.get_running_loop().time()
+        return self._lines[choose(key, [line.standing(now) for line in self._lines])]
+
+    def _stream(self, line: Line, shown: Shown) -> _Stream:
+        if len(line.streams) < line.streams_max:
+            stream = _Stream(self, line, shown)
+            line.streams.append(stream)
             # Not in the context of whoever comes first: the stream outlives the request that it serves.
             tasks.start(self._tasks, stream.run(), name="batch", context=contextvars.Context())
-        else:
-            stream = min(self._streams, key=len)
-            # Of those that have equally few, another one is next.
-            self._streams.remove(stream)
-            self._streams.append(stream)
-        stream.send(call)
-
-    def leave(self, stream: _Stream) -> None:
-        """Begin no further calls on a stream."""
-        if stream in self._streams:
-            self._streams.remove(stream)
+            return stream
+        stream = min(line.streams, key=len)
+        # Of those that have equally few, another one is next.
+        line.streams.remove(stream)
+        line.streams.append(stream)
+        return stream
 
     async def close(self) -> None:
         """End all streams; their calls fail."""
         self._closed = True
-        streams = list(self._streams)
+        streams = [stream for line in self._lines for stream in line.streams]
         await tasks.end(self._tasks)
         for stream in streams:
             # A stream that was ended before it began could not say so.
@@ -178,9 +218,12 @@ class Batches:
 class _Stream:
     """One stream, with the calls that are under way on it."""
 
-    def __init__(self, batches: Batches, shown: Shown) -> None:
+    def __init__(self, batches: Batches, line: Line, shown: Shown) -> None:
         self.shown = shown
         self._batches = batches
+        self._line = line
+        # Since when nothing was heard though something was asked.
+        self._asked_at: float | None = None
         self._calls: dict[int, Call] = {}
         self._unsent: dict[int, Call] = {}
         self._cancelled: list[int] = []
@@ -190,7 +233,12 @@ class _Stream:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def is_silent(self, now: float) -> bool:
+        return self._asked_at is not None and now - self._asked_at > _SILENT_SECONDS
+
     def send(self, call: Call) -> None:
+        if self._asked_at is None:
+            self._asked_at = asyncio.get_running_loop().time()
         call.stream = self
         self._calls[call.message.id] = self._unsent[call.message.id] = call
         self._something.set()
@@ -200,6 +248,8 @@ class _Stream:
         if self._calls.pop(call.message.id, None) is not None and not self._unsent.pop(call.message.id, None):
             self._cancelled.append(call.message.id)
             self._something.set()
+        if not self._calls:
+            self._asked_at = None
 
     async def run(self) -> None:
         """Carry calls until the other side ends the stream, or it breaks."""
@@ -209,15 +259,16 @@ class _Stream:
         writers: list[asyncio.Task[None]] = []
         rpc: Any = None
         try:
-            rpc = self._batches.open_stream(self.shown)
+            rpc = self._line.open_stream(self.shown)
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
                 self._take(response)
         except grpc.aio.AioRpcError as error:
             failure = _why_broken(error)
+            self._line.away_until = asyncio.get_running_loop().time() + _AWAY_SECONDS
         finally:
             timer.cancel()
-            self._batches.leave(self)
+            self._leave_line()
             if rpc is not None:
                 rpc.cancel()
             await tasks.end(writers)
@@ -252,6 +303,7 @@ class _Stream:
         return batch_pb2.BatchRequest(calls=taken, cancelled_call_ids=cancelled)
 
     def _take(self, response: batch_pb2.BatchResponse) -> None:
+        self._asked_at = None
         for reply in response.replies:
             call = self._calls.get(reply.id)
             if call is None:
@@ -262,28 +314,35 @@ class _Stream:
                 del self._calls[reply.id]
                 if self._is_leaving and not self._calls:
                     self._something.set()
-                call.close(status.from_failure(reply.failure) if reply.HasField("failure") else None)
+                failure = status.from_failure(reply.failure) if reply.HasField("failure") else None
+                if isinstance(failure, Overloaded):
+                    self._line.busy_until = asyncio.get_running_loop().time() + _BUSY_SECONDS
+                call.close(failure)
         if response.closing:
             self.leave()
 
     def leave(self) -> None:
         """Begin no further calls here; the stream ends when those that are under way have ended."""
         self._is_leaving = True
-        self._batches.leave(self)
+        self._leave_line()
         self._something.set()
 
     def fail(self, failure: PawlError) -> None:
         """End all calls, but have those that never left sent on another stream."""
         calls, self._calls = self._calls, {}
         for call in calls.values():
-            if call.message.id in self._unsent and not call.was_moved:
-                call.was_moved = True
+            if call.message.id in self._unsent and call.moves < self._batches.moves_max:
+                call.moves += 1
                 try:
                     self._batches.send(call)
                 except DependencyUnavailable as error:
                     call.close(error)
             else:
                 call.close(failure)
+
+    def _leave_line(self) -> None:
+        if self in self._line.streams:
+            self._line.streams.remove(self)
 
 
 def _why_broken(error: grpc.aio.AioRpcError) -> PawlError:

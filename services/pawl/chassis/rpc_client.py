@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, Final, Self, TypeVar
@@ -14,9 +14,10 @@ import msgspec
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
-from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Responses, Shown, only_response
+from pawl.chassis.rpc_batch_client import REQUEST_BYTES_MAX, Batches, Line, Responses, Shown, only_response
 from pawl.chassis.rpc_interceptor import REQUEST_ID_KEY, current_request_id
 from pawl.chassis.rpc_renewal import RenewedChannel
+from pawl.chassis.rpc_replicas import key_of
 from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
 from pawl.chassis.status import from_rpc_error, of_peer
@@ -64,10 +65,10 @@ def open_channel(
     There are no retries beyond those that gRPC makes for calls that were never
     sent.
 
-    With `batches`, calls with one request go in batches where they can: cheaper, and
-    spread over as many replicas as there are addresses, or up to four of those that
-    one name stands for. The other end must be for services, and errors come as the
-    PawlError that they are.
+    With `batches`, calls with one request go in batches where they can, which is cheaper.
+    Of several addresses each store has one that is preferred: see `rpc_replicas`. Over up
+    to four of the replicas that one name stands for they are spread. The other end must be for
+    services, and errors come as the PawlError that they are.
 
     With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
     must have `server_name`, or else the host of the one address.
@@ -77,13 +78,15 @@ def open_channel(
     Raises:
         StartError: the addresses cannot be used together.
     """
-    channel = connect(_target(addresses), tls, server_name=server_name, options=_options(message_bytes_max))
+    reached = partial(connect, tls=tls, server_name=server_name, options=_options(message_bytes_max))
+    channel = reached(_target(addresses))
+    replicas = _parts(addresses) if batches else []
     return _Channel(
         channel,
         service_key=service_key,
         metadata=metadata,
         deadline_seconds=deadline_seconds,
-        streams_max=_replicas(addresses) if batches else 0,
+        replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
     )
 
@@ -143,21 +146,19 @@ class _Channel(grpc.aio.Channel):
         service_key: str | Callable[[], str] | None,
         metadata: Callable[[], Sequence[tuple[str, str]]],
         deadline_seconds: float,
-        streams_max: int,
+        replicas: Mapping[str, grpc.aio.Channel],
         response_bytes_max: int,
     ) -> None:
         self._channel = channel
+        self._replicas = replicas
         self._asked_metadata = metadata
         self._deadline_seconds = deadline_seconds
         self._service_key = service_key
         self._batches: Batches | None = None
-        if streams_max:
-            # Not through the interceptor-like wrappers below: a stream is no part of a request.
-            open_stream: Any = BatchServiceStub(channel).Batch
+        if replicas:
             self._batches = Batches(
-                lambda shown: open_stream(metadata=shown),
+                [_line(address, one) for address, one in replicas.items()],
                 shown=self._shown,
-                streams_max=streams_max,
                 response_bytes_max=response_bytes_max - _ENVELOPE_BYTES,
             )
 
@@ -170,7 +171,7 @@ class _Channel(grpc.aio.Channel):
     async def close(self, grace: float | None = None) -> None:
         if self._batches is not None:
             await self._batches.close()
-        await self._channel.close(grace)
+        await asyncio.gather(*(channel.close(grace) for channel in {self._channel, *self._replicas.values()}))
 
     def get_state(self, try_to_connect: bool = False) -> grpc.ChannelConnectivity:  # noqa: FBT001, FBT002
         return self._channel.get_state(try_to_connect)
@@ -235,7 +236,8 @@ class _Channel(grpc.aio.Channel):
             if special or len(raw) > REQUEST_BYTES_MAX:
                 return alone(request, timeout=timeout, **special)
             seconds = deadline_seconds if timeout is None else timeout
-            begin = partial(batches.begin, method, raw, request_id=current_request_id(), timeout_seconds=seconds)
+            ids = {"request_id": current_request_id(), "key": key_of(request)}
+            begin = partial(batches.begin, method, raw, timeout_seconds=seconds, **ids)
             if deadline_seconds is None:
                 return Responses(begin, response_deserializer)
             return only_response(begin, response_deserializer)
@@ -289,29 +291,37 @@ def _request_id() -> tuple[tuple[str, str], ...]:
     return ((REQUEST_ID_KEY, request_id),) if request_id else ()
 
 
-def _replicas(addresses: str) -> int:
-    """Return on how many streams to spread batches over what is at these addresses."""
+def _line(address: str, channel: grpc.aio.Channel) -> Line:
+    """Return the way for batches to what is at an address."""
+    # Not through the wrappers above: a stream is no part of a request.
+    open_stream: Any = BatchServiceStub(channel).Batch
+    return Line(
+        address,
+        lambda shown: open_stream(metadata=shown),
+        partial(channel.get_state, try_to_connect=True),
+        streams_max=1 if address.startswith("unix:") or _ip_version(address) else _STREAMS_OF_A_NAME,
+    )
+
+
+def _parts(addresses: str) -> list[str]:
     parts = [address.strip() for address in addresses.split(",")]
-    if len(parts) > 1 or parts[0].startswith("unix:") or _ip_version(parts[0]):
-        return len(parts)
-    return _STREAMS_OF_A_NAME
+    return parts if len(parts) == 1 else [part.replace("localhost:", "127.0.0.1:") for part in parts]
 
 
 def _target(addresses: str) -> str:
     """Return the gRPC name of one or several addresses."""
-    parts = [address.strip() for address in addresses.split(",")]
+    parts = _parts(addresses)
     if len(parts) == 1:
         return parts[0] if parts[0].startswith("unix:") else f"dns:///{parts[0]}"
     if all(part.startswith("unix:") for part in parts):
         return "unix:" + ",".join(part.removeprefix("unix:") for part in parts)
-    resolved = [part.replace("localhost:", "127.0.0.1:") for part in parts]
-    versions = {_ip_version(address) for address in resolved}
+    versions = set(map(_ip_version, parts))
     if versions not in ({4}, {6}):
         raise StartError(
             f"{addresses}: several addresses must be IP addresses of one version;"
             " or give one name that stands for all replicas"
         )
-    return f"ipv{versions.pop()}:{','.join(resolved)}"
+    return f"ipv{versions.pop()}:{','.join(parts)}"
 
 
 def _ip_version(address: str) -> int:

@@ -1,0 +1,140 @@
+"""Calls to several replicas: together at one of them, and elsewhere at once when it does not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+import pytest
+
+from pawl.chassis import rpc_batch_client, rpc_replicas
+from pawl.chassis.rpc_client import open_channel, translating
+from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import Overloaded
+from tests.poll import until
+from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
+
+
+class Replicas:
+    """Two servers, and a stub that knows both."""
+
+    def __init__(self, servers: dict[str, RpcServer], serving: dict[str, AsyncExitStack], stub: EchoStub) -> None:
+        self.servers = servers
+        self.stub = stub
+        self._serving = serving
+
+    async def used(self) -> set[str]:
+        """Make a call; return the addresses of the servers that have a stream of calls now."""
+        assert await self.stub.call("unary", "hello") == ["hello"]
+        return {address for address, server in self.servers.items() if server._batches._streams}
+
+    async def preferred(self) -> str:
+        """Return the address that the calls go to."""
+        (address,) = await self.used()
+        return address
+
+    async def stop(self, address: str) -> None:
+        """Stop a server."""
+        await self._serving[address].aclose()
+
+    async def start(self, serving: AbstractAsyncContextManager[RpcServer]) -> None:
+        """Start a server where one was stopped."""
+        server = await self._serving[next(iter(self._serving))].enter_async_context(serving)
+        self.servers[server.address] = server
+
+
+@asynccontextmanager
+async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
+    servers, serving = {}, {}
+    async with AsyncExitStack() as every:
+        for _ in range(2):
+            stack = await every.enter_async_context(AsyncExitStack())
+            server = await stack.enter_async_context(serve(service_only=True, listen="127.0.0.1:0", **options))
+            servers[server.address], serving[server.address] = server, stack
+        async with open_channel(",".join(servers), batches=True) as channel:
+            yield Replicas(servers, serving, EchoStub(channel))
+
+
+async def test_calls_that_belong_together_go_to_one_replica(serve: Serve) -> None:
+    async with two(serve) as replicas:
+        await asyncio.gather(*(replicas.stub.call("unary", "hello") for _ in range(100)))
+        assert len(await replicas.used()) == 1
+
+
+async def test_all_callers_prefer_the_same_replica(serve: Serve) -> None:
+    async with two(serve) as replicas:
+        preferred = await replicas.preferred()
+        async with open_channel(",".join(reversed(replicas.servers)), batches=True) as channel:
+            assert await EchoStub(channel).call("unary", "hello") == ["hello"]
+            assert len(replicas.servers[preferred]._batches._streams) == 2
+
+
+async def test_a_replica_that_stops_is_left_without_a_failed_call_and_found_again(serve: Serve) -> None:
+    async with two(serve) as replicas:
+        preferred = await replicas.preferred()
+        await replicas.stop(preferred)
+        for _ in range(20):
+            assert await replicas.stub.call("unary", "hello") == ["hello"]
+        await replicas.start(serve(service_only=True, listen=preferred))
+
+        async def is_back() -> bool:
+            return preferred in await replicas.used()
+
+        await until(is_back)
+
+
+async def test_a_replica_that_says_nothing_gets_no_further_calls(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 0.05)
+    async with two(serve) as replicas:
+        await replicas.preferred()
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+
+        async def both_are_used() -> bool:
+            await servicer.entered.wait()
+            await asyncio.sleep(0.1)
+            return len(await replicas.used()) == 2
+
+        await until(both_are_used)
+        servicer.release.set()
+        assert await call == ["wait"]
+
+
+async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(serve: Serve, servicer: EchoServicer) -> None:
+    async with two(serve, unary_calls_max=1) as replicas:
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        with pytest.raises(Overloaded), translating():
+            await replicas.stub.call("unary", "hello")
+        assert len(await replicas.used()) == 2
+        servicer.release.set()
+        assert await call == ["wait"]
+
+
+async def test_a_replica_with_too_many_calls_gets_help(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_replicas, "CALLS_MAX", 3)
+    async with two(serve) as replicas:
+        await replicas.preferred()
+        calls = [asyncio.ensure_future(replicas.stub.call("unary", "wait")) for _ in range(10)]
+
+        async def all_wait() -> bool:
+            return servicer.waiting == 10
+
+        await until(all_wait)
+        assert len(await replicas.used()) == 2
+        servicer.release.set()
+        assert await asyncio.gather(*calls) == [["wait"]] * 10
+
+
+async def test_a_replica_that_takes_no_batches_costs_no_call(serve: Serve) -> None:
+    """One of an older version, beside a newer one."""
+    async with two(serve) as replicas:
+        older = replicas.servers[await replicas.preferred()]
+        older._interceptor._methods["/pawl.batch.v1.BatchService/Batch"] = older._interceptor._unknown
+        older._batches.close_streams()
+        for _ in range(20):
+            assert await replicas.stub.call("unary", "hello") == ["hello"]
