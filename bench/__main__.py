@@ -18,6 +18,7 @@ from bench import report
 from bench.comparison import SUBJECTS
 from bench.figures import Figure, NotMeasured
 from bench.options import Options
+from bench.processes import others_cpu_seconds
 
 _REASON_MAX: Final = 300
 # Far more than any part takes: one that hangs keeps no other from being measured.
@@ -64,12 +65,16 @@ def shortened(error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:_REASON_MAX]
 
 
-async def run(parts: Sequence[Part], options: Options) -> list[Figure | NotMeasured]:
-    """Measure the parts one after the other; one that fails says so and stops no other."""
+async def run(parts: Sequence[Part], options: Options, machine: report.Machine) -> list[Figure | NotMeasured]:
+    """Measure the parts one after the other; one that fails says so and stops no other.
+
+    How many cores other programs used meanwhile is added to what is known of the machine: ratios stand that, times of
+    one run alone do not.
+    """
     found: list[Figure | NotMeasured] = []
     for part in parts:
         print(f"{' '.join(part.codes)}: {part.module} ...", end=" ", file=sys.stderr, flush=True)
-        began = time.monotonic()
+        began, others = time.monotonic(), others_cpu_seconds()
         try:
             measure: Measure = importlib.import_module(part.module).measure
             async with asyncio.timeout(_PART_SECONDS_MAX + options.soak_seconds):
@@ -77,7 +82,10 @@ async def run(parts: Sequence[Part], options: Options) -> list[Figure | NotMeasu
         except Exception as error:  # noqa: BLE001  # whatever it is, the other parts are worth measuring
             traceback.print_exc()
             found += [NotMeasured(code=code, why=shortened(error)) for code in part.codes]
-        print(f"{time.monotonic() - began:.0f} s", file=sys.stderr)
+        took = time.monotonic() - began
+        cores = (others_cpu_seconds() - others) / took
+        machine[f"other_programs_cores_{part.module.removeprefix('bench.')}"] = round(cores, 2)
+        print(f"{took:.0f} s; other programs used {cores:.1f} cores", file=sys.stderr)
     return found
 
 
@@ -116,7 +124,7 @@ def main() -> None:
     """Measure what the arguments choose."""
     parts, options = read_arguments()
     machine = report.machine()
-    figures = uvloop.run(run(parts, options))
+    figures = uvloop.run(run(parts, options, machine))
     report.show(figures, machine)
     whole = parts == list(PARTS) and set(options.subjects) == set(SUBJECTS) and not options.quick
     for file in report.write(figures, machine, options, whole=whole):

@@ -1,6 +1,7 @@
-"""P6: how soon StartRun is acknowledged when many come together. The runs start meanwhile, and are load themselves.
+"""P6: how soon StartRun is acknowledged when many come together, while 200 runs are at work.
 
-Each burst has a fresh Pawl, so that none begins on the backlog of another.
+A store may have 200 runs at work, and has as many more that wait before the burst begins, so that those of the burst
+queue behind them. Each burst has a fresh Pawl, so that none begins on the backlog of another.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from pawl.event.v1 import run_pb2
 _RATE: Final = 500.0
 _P99_MAX_MS: Final = 100.0
 _AT_ONCE: Final = (64, 128)
-_COMPLETED: Final = "SELECT count(*) FROM job_store.runs WHERE state = $1"
+_AT_WORK: Final = 200
+_LIMITS: Final = {"PAWL_ACTIVE_RUNS_PER_STORE": str(_AT_WORK), "PAWL_ACTIVE_RUNS_PER_USER": str(_AT_WORK)}
+_COUNT: Final = "SELECT count(*) FROM job_store.runs WHERE state = $1"
 
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
@@ -28,7 +31,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     found: list[Figure | NotMeasured] = []
     rates = []
     for number in (None, *_AT_ONCE):
-        outcomes, completed = await _burst(count, number, seconds)
+        outcomes, completed, at_work = await _burst(count, number, seconds)
         rates.append(_rate(outcomes))
         how = f"{_RATE:g} a second" if number is None else f"{number} at once"
         milliseconds = [outcome.acknowledged_seconds * 1000 for outcome in outcomes]
@@ -44,6 +47,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
                     "p50, ms": percentile(milliseconds, 0.5),
                     "acknowledged, /s": rates[-1],
                     "runs completed meanwhile": completed,
+                    "runs at work before and after, the fewer": at_work,
                     "refused": float(sum(load.refusals(outcomes).values())),
                 },
             )
@@ -52,24 +56,27 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     return [*found, highest]
 
 
-async def _burst(count: int, number: int | None, seconds: float) -> tuple[list[Outcome], float]:
-    """Send `count` requests, and return what became of them and how many runs completed.
+async def _burst(count: int, number: int | None, seconds: float) -> tuple[list[Outcome], float, float]:
+    """Send `count` requests, and return what became of them, how many runs completed and how many were at work.
 
     They go `number` at once, for at most so many seconds, or all at the rate of the target.
     """
     place = Place()
-    async with pawl() as (subject, _):
+    async with pawl(environment=_LIMITS) as (subject, _):
         await subject.run(64, 32)
-        before = await subject.ask(_COMPLETED, run_pb2.RUN_STATE_COMPLETED)
 
         async def start(due: float) -> Outcome:
             return (await load.start(subject.agents, place, due))[0]
 
+        await load.at_once(32, start, count=2 * _AT_WORK)
+        before = await subject.ask(_COUNT, run_pb2.RUN_STATE_COMPLETED)
+        at_work = await subject.ask(_COUNT, run_pb2.RUN_STATE_RUNNING)
         if number is None:
             outcomes = await load.at_rate(_RATE, count / _RATE, lambda _, due: start(due))
         else:
             outcomes = await load.at_once(number, start, count=count, seconds=seconds)
-        return outcomes, float(await subject.ask(_COMPLETED, run_pb2.RUN_STATE_COMPLETED) - before)
+        at_work = min(at_work, await subject.ask(_COUNT, run_pb2.RUN_STATE_RUNNING))
+        return outcomes, float(await subject.ask(_COUNT, run_pb2.RUN_STATE_COMPLETED) - before), float(at_work)
 
 
 def _rate(outcomes: Sequence[Outcome]) -> float:

@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
-import psutil
 import uvloop
 
 from bench.copies import copy_conversation, forget_all
 from bench.database import connect, slow_disk
 from bench.figures import Figure, NotMeasured
 from bench.percentiles import percentile
-from bench.processes import cpu_seconds
+from bench.processes import cpu_seconds, machine_cpu_seconds
 from pawl.chassis.rpc_client import open_channel
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -156,9 +155,9 @@ class Generator:
     async def commit(self, owners: int, seconds: float, *, events: int = EVENTS_PER_COMMIT) -> Load:
         """Let `owners` runs commit so many events a step, step after step, for `seconds` after a second to warm up."""
         await self._ask(owners, 1.0, events)
-        ours, machine = cpu_seconds(self._store.processes()), _machine_cpu_seconds()
+        ours, machine = cpu_seconds(self._store.processes()), machine_cpu_seconds()
         answer = await self._ask(owners, seconds, events)
-        ours_after, machine_after = cpu_seconds(self._store.processes()), _machine_cpu_seconds()
+        ours_after, machine_after = cpu_seconds(self._store.processes()), machine_cpu_seconds()
         took = answer.pop("seconds")
         cores = sum(ours_after[name] - ours[name] for name in ours) / took
         foreign = (machine_after - machine) / took - cores - answer["generator_cores"]
@@ -174,12 +173,6 @@ class Generator:
             raise RuntimeError("the load generator ended")
         answer: dict[str, float] = json.loads(line)
         return answer
-
-
-def _machine_cpu_seconds() -> float:
-    """Return the CPU time that all processes of the machine have used."""
-    times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
 
 async def generate(address: str, service_key: str) -> None:

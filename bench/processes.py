@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 
 import psutil
@@ -10,6 +11,17 @@ import psutil
 def cpu_seconds(roots: Mapping[str, int]) -> dict[str, float]:
     """Return the CPU time that each root and its descendants have used, and those of them that ended."""
     return {name: sum(map(_cpu, _tree(pid))) for name, pid in roots.items()}
+
+
+def others_cpu_seconds() -> float:
+    """Return the CPU time of the machine that neither this process nor anything that it started has used."""
+    return machine_cpu_seconds() - cpu_seconds({"ours": os.getpid()})["ours"]
+
+
+def machine_cpu_seconds() -> float:
+    """Return the CPU time that all processes of the machine have used."""
+    times = psutil.cpu_times()
+    return float(times.user + times.nice + times.system + getattr(times, "irq", 0.0) + getattr(times, "softirq", 0.0))
 
 
 def whole_mib(roots: Mapping[str, int]) -> dict[str, float]:
