@@ -54,7 +54,7 @@ async def main(stop: asyncio.Event) -> None:
         await service.migrate(
             database, "tool_registry", "pawl.tool_registry.adapters.sql.migrations", append_only=("audit",)
         )
-        threads = PythonRunner(threads_max=settings.tool_threads_max)
+        threads = await service.enter(PythonRunner(threads_max=settings.tool_threads_max))
         processes = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
         secrets = FileSecrets.read(settings.tool_secrets_file)
         egress = GuardedEgress(read_egress_file(settings.egress_file))

@@ -247,15 +247,15 @@ async def running(
     options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
     clock, stop, metrics = SystemClock(), asyncio.Event(), Metrics(f"registry_{name}")
     instance_id = (ids := IdSource(clock)).new(name)
-    async with Database(database_url, application_name="test", connections_max=8) as database:
+    async with (
+        Database(database_url, application_name="test", connections_max=8) as database,
+        PythonRunner(threads_max=threads_max) as threads,
+    ):
         await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
+        lease = options.lease_seconds
         record = Record.on_postgres(
-            database,
-            instance_id=instance_id,
-            lease_seconds=options.lease_seconds,
-            watch_seconds=min(options.lease_seconds, watch_seconds),
+            database, instance_id=instance_id, lease_seconds=lease, watch_seconds=min(lease, watch_seconds)
         )
-        threads = PythonRunner(threads_max=threads_max)
         known_secrets = FileSecrets(secrets or {})
         kinds = connectors(PostgresSourceRepository(database), known_secrets)
         mcp = kinds.get("mcp")

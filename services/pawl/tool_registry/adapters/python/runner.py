@@ -7,7 +7,8 @@ import contextvars
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from queue import SimpleQueue
+from typing import Any, Self, TypeVar
 
 from pawl.tool_registry.app.execution.ports import Ended
 from pawl.tool_registry.sdk.context import ToolContext
@@ -20,8 +21,49 @@ class ToolCrashed(Exception):
     """A tool raised what is no Exception: it tried to end the process, or cancelled itself."""
 
 
+class Threads:
+    """Threads that are kept from one job to the next, as many as were ever busy at once; to be used by one loop.
+
+    They do not keep the process alive. Those that are busy at `close` end after their jobs.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = 0
+        self._is_closed = False
+
+    def begin(self, job: Callable[[], None]) -> None:
+        """Have a thread do the job, which raises nothing; whoever gave it says when it has `ended`."""
+        if self._idle:
+            self._idle -= 1
+        else:
+            # Starting one costs as much as all else that a small function costs.
+            threading.Thread(target=_do, args=(self._jobs,), name="tool", daemon=True).start()
+        self._jobs.put(job)
+
+    def ended(self) -> None:
+        """Say that a job has ended."""
+        if self._is_closed:
+            self._jobs.put(None)
+        else:
+            self._idle += 1
+
+    def close(self) -> None:
+        """Have the threads end; idempotent."""
+        self._is_closed = True
+        for _ in range(self._idle):
+            self._jobs.put(None)
+        self._idle = 0
+
+
+def _do(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # What it refers to is not kept until the next one comes.
+
+
 class PythonRunner:
-    """Runs async tools as tasks and sync ones in at most `threads_max` threads.
+    """Runs async tools as tasks and sync ones in at most `threads_max` threads; an async context manager.
 
     A thread cannot be stopped from outside. One whose result is not wanted any
     more counts as occupied until its function returns; its context says that it
@@ -31,7 +73,14 @@ class PythonRunner:
 
     def __init__(self, *, threads_max: int) -> None:
         self._free = asyncio.Semaphore(threads_max)
+        self._threads = Threads()
         self.threads_busy = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._threads.close()
 
     def start(self, tool: Tool[..., Any], arguments: Mapping[str, Any], context: ToolContext) -> PythonWork:
         call = tool.bind(arguments, context)
@@ -64,16 +113,17 @@ class PythonRunner:
                 error = raised
             except BaseException as raised:  # noqa: BLE001  # sys.exit in a tool must not end a thread silently
                 error = ToolCrashed(type(raised).__name__)
-            if not loop.is_closed():
+            with suppress(RuntimeError):  # The loop is closed.
                 loop.call_soon_threadsafe(deliver, value, error)
 
         def free(_: object) -> None:
             self.threads_busy -= 1
+            self._threads.ended()
             self._free.release()
 
         ended.add_done_callback(free)
         self.threads_busy += 1
-        threading.Thread(target=run, name="tool", daemon=True).start()
+        self._threads.begin(run)
         with suppress(asyncio.CancelledError):
             # The second cancel is that of a process that ends.
             await asyncio.wait({ended})
