@@ -19,6 +19,7 @@ from pawl.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -45,6 +46,8 @@ class FakeRegistry:
     effects: Counter[str] = field(default_factory=Counter)
     order: list[str] = field(default_factory=list)
     tells_progress: bool = False
+    reads_at_once: bool = False
+    """True if calls that only read run as soon as they are checked, where that is asked for."""
     forgets: set[str] = field(default_factory=set)
     """Tools of which it is not known whether they ran."""
     running: int = 0
@@ -71,15 +74,24 @@ class FakeRegistry:
         return Resolved(tools=taken, left_out=len(tools) - len(taken))
 
     async def check(
-        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self,
+        context: CallContext,
+        calls: Sequence[ProposedCall],
+        known_tool_names: Sequence[str],
+        reads: ReadTimeouts | None = None,
     ) -> tuple[Verdict, ...]:
         self._answer()
-        return tuple(
+        verdicts = [
             replace(
                 self.verdicts[call.tool_name], call_id=call.call_id, arguments_json=call.arguments_json, tool_version=1
             )
             for call in calls
-        )
+        ]
+        may_read = reads is not None and self.reads_at_once
+        if may_read and all(verdict.effect_class is EffectClass.READ_ONLY for verdict in verdicts):
+            ended = await asyncio.gather(*(self._perform(call.call_id, call.tool_name) for call in calls))
+            verdicts = [replace(verdict, result=end) for verdict, end in zip(verdicts, ended, strict=True)]
+        return tuple(verdicts)
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         self._answer()

@@ -206,6 +206,20 @@ def held_calls_are_audited(record: Record) -> Iterator[str]:
             yield f"{call.call_id} {state} while a client held it, and the audit chain does not say so"
 
 
+def only_reads_run_before_their_record(record: Record) -> Iterator[str]:
+    """I5: what the log has never seen before it had run can have had no effect, and is no gated call."""
+    seen = set[str]()
+    for log in record.logs.values():
+        for event in log:
+            if not event.HasField("call_changed"):
+                continue
+            call = event.call_changed.call
+            has_run = call_state(call.state) == "SUCCEEDED" or (call_state(call.state) == "FAILED" and call.attempt > 0)
+            if call.call_id not in seen and has_run and effect_class(call.tool_name) is not EffectClass.READ_ONLY:
+                yield f"{call.tool_name} {call.call_id} had run before the ledger knew of it"
+            seen.add(call.call_id)
+
+
 def one_front_end_result(record: Record) -> Iterator[str]:
     """I11: of all results that came for a call, one was taken."""
     taken: dict[str, set[str]] = defaultdict(set)
@@ -340,6 +354,7 @@ CHECKERS: tuple[Checker, ...] = (
     runs_end,
     effects_happen_once,
     intent_before_effect,
+    only_reads_run_before_their_record,
     seqs_without_gaps,
     gated_calls_run_as_approved,
     decisions_are_audited,

@@ -25,6 +25,7 @@ from pawl.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -46,6 +47,8 @@ LEASE_SECONDS = 4.0
 """So long after its death the open entries of a process are still its own."""
 
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
+# A read that ends in that time comes with the verdict on it.
+_MOMENT_SECONDS = 0.3
 _NULL = CallResult(content_json=b"null")
 _UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)
 
@@ -99,8 +102,35 @@ class Server:
         )
         return Resolved(tools=tools)
 
-    async def check(self, context: CallContext, calls: Sequence[ProposedCall]) -> tuple[Verdict, ...]:
-        return tuple(_verdict(context, call) for call in calls)
+    async def check(
+        self, context: CallContext, calls: Sequence[ProposedCall], reads: ReadTimeouts | None
+    ) -> tuple[Verdict, ...]:
+        verdicts = tuple(_verdict(context, call) for call in calls)
+        not_refused = [verdict for verdict in verdicts if verdict.disposition is not Disposition.REFUSE]
+        if reads is None or any(verdict.effect_class is not EffectClass.READ_ONLY for verdict in not_refused):
+            return verdicts
+        return tuple(
+            [
+                replace(verdict, result=await self._read(context, call)) if verdict in not_refused else verdict
+                for verdict, call in zip(verdicts, calls, strict=True)
+            ]
+        )
+
+    async def _read(self, context: CallContext, call: ProposedCall) -> ExecutionResult | None:
+        """Run a call that only reads; None if its result is not there in a moment."""
+        execution = Execution(
+            call_id=call.call_id,
+            tool_name=call.tool_name,
+            tool_version=call.tool_version,
+            arguments_json=call.arguments_json,
+            earlier_attempts=0,
+            unknowns_resolved=0,
+            timeout_seconds=_MOMENT_SECONDS,
+            approved_digest="",
+            rule_id="",
+        )
+        ended = await self._perform(context, execution)
+        return None if ended.result.error_reason == "TOOL_TIMEOUT" else ended
 
     async def record_decisions(self, decisions: Sequence[RecordedDecision]) -> None:
         self._journal.history.decided.update(
@@ -266,10 +296,14 @@ class Client:
         return await self._network.call(server.process, "resolve", lambda: server.resolve(names))
 
     async def check(
-        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self,
+        context: CallContext,
+        calls: Sequence[ProposedCall],
+        known_tool_names: Sequence[str],
+        reads: ReadTimeouts | None = None,
     ) -> tuple[Verdict, ...]:
         server = self._current[-1]
-        return await self._network.call(server.process, "check", lambda: server.check(context, calls))
+        return await self._network.call(server.process, "check", lambda: server.check(context, calls, reads))
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         server = self._current[-1]

@@ -30,6 +30,7 @@ from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.catalog.ports import Helper, ToolRepository
 from pawl.tool_registry.app.documents.documents import DocumentRepository, Documents
 from pawl.tool_registry.app.execution.attempt import AttemptParts
+from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
 from pawl.tool_registry.app.execution.ports import ResourceLocks, Runner, Secrets
 from pawl.tool_registry.app.policy.admission import Admission
@@ -186,6 +187,6 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         hub=hub,
         worker_tools=WorkerTools(record.tools, record.workers, catalog),
         executor=executor,
-        execution=ExecutionServicer(catalog, admission, executor, audit, ports.misfit),
+        execution=ExecutionServicer(catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit),
         audit=record.audit,
     )

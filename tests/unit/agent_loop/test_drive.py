@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.call import CallResult, CallState
 from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve
 from pawl.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
@@ -23,7 +25,10 @@ from pawl.agent_loop.domain.run import (
     ToolChoiceMode,
     UnknownOutcomePolicy,
 )
+from pawl.agent_loop.domain.step import Committed, Step
+from pawl.errors import IllegalTransition
 from tests.fakes import virtual_time
+from tests.fakes.ledger import MemoryLedger
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
@@ -55,6 +60,48 @@ def test_a_tool_round_costs_two_commits() -> None:
         assert world.ledger.run(key).state is RunState.COMPLETED
         # Begin, answer with calls, results with the next round, first piece of the answer, end.
         assert len(world.ledger.steps) <= 6
+
+    virtual_time.run(main())
+
+
+def test_a_round_that_only_reads_costs_one_commit() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")], seconds=0.01)
+        world.registry.reads_at_once = True
+        key = world.ledger.submit("hello")
+
+        await world.finish(key)
+
+        assert world.ledger.run(key).state is RunState.COMPLETED
+        settled = world.ledger.calls(key)
+        assert [(call.state, call.attempt) for call in settled] == [(CallState.SUCCEEDED, 1)] * 2
+        assert not world.registry.asked
+        # Begin, answer with calls and results and the next round, first piece of the answer, end.
+        assert len(world.ledger.steps) <= 5
+
+    virtual_time.run(main())
+
+
+def test_a_ledger_of_the_version_before_is_told_of_a_read_that_it_may_begin() -> None:
+    class Older(MemoryLedger):
+        async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
+            known = {call.call_id for call in self.calls(claim.key)}
+            if any(call.settled and call.attempt and call.call_id not in known for call in step.calls):
+                raise IllegalTransition("a call cannot be created SUCCEEDED")
+            return await super().commit(claim, commit_id, step)
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls("look"), says("Done.")], seconds=0.01)
+        world.registry.reads_at_once = True
+        world.ledger = Older()
+        world.dependencies = dataclasses.replace(world.dependencies, ledger=world.ledger)
+        key = world.ledger.submit("hello")
+
+        await world.finish(key)
+
+        assert world.ledger.run(key).state is RunState.COMPLETED
+        assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED]
+        assert len(world.registry.asked) == 1
 
     virtual_time.run(main())
 

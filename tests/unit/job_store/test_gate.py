@@ -38,6 +38,20 @@ def test_it_cannot_be_created_as_started(state: CallState) -> None:
         world.commit(run_id, calls=(change("call", state, digest=DIGEST),))
 
 
+def test_only_a_call_that_reads_is_created_with_its_result() -> None:
+    world = World()
+    run_id = world.begin()
+    wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
+    for fields in wrong:
+        with pytest.raises(IllegalTransition):
+            world.commit(run_id, calls=(change("call", CallState.SUCCEEDED, **fields),))
+    world.commit(run_id, calls=(change("call", CallState.SUCCEEDED, only_reads=True),))
+    world.commit(run_id, calls=(change("other", CallState.FAILED, only_reads=True),))
+    for call_id in ("call", "other"):
+        call = world.call(call_id)
+        assert call.start_time == call.end_time is not None
+
+
 @pytest.mark.parametrize("state", STARTS)
 def test_an_approved_call_starts_in_the_step_that_consumes_the_approval(state: CallState) -> None:
     world = World()

@@ -368,6 +368,7 @@ class CheckCallsRequest(_message.Message):
     CONTEXT_FIELD_NUMBER: _builtins.int
     CALLS_FIELD_NUMBER: _builtins.int
     KNOWN_TOOL_NAMES_FIELD_NUMBER: _builtins.int
+    EXECUTE_READS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def context(self) -> Global___CallContext:
         """On whose behalf."""
@@ -380,20 +381,56 @@ class CheckCallsRequest(_message.Message):
     def known_tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of all tools of the run, for near matches of unknown names."""
 
+    @_builtins.property
+    def execute_reads(self) -> Global___ExecuteReads:
+        """Asks for results together with the verdicts; see ExecuteReads."""
+
     def __init__(
         self,
         *,
         context: Global___CallContext | None = ...,
         calls: _abc.Iterable[Global___ProposedCall] | None = ...,
         known_tool_names: _abc.Iterable[_builtins.str] | None = ...,
+        execute_reads: Global___ExecuteReads | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "execute_reads", b"execute_reads"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "context", b"context", "known_tool_names", b"known_tool_names"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "context", b"context", "execute_reads", b"execute_reads", "known_tool_names", b"known_tool_names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CheckCallsRequest: _TypeAlias = CheckCallsRequest  # noqa: Y015
+
+@_typing.final
+class ExecuteReads(_message.Message):
+    """ExecuteReads asks that the calls of a batch be run as soon as they are checked, if all of them
+    that are not refused only read: with code of the deployment itself that needs
+    no approval, no rule and no lock, is not counted, and asks nobody beyond the registry.
+    A result that is there in a moment comes with the verdict of its call. Of the others
+    ExecuteTool gives the result, as of any call.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_MAX_FIELD_NUMBER: _builtins.int
+    timeout_seconds: _builtins.float
+    """The timeout of a call whose tool has none of its own."""
+    timeout_seconds_max: _builtins.float
+    """The longest timeout of a call."""
+    def __init__(
+        self,
+        *,
+        timeout_seconds: _builtins.float = ...,
+        timeout_seconds_max: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["timeout_seconds", b"timeout_seconds", "timeout_seconds_max", b"timeout_seconds_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExecuteReads: _TypeAlias = ExecuteReads  # noqa: Y015
 
 @_typing.final
 class CheckCallsResponse(_message.Message):
@@ -662,6 +699,7 @@ class Verdict(_message.Message):
     ERROR_MESSAGE_FIELD_NUMBER: _builtins.int
     RULE_ID_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
+    RESULT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     disposition: Global___Disposition.ValueType
@@ -716,6 +754,10 @@ class Verdict(_message.Message):
     def question(self) -> _call_pb2.Question:
         """ASK: the question."""
 
+    @_builtins.property
+    def result(self) -> Global___ExecutionResult:
+        """RUN, with ExecuteReads: how the call ended; absent if it was not run, or not in a moment."""
+
     def __init__(
         self,
         *,
@@ -740,10 +782,11 @@ class Verdict(_message.Message):
         error_message: _builtins.str = ...,
         rule_id: _builtins.str = ...,
         approvals_required: _builtins.int = ...,
+        result: Global___ExecutionResult | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

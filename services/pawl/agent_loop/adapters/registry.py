@@ -21,6 +21,7 @@ from pawl.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -75,8 +76,9 @@ _TOOL: Final = _wire.struct(
         of_message=("definition", "source", "create_time"),
     ),
 )
-_VERDICT: Final = _wire.struct(Verdict, execution_pb2.Verdict)
+_READS: Final = _wire.struct(ReadTimeouts, execution_pb2.ExecuteReads)
 _wire.struct(ExecutionResult, execution_pb2.ExecutionResult, Exceptions(of_message=("duration_seconds",)))
+_VERDICT: Final = _wire.struct(Verdict, execution_pb2.Verdict)
 _PIECE: Final = _wire.one_of(
     execution_pb2.ExecuteToolResponse, "kind", {"progress": ExecutionProgress, "result": ExecutionResult}
 )
@@ -102,12 +104,17 @@ class RegistryClient:
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
 
     async def check(
-        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self,
+        context: CallContext,
+        calls: Sequence[ProposedCall],
+        known_tool_names: Sequence[str],
+        reads: ReadTimeouts | None = None,
     ) -> tuple[Verdict, ...]:
         request = execution_pb2.CheckCallsRequest(
             context=_CONTEXT.fields(context),
             calls=map(_PROPOSED.fields, calls),
             known_tool_names=known_tool_names,
+            execute_reads=_READS.fields(reads) if reads else None,
         )
         response = await translated(self._stub.CheckCalls(request))
         return tuple(map(_VERDICT.read, response.verdicts))

@@ -265,8 +265,11 @@ class Drive:
             planned = replace(planned, after_seq=self._base.run.last_seq)
         try:
             answer = await self._answered(lambda: self._dependencies.ledger.commit(self.claim, commit_id, planned))
-        except (InboxChanged, IllegalTransition):
+        except (InboxChanged, IllegalTransition) as refusal:
             known_seq = self._base.run.last_seq
+            if isinstance(refusal, IllegalTransition):
+                # A ledger of the version before takes no call that has run already: it runs as any other.
+                self._facts = [_without_reads(fact) for fact in self._facts]
             self._base = _state_of(await self._load())
             self._refusals += self._base.run.last_seq == known_seq
             if self._refusals > _REFUSALS_MAX:
@@ -379,6 +382,13 @@ def _result_of(fact: Fact) -> CallResult | None:
             return fact.answer.result.result if fact.answer.result else None
         case _:
             return None
+
+
+def _without_reads(fact: Fact) -> Fact:
+    if not isinstance(fact, ModelAnswered):
+        return fact
+    verdicts = {call_id: replace(verdict, result=None) for call_id, verdict in fact.verdicts.items()}
+    return replace(fact, verdicts=verdicts)
 
 
 def _state_of(loaded: Loaded) -> State:

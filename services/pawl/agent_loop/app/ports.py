@@ -16,6 +16,7 @@ from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.tool import (
     ExecutionPiece,
     ProposedCall,
+    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -155,9 +156,16 @@ class Registry(Protocol):
         """
 
     async def check(
-        self, context: CallContext, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]
+        self,
+        context: CallContext,
+        calls: Sequence[ProposedCall],
+        known_tool_names: Sequence[str],
+        reads: ReadTimeouts | None = None,
     ) -> tuple[Verdict, ...]:
-        """Return a verdict on each call, in order. Executes nothing."""
+        """Return a verdict on each call, in order.
+
+        Executes nothing but, with `reads`, calls that only read: what is there in a moment comes with the verdict.
+        """
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         """Write to the audit chain what people decided, before it takes effect. Idempotent.

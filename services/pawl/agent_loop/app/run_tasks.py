@@ -221,7 +221,7 @@ class RunTasks(Tasks):
             new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
         )
         known = [tool.name for tool in state.run.tools]
-        verdicts = await self.tool_calls.check(proposals.to_check(state.run, calls), known)
+        verdicts = await self.tool_calls.check(proposals.to_check(state.run, calls), known, may_read=True)
         return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
 
     async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:

@@ -19,6 +19,7 @@ from pawl.agent_loop.domain.tool import (
     ExecutionResult,
     Outcome,
     ProposedCall,
+    ReadTimeouts,
     RecordedDecision,
     RecordedResult,
     Resolved,
@@ -55,6 +56,10 @@ class ToolCalls:
             credential_id=run.credential_id,
             delegate_user_id=run.delegate_user_id,
         )
+        limits = run.options.limits
+        self._reads = ReadTimeouts(
+            timeout_seconds=limits.tool_timeout_seconds, timeout_seconds_max=limits.tool_timeout_seconds_max
+        )
         self._registry = registry
         self._retry = retry
         self._clock = clock
@@ -80,13 +85,20 @@ class ToolCalls:
         kept = tools[:most] if most else tools
         return Resolved(tools=kept, left_out=found.left_out + len(tools) - len(kept))
 
-    async def check(self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str]) -> dict[CallId, Verdict]:
-        """Return a verdict on each call; a refusal if the registry is away or fails."""
+    async def check(
+        self, calls: Sequence[ProposedCall], known_tool_names: Sequence[str], *, may_read: bool = False
+    ) -> dict[CallId, Verdict]:
+        """Return a verdict on each call; a refusal if the registry is away or fails.
+
+        With `may_read` it may come with the result of a call that only reads.
+        """
         if not calls:
             return {}
+        reads = self._reads if may_read else None
         try:
             verdicts = await self._retry.until_answered(
-                lambda: self._registry.check(self._context, calls, known_tool_names), seconds_max=_PATIENCE_SECONDS
+                lambda: self._registry.check(self._context, calls, known_tool_names, reads),
+                seconds_max=_PATIENCE_SECONDS,
             )
         except TRANSIENT:
             verdicts = ()

@@ -12,11 +12,12 @@ from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, Ra
 from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallState, EffectClass, ExecutionContext, OfferLease
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import Run, RunOptions
-from pawl.agent_loop.domain.tool import Disposition, ProposedCall, Verdict
+from pawl.agent_loop.domain.tool import Disposition, Outcome, ProposedCall, Verdict
 from pawl.chassis.ids import CallId
 
 _KEPT_CHARACTERS: Final = 4096
 """The characters kept of arguments that are too large to be run."""
+_ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 
 
 def draft(
@@ -99,7 +100,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
     """Return a PROPOSED call, or one that falls back to a backend tool, as the registry's verdict leaves it.
 
     A call that may run at once is RUNNABLE; when it starts is a matter of its
-    batch.
+    batch. One that has run already, because it only reads, is settled.
     """
     limits = options.limits
     call = replace(
@@ -132,6 +133,9 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
                 ),
                 deadline_time=now + limits.approval_expiry_seconds,
             )
+        case Disposition.RUN if verdict.result is not None and verdict.result.outcome in _ENDS:
+            begun = replace(call, state=CallState.RUNNING, attempt=1, start_time=now)
+            return settle.executed(begun, verdict.result, now, verdict.note)
         case Disposition.OFFER | Disposition.ASK | Disposition.RUN | Disposition.DELEGATE:
             return released(with_offer(call, verdict), limits, now)
 

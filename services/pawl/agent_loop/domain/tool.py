@@ -94,32 +94,6 @@ class Disposition(StrEnum):
     REFUSE = "REFUSE"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """The registry's verdict on a proposed call."""
-
-    call_id: CallId
-    disposition: Disposition
-    tool_version: int = 0
-    arguments_json: bytes = b""
-    note: str = ""
-    context: ExecutionContext = ExecutionContext.UNSPECIFIED
-    category: ToolCategory = ToolCategory.UNSPECIFIED
-    effect_class: EffectClass = EffectClass.UNSPECIFIED
-    timeout_seconds: float = 0.0
-    parallel: bool = False
-    resource_keys: tuple[str, ...] = ()
-    digest: str = ""
-    preview: str = ""
-    approval_cause: str = ""
-    question: Question | None = None
-    offer_fallback: OfferFallback = OfferFallback.FAIL
-    fallback_tool_name: str = ""
-    error_reason: str = ""
-    error_message: str = ""
-    rule_id: str = ""
-    approvals_required: int = 0
-
-
 class Outcome(StrEnum):
     """The ways in which an execution ends."""
 
@@ -145,6 +119,41 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     result: CallResult
     question: Question | None = None
     """The question of the tool, with INPUT_REQUIRED."""
+
+
+class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
+    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
+
+    timeout_seconds: float
+    timeout_seconds_max: float
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    """The registry's verdict on a proposed call."""
+
+    call_id: CallId
+    disposition: Disposition
+    tool_version: int = 0
+    arguments_json: bytes = b""
+    note: str = ""
+    context: ExecutionContext = ExecutionContext.UNSPECIFIED
+    category: ToolCategory = ToolCategory.UNSPECIFIED
+    effect_class: EffectClass = EffectClass.UNSPECIFIED
+    timeout_seconds: float = 0.0
+    parallel: bool = False
+    resource_keys: tuple[str, ...] = ()
+    digest: str = ""
+    preview: str = ""
+    approval_cause: str = ""
+    question: Question | None = None
+    offer_fallback: OfferFallback = OfferFallback.FAIL
+    fallback_tool_name: str = ""
+    error_reason: str = ""
+    error_message: str = ""
+    rule_id: str = ""
+    approvals_required: int = 0
+    result: ExecutionResult | None = None
+    """How a call ended that only reads and has run already."""
 
 
 ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult

@@ -50,11 +50,13 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     escalated: bool = False
     has_default: bool = False
     child_run_id: RunId = RunId("")
+    only_reads: bool = False
+    """True if its effect class is READ_ONLY."""
 
 
-# The others are of the first change only, or as `_shown` says.
+# The others are of the first change only, or as `_shown` says; `only_reads` is in the spec.
 _OF_OWNER: Final = tuple(
-    set(CallChange.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated"}
+    set(CallChange.__struct_fields__) - {"call_id", "round", "index", "approvals_required", "escalated", "only_reads"}
 )
 
 
@@ -67,10 +69,13 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     """Return the row of a new call.
 
     Raises:
-        IllegalTransition: it cannot be created in that state, or it is gated and would start.
+        IllegalTransition: it cannot be created in that state, or it is gated and would start, or has.
         InvalidField: it is settled without a result, or has a result and is not settled.
     """
     call_table.check(None, change.state)
+    has_run = change.state.is_terminal and change.attempt > 0 and change.only_reads
+    if change.state is CallState.SUCCEEDED and (change.digest or not has_run):
+        raise IllegalTransition("only a call that reads may have run before it was written down")
     _check_result(change)
     _check_child(None, change)
     if change.digest and change.state in call_table.STARTED:
@@ -86,7 +91,7 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
         index=change.index,
         offer=_offer(change.state, None),
         create_time=now,
-        start_time=now if change.state in _BEGUN else None,
+        start_time=now if has_run or change.state in _BEGUN else None,
         end_time=now if change.state.is_terminal else None,
         approvals_required=max(1, change.approvals_required),
         **_as_owner_says(change),

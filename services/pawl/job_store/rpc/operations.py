@@ -288,6 +288,7 @@ def _call_change(call: call_pb2.Call) -> CallChange:
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
         "child_run_id": check_id(call.child_run_id, "calls.child_run_id", optional=True),
+        "only_reads": call.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY,
     }
     if call.HasField("approval"):
         for part in _APPROVAL_HEADER:

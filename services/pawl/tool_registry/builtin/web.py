@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
@@ -75,7 +76,7 @@ def web_tools(egress: Egress, helper: Helper) -> list[Tool[..., Any]]:
             found["links"] = [{"text": text, "url": target} for text, target in page.links]
         return found
 
-    return [web_scrape]
+    return [replace(web_scrape, goes_out=True)]
 
 
 async def _fetch(egress: Egress, store_id: StoreId, url: str) -> OutboundResponse:

@@ -13,8 +13,10 @@ from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
+from pawl.tool_registry.app.policy.admission import ReadTimeouts
 from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
 from pawl.tool_registry.domain.definition import (
+    TIMEOUT_SECONDS_MAX,
     VERSION_MAX,
     Category,
     EffectClass,
@@ -89,7 +91,7 @@ _VERDICT: Final = WIRE.struct(
         # Of the definition and the arguments, if there are any.
         of_message=(
             *("arguments_json", "note", "context", "category", "effect_class", "timeout_seconds", "parallel"),
-            *("offer_fallback", "fallback_tool_name"),
+            *("offer_fallback", "fallback_tool_name", "result"),
         ),
     ),
 )
@@ -218,9 +220,23 @@ def _sha256(digest: str, field: str) -> str:
     return digest
 
 
-def verdict_message(verdict: Verdict) -> execution_pb2.Verdict:
-    """Return the message of a verdict."""
+def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts | None:
+    """Return the timeouts of calls that only read; None if none is to be run."""
+    if not request.HasField("execute_reads"):
+        return None
+    timeouts = ReadTimeouts(
+        default=request.execute_reads.timeout_seconds, most=request.execute_reads.timeout_seconds_max
+    )
+    if not all(0 < seconds <= TIMEOUT_SECONDS_MAX for seconds in (timeouts.default, timeouts.most)):
+        raise InvalidField(f"timeouts: must be up to {TIMEOUT_SECONDS_MAX:g} seconds", field="execute_reads")
+    return timeouts
+
+
+def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> execution_pb2.Verdict:
+    """Return the message of a verdict, with the result of a call that has run already."""
     message = _VERDICT.write(verdict)
+    if result is not None:
+        message.result.CopyFrom(RESULT.write(result))
     if verdict.accepted is not None:
         message.arguments_json = verdict.accepted.canonical
         message.note = verdict.accepted.note

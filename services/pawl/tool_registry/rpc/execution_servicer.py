@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
@@ -14,8 +15,8 @@ from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2 as pb
 from pawl.tool.v1 import execution_pb2_grpc
 from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor
-from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
@@ -38,7 +39,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     """
 
     catalog: Catalog
-    admission: Admission
+    checks: BatchCheck
     executor: Executor
     audit: AuditTrail
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
@@ -65,8 +66,8 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             )
             for call in request.calls
         ]
-        verdicts = await self.admission.check_batch(proposed, request.known_tool_names)
-        return pb.CheckCallsResponse(verdicts=map(convert.verdict_message, verdicts))
+        checked = await self.checks.check(proposed, request.known_tool_names, convert.read_timeouts_from(request))
+        return pb.CheckCallsResponse(verdicts=itertools.starmap(convert.verdict_message, checked))
 
     async def CheckAnswer(self, request: pb.CheckAnswerRequest, context: Context) -> pb.CheckAnswerResponse:
         if problem := await self.misfit(StoreId(request.store_id), request.answer_schema_json, request.answer):

@@ -62,6 +62,8 @@ class Tool(Generic[P, R]):
     """True if the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
     is_remote: bool = False
     """True if a call that is cancelled goes on or not out of sight: its server is only told."""
+    goes_out: bool = False
+    """True if a call is seen beyond the registry: by a source, a worker, or a server that it asks by the egress."""
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -258,4 +260,5 @@ def forwarded(
         _bulk_count=None,
         marks_begun=marks_begun,
         is_remote=is_remote,
+        goes_out=True,
     )

@@ -43,6 +43,8 @@ class Execution:
         self.ended: asyncio.Future[ExecutionResult] = loop.create_future()
         self.cancelled: asyncio.Future[CancelCause] = loop.create_future()
         self.listeners = 0
+        self.is_kept = False
+        """True if somebody will ask for the result of whom nothing is seen yet."""
         self.started = loop.time()
         self.dialogue = Dialogue(answers)
         self._lock = threading.Lock()
@@ -111,8 +113,12 @@ class Execution:
             yield self.ended.result()
         finally:
             self.listeners -= 1
-            if not self.listeners and not self.effect.is_journaled and not self.ended.done():
-                self.cancel(CancelCause.CALLERS_GONE)
+            self.leave()
+
+    def leave(self) -> None:
+        """End what nobody waits for any more, unless it is journaled."""
+        if not self.listeners and not self.effect.is_journaled and not self.ended.done():
+            self.cancel(CancelCause.CALLERS_GONE)
 
 
 async def wait_any(*futures: asyncio.Future[Any], timeout_seconds: float | None = None) -> None:

@@ -35,6 +35,9 @@ _ASKING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
 # A lease that was not renewed for so many of its renewals was let go.
 _RENEWALS_OF_REST: Final = 2
+# Results of calls that ran before their run asked for them: it does so as soon as its step is written.
+_KEPT_SECONDS: Final = 10.0
+_KEPT_MAX: Final = 100
 # How long an async tool may take to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
 
@@ -86,6 +89,7 @@ class Executor:
             parts.clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
         )
         self._running: dict[CallKey, Execution] = {}
+        self._kept: dict[CallKey, Execution] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._attempts: set[asyncio.Task[None]] = set()
         self._loops: list[asyncio.Task[None]] = []
@@ -137,10 +141,22 @@ class Executor:
         if cached is not None:
             yield cached
             return
-        execution = await self._execution_of(job)
+        execution = await self.begin(job)
         async with aclosing(execution.watch()) as watched:
             async for item in watched:
                 yield item
+
+    def keep(self, execution: Execution) -> None:
+        """Keep a result, as soon as it is there, for whoever executes the call next; for a while, and not too many."""
+        execution.is_kept = True
+        if execution.ended.done():
+            self._put_by(execution)
+
+    def _put_by(self, execution: Execution) -> None:
+        if len(self._kept) >= _KEPT_MAX:
+            del self._kept[next(iter(self._kept))]
+        self._kept[execution.key] = execution
+        asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._kept.pop, execution.key, None)
 
     @property
     def running_count(self) -> int:
@@ -169,12 +185,20 @@ class Executor:
             return _has_stopped(known), known
         return known is None, None
 
-    async def _execution_of(self, job: Job) -> Execution:
+    async def begin(self, job: Job) -> Execution:
+        """Begin a call that may run, or return its execution that runs already, or is kept.
+
+        Raises:
+            InvalidArguments: it was begun as another call.
+            Overloaded, ShuttingDown: it was not begun.
+        """
         existing = self._running.get(job.key)
         while existing is not None and existing.is_abandoned:
             await asyncio.wait({existing.ended})
             existing = self._running.get(job.key)
+        existing = existing or self._kept.pop(job.key, None)
         if existing is not None:
+            existing.is_kept = False
             if existing.fingerprint != job.fingerprint:
                 raise InvalidArguments("this call was begun with another tool or other arguments")
             existing.dialogue.give(job.answers)
@@ -222,6 +246,8 @@ class Executor:
                 execution.fail(error)
         if error is None:
             execution.finish(result)
+            if execution.is_kept:
+                self._put_by(execution)
 
     async def _settle(self, execution: Execution, job: Job) -> ExecutionResult:
         while True:

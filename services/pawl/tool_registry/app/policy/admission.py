@@ -10,10 +10,11 @@ from pawl.chassis.ids import CallId
 from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, PermissionDenied, ToolNotFound
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, ProposedCall
+from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
 from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, HeldElsewhere, Observer, RateLimits
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
+from pawl.tool_registry.domain.audit import AuditDraft
 from pawl.tool_registry.domain.check import Refused
 from pawl.tool_registry.domain.definition import EffectClass, ExecutionContext
 from pawl.tool_registry.domain.execution import ExecutionResult
@@ -37,13 +38,33 @@ _UNGATED: Final = {
     ExecutionContext.AGENT: Disposition.DELEGATE,
 }
 
+Proposed = tuple[CallContext, ProposedCall]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """The verdict on a call and the entry that says so, with the call if its arguments fit."""
+
+    verdict: Verdict
+    draft: AuditDraft
+    call: FittingCall | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadTimeouts:
+    """The seconds that a run gives a call whose tool has no timeout, and the most that it gives to any."""
+
+    default: float
+    most: float
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
     """Decides, step by step, whether a call may begin; never runs any.
 
-    1. `check_batch`: the model proposes it. The tool is there for the user, the arguments fit, no earlier call of
+    1. `judge_batch`: the model proposes it. The tool is there for the user, the arguments fit, no earlier call of
        the batch is the same, no rule denies it. The verdict says what must happen first: often an approval.
+       `reads_of`: of a batch that only reads, the jobs follow at once.
     2. `admit`: its run asks for it. All of that is looked at again, and the approval must be of exactly this call.
     3. `check_rules`: what people have decided since then holds. Only where the call is not under way.
     4. `cached`: an earlier result of a READ_ONLY tool is given in its place.
@@ -64,19 +85,14 @@ class Admission:
     unacted: set[str] = field(default_factory=set)
     """Tokens of attempts that may have written an entry of the journal and ran nothing: there was no answer."""
 
-    async def check_batch(
-        self, proposed: Sequence[tuple[CallContext, ProposedCall]], known_names: Iterable[str]
-    ) -> list[Verdict]:
-        """Return the verdicts on the calls of one batch, in order; they are in the audit chain by then.
+    async def judge_batch(self, proposed: Sequence[Proposed], known_names: Iterable[str]) -> list[Judged]:
+        """Return the calls of one batch with the verdicts on them, in order; none is in the audit chain yet.
 
         A call that could have the effect of an earlier one of the batch once more
         is refused: it is nearly always a slip of the model.
-
-        Raises:
-            DependencyUnavailable: the audit chain cannot be written.
         """
         first: dict[tuple[str, bytes], int] = {}
-        verdicts = []
+        judged = []
         for number, (context, call) in enumerate(proposed, 1):
             fitting = await self._fitting(context, call, known_names)
             if isinstance(fitting, Verdict):
@@ -91,11 +107,38 @@ class Admission:
                     if verdict.accepted is not None and fitting.definition.effect is not EffectClass.READ_ONLY:
                         first[key] = number
             self.observer.checked(verdict.disposition)
-            verdicts.append(verdict)
-        await self.audit.proposed(
-            [context for context, _ in proposed], [call.tool_name for _, call in proposed], verdicts
-        )
-        return verdicts
+            judged.append(
+                Judged(
+                    verdict=verdict,
+                    draft=self.audit.of_proposal(context, call.tool_name, verdict),
+                    call=fitting if isinstance(fitting, FittingCall) else None,
+                )
+            )
+        return judged
+
+    def reads_of(self, judged: Sequence[Judged], timeouts: ReadTimeouts) -> list[Job]:
+        """Return the jobs of a batch of which all that is not refused may run at once; none if any may not."""
+        jobs = []
+        for each in judged:
+            if each.verdict.disposition is Disposition.REFUSE:
+                continue
+            call, verdict = each.call, each.verdict
+            if call is None or call.tool.loaded is None or self.store_calls_per_minute:
+                return []
+            if verdict.disposition is not Disposition.RUN or verdict.rule_id or verdict.digest:
+                return []
+            request = ExecuteRequest(
+                context=call.context,
+                tool_name=call.definition.name,
+                tool_version=call.tool.entry.version,
+                arguments=call.accepted.canonical,
+                timeout_seconds=min(call.definition.timeout_seconds or timeouts.default, timeouts.most),
+            )
+            job = Job.of(call, call.tool.loaded, request, digest=call.digest, is_gated=False)
+            if not job.only_reads:
+                return []
+            jobs.append(replace(job, proposal=Proposal(drafts=(each.draft,))))
+        return jobs
 
     async def _fitting(
         self, context: CallContext, call: ProposedCall, known_names: Iterable[str]

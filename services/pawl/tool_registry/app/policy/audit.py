@@ -59,21 +59,13 @@ class AuditTrail:
             self._writer = asyncio.create_task(self._write_all(), name="audit")
         await written
 
-    async def proposed(
-        self, contexts: Sequence[CallContext], tool_names: Sequence[str], verdicts: Sequence[Verdict]
-    ) -> None:
-        """Write what the check of a batch said."""
-        time_us = self.time_us()
-        await self.write(
-            [
-                replace(
-                    _of_call(context, AuditKind.PROPOSED, tool_name, verdict.tool_version, time_us),
-                    verdict=verdict.disposition.value,
-                    reason=_reason(verdict),
-                    arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
-                )
-                for context, tool_name, verdict in zip(contexts, tool_names, verdicts, strict=True)
-            ]
+    def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
+        """Return what the check of a call said."""
+        return replace(
+            _of_call(context, AuditKind.PROPOSED, tool_name, verdict.tool_version, self.time_us()),
+            verdict=verdict.disposition.value,
+            reason=_reason(verdict),
+            arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
         )
 
     async def decided(self, decisions: Sequence[tuple[CallContext, RecordedDecision]]) -> None:
@@ -100,6 +92,7 @@ class AuditTrail:
     async def ended(self, job: Job, result: ExecutionResult, *, has_begun: bool = False, reason: str = "") -> None:
         """Write how a call ended here; what a READ_ONLY tool did is written down together with its end.
 
+        So is its check, where it ran at once.
         `reason` in place of the result's own: CACHED where it was given again, LATE
         where the call had ended before, so that it is dropped.
         """
@@ -111,7 +104,8 @@ class AuditTrail:
             result_bytes=len(result.content),
             duration_us=int(result.duration_seconds * 1_000_000),
         )
-        await self.write([self._executed(job), draft] if has_begun and job.effect is EffectClass.READ_ONLY else [draft])
+        begun = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
+        await self.write([*job.proposal.claim(with_end=True), *begun, draft])
 
     async def returned(self, results: Sequence[tuple[CallContext, RecordedResult]]) -> None:
         """Write how front-end calls ended; what is there already is not written again."""

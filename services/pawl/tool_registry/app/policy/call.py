@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pawl.chassis import logs
@@ -10,7 +10,7 @@ from pawl.chassis.ids import CallKey
 from pawl.chassis.strict_json import JsonValue
 from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
-from pawl.tool_registry.domain.audit import sha256_hex
+from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
 from pawl.tool_registry.domain.check import Accepted
 from pawl.tool_registry.domain.definition import CAUTION, SEVERITY, EffectClass, ToolDefinition
 from pawl.tool_registry.domain.gate import approval_cause, items_of
@@ -147,6 +147,21 @@ class FittingCall:
         return items if count is None else count
 
 
+@dataclass(slots=True, kw_only=True)
+class Proposal:
+    """What the audit chain is to say of the check of a call that runs already: together with its end, or before."""
+
+    drafts: tuple[AuditDraft, ...] = ()
+    goes_with_end: bool | None = None
+    """None until one of the two writes it."""
+
+    def claim(self, *, with_end: bool) -> tuple[AuditDraft, ...]:
+        """Return the entries for that one of the two which asks first, always again; none for the other."""
+        if self.goes_with_end is None:
+            self.goes_with_end = with_end
+        return self.drafts if self.goes_with_end is with_end else ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A call to run, how, and for how long."""
@@ -179,6 +194,8 @@ class Job:
     """0 means any number."""
     cache_seconds: float
     """0 means that its result is not kept."""
+    proposal: Proposal = field(default_factory=Proposal)
+    """Nothing, unless the call runs before its check is written down."""
 
     @classmethod
     def of(cls, call: FittingCall, loaded: LoadedTool, request: ExecuteRequest, *, digest: str, is_gated: bool) -> Job:
@@ -212,6 +229,17 @@ class Job:
             rate_per_minute=running.rate_per_minute,
             cache_seconds=min(definition.cache_seconds, running.cache_seconds) * (effect is EffectClass.READ_ONLY),
         )
+
+    @property
+    def only_reads(self) -> bool:
+        """True if it makes no difference that the call runs though nobody may ever hear of it.
+
+        It has no effect, nobody beyond the registry sees it, nothing counts it, and it waits for nobody. That it
+        needs no approval is for the verdict to say.
+        """
+        is_own_code = not (self.is_of_store or self.tool.goes_out or self.tool.is_remote)
+        is_counted = bool(self.rate_per_minute or self.allowing_rule_id)
+        return self.effect is EffectClass.READ_ONLY and is_own_code and not is_counted and not self.resource_keys
 
     @property
     def key(self) -> CallKey:
