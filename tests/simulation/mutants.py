@@ -168,20 +168,6 @@ MUTANTS = (
         also=(("tests.simulation.registry", "if verdict.disposition is Disposition.APPROVE and", "if False and"),),
     ),
     Mutant(
-        name="effects_come_before_their_record",
-        module="pawl.job_store.domain.calls",
-        text="if change.state is CallState.SUCCEEDED and (change.digest or not has_run):",
-        instead="if False:",
-        checker="only_reads_run_before_their_record",
-        also=(
-            (
-                "tests.simulation.registry",
-                "any(verdict.effect_class is not EffectClass.READ_ONLY for verdict in not_refused)",
-                "any(verdict.effect_class not in REPEATABLE for verdict in not_refused)",
-            ),
-        ),
-    ),
-    Mutant(
         name="results_come_twice",
         module=_COMMAND,
         text="if call.state.is_terminal or call.reserved_by:",

@@ -29,6 +29,20 @@ _COMMIT = "pawl.job_store.domain.commit"
 
 OF_THE_LEDGER = (
     Mutant(
+        name="effects_come_before_their_record",
+        module="pawl.job_store.domain.calls",
+        text="if change.state is CallState.SUCCEEDED and (change.digest or not has_run):",
+        instead="if False:",
+        checker="only_reads_run_before_their_record",
+        also=(
+            (
+                "tests.simulation.registry",
+                "any(verdict.effect_class is not EffectClass.READ_ONLY for verdict in not_refused)",
+                "any(verdict.effect_class not in REPEATABLE for verdict in not_refused)",
+            ),
+        ),
+    ),
+    Mutant(
         name="inboxes_take_one_message_too_many",
         module="pawl.job_store.domain.inbox",
         text="if run.steers_waiting >= limits.commands_max or",
