@@ -153,7 +153,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     rule_id: str = ""
     approvals_required: int = 0
     result: ExecutionResult | None = None
-    """How a call ended that only reads and has run already."""
+    """The end of a call that only reads and has run already."""
 
 
 ExecutionPiece: TypeAlias = ExecutionProgress | ExecutionResult
