@@ -149,7 +149,7 @@ class FittingCall:
 
 @dataclass(slots=True, kw_only=True)
 class Proposal:
-    """What the audit chain is to say of the check of a call that runs already: together with its end, or before."""
+    """The entry about the check of a call that runs already: written together with its end, or before."""
 
     drafts: tuple[AuditDraft, ...] = ()
     goes_with_end: bool | None = None
