@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from bench.processes import cpu_seconds
-from bench.subjects import Pawl
+from bench.subjects import SYNCS, TRANSACTIONS, Pawl
 from bench.world import pawl
 
 _TOOL_ROUNDS: Final = 3
@@ -28,13 +28,11 @@ _SETTLE_SECONDS: Final = 2.0
 
 _EVENTS: Final = "SELECT count(*) FROM job_store.events"
 _WAL: Final = "SELECT (pg_current_wal_lsn() - '0/0')::float8"
-_TRANSACTIONS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-_FSYNCS: Final = "SELECT sum(fsyncs)::float8 FROM pg_stat_io WHERE object = 'wal'"
 _SIZE: Final = """
 SELECT sum(pg_total_relation_size(c.oid))::float8 FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = relnamespace
 WHERE relkind = 'r' AND nspname IN ('job_store', 'notifier', 'tool_registry')
 """
-_QUERIES: Final = {"events": _EVENTS, "WAL, bytes": _WAL, "transactions": _TRANSACTIONS, "syncs": _FSYNCS}
+_QUERIES: Final = {"events": _EVENTS, "WAL, bytes": _WAL, "transactions": TRANSACTIONS, "syncs": SYNCS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""P9: the memory of each service when idle after a warm-up, and whether it grows under load."""
+"""P9: what a suite costs that does nothing, after a warm-up, and whether its memory grows under load."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bench import load
 from bench.figures import Figure, NotMeasured, at_most
 from bench.load import Outcome, Place
 from bench.options import Options
-from bench.processes import resident_mib, whole_mib
-from bench.subjects import Pawl
+from bench.processes import cpu_seconds, proportional_mib, resident_mib, whole_mib
+from bench.subjects import SYNCS, TRANSACTIONS, Pawl
 from bench.world import pawl
 
 _IDLE_MAX_MIB: Final = 120.0
@@ -20,6 +20,12 @@ _GROWTH_MAX_MIB_AN_HOUR: Final = 1.0
 _RUNS_OF_A_SOAK: Final = 100_000
 _AT_ONCE: Final = 16
 _SETTLE_SECONDS: Final = 5.0
+_REST_MAX_MIB: Final = 300.0
+_REST_MAX_SYNCS: Final = 0.5
+# What the warm-up left to do is done by then.
+_TAIL_SECONDS: Final = 20.0
+# By its end connections are closed that the warm-up has opened.
+_REST_SECONDS: Final = 60.0
 _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
@@ -29,6 +35,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         await subject.run(options.count(300, 100), _AT_ONCE)
         await asyncio.sleep(_SETTLE_SECONDS)
         whole, own = whole_mib(subject.processes()), resident_mib(subject.processes())
+        rest = await _rest(subject)
         samples, runs = await _soak(subject, options.soak_seconds)
     detail = {f"{name} {kind}": sizes[name] for name in whole for kind, sizes in (("RSS", whole), ("USS", own))}
     worst = max(_SERVICES, key=lambda name: whole[name])
@@ -40,7 +47,40 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
         unit="MiB",
         detail=detail,
     )
-    return [idle, *_growth(samples, runs, options.soak_seconds)]
+    return [idle, *rest, *_growth(samples, runs, options.soak_seconds)]
+
+
+async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
+    """Let the suite do nothing for a while, and say what it does to the disk and takes of the memory."""
+    await asyncio.sleep(_TAIL_SECONDS)
+    before = await _counts(subject)
+    await asyncio.sleep(_REST_SECONDS)
+    after = await _counts(subject)
+    rates = {name: (after[name] - before[name]) / _REST_SECONDS for name in before}
+    memory = proportional_mib(subject.processes())
+    syncs = at_most(
+        _REST_MAX_SYNCS,
+        code="P9",
+        what="syncs of the disk by a suite that does nothing",
+        value=rates.pop("syncs"),
+        unit="a second",
+        detail={f"{name} a second": rate for name, rate in rates.items()},
+    )
+    whole = at_most(
+        _REST_MAX_MIB,
+        code="P9",
+        what="memory of a suite that does nothing, PostgreSQL and NATS included, shared pages counted once",
+        value=sum(memory.values()),
+        unit="MiB",
+        detail=memory,
+    )
+    return [syncs, whole]
+
+
+async def _counts(subject: Pawl) -> dict[str, float]:
+    cpu = {f"{name}, CPU ms": seconds * 1000 for name, seconds in cpu_seconds(subject.processes()).items()}
+    counts = {"syncs": float(await subject.ask(SYNCS)), "transactions": float(await subject.ask(TRANSACTIONS))}
+    return counts | cpu
 
 
 Samples = list[tuple[float, int, Mapping[str, float]]]

@@ -34,6 +34,11 @@ def resident_mib(roots: Mapping[str, int]) -> dict[str, float]:
     return {name: sum(map(_unique, _tree(pid))) / 2**20 for name, pid in roots.items()}
 
 
+def proportional_mib(roots: Mapping[str, int]) -> dict[str, float]:
+    """Return the memory of each root and its descendants, with its part of each page that several have, in MiB."""
+    return {name: sum(map(_proportional, _tree(pid))) / 2**20 for name, pid in roots.items()}
+
+
 def _tree(pid: int) -> list[psutil.Process]:
     root = psutil.Process(pid)
     return [root, *root.children(recursive=True)]
@@ -50,6 +55,13 @@ def _cpu(process: psutil.Process) -> float:
 def _unique(process: psutil.Process) -> float:
     try:
         return float(process.memory_full_info().uss)
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _proportional(process: psutil.Process) -> float:
+    try:
+        return float(process.memory_full_info().pss)
     except psutil.NoSuchProcess:
         return 0.0
 

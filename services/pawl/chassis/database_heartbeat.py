@@ -44,6 +44,7 @@ class Heartbeat:
         self._look: asyncio.Task[None] | None = None
         self._task: asyncio.Task[None] | None = None
         self._failure = ""
+        self._looked_at = float("-inf")
         self.is_frozen = False
         """True if the server did not answer at all when it was last asked."""
 
@@ -75,7 +76,11 @@ class Heartbeat:
                 _log.debug("database.unusable", error=error.message)
             except Exception:  # noqa: BLE001  # without looks, nobody would learn that the server is back
                 _log.exception("database.look_failed")
-            await asyncio.sleep(_INTERVAL_SECONDS)
+            # Health looks too, and what it has seen is as good.
+            pause = _INTERVAL_SECONDS
+            while pause > 0:
+                await asyncio.sleep(pause)
+                pause = self._looked_at + _INTERVAL_SECONDS - asyncio.get_running_loop().time()
 
     async def _look_once(self) -> None:
         asking = asyncio.get_running_loop().create_task(self._ask())
@@ -92,6 +97,7 @@ class Heartbeat:
         if failure and failure != self._failure:
             _log.warning("database.lost", error=failure)
         self._failure, self.is_frozen = failure, is_frozen
+        self._looked_at = asyncio.get_running_loop().time()
         if is_frozen:
             self._on_frozen()
 

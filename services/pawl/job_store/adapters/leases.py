@@ -39,13 +39,15 @@ _RENEW: Final = """
 WITH held AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs WHERE worker_id = $1
     ORDER BY store_id, run_id FOR UPDATE
+), renewed AS (
+    UPDATE job_store.runs AS r SET claim_at = now() + $2
+    FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
+    RETURNING r.store_id, r.run_id, r.epoch, EXISTS (
+        SELECT FROM job_store.commands AS c
+        WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed
+    ) AS has_commands
 )
-UPDATE job_store.runs AS r SET claim_at = now() + $2
-FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
-RETURNING r.store_id, r.run_id, r.epoch, now() AS time, EXISTS (
-    SELECT FROM job_store.commands AS c
-    WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed
-) AS has_commands
+SELECT now() AS time, renewed.* FROM (SELECT) AS one LEFT JOIN renewed ON true
 """
 
 _RELEASE: Final = """
@@ -117,13 +119,13 @@ class PostgresLeases:
         return claimed
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
-        async with self._database.acquire(urgent=True) as connection:
-            records = await connection.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds))
-            time = records[0]["time"] if records else await connection.fetchval("SELECT now()")
+        # One row at least: that of a worker without runs has the time only.
+        records = await self._database.fetch(_RENEW, worker_id, timedelta(seconds=lease_seconds), urgent=True)
+        held = [record for record in records if record["run_id"] is not None]
         return Renewed(
-            runs=tuple(_claimed(record) for record in records),
-            with_commands=tuple(_claimed(record) for record in records if record["has_commands"]),
-            time=time,
+            runs=tuple(_claimed(record) for record in held),
+            with_commands=tuple(_claimed(record) for record in held if record["has_commands"]),
+            time=records[0]["time"],
         )
 
     async def release(self, worker_id: WorkerId) -> int:
