@@ -1,12 +1,15 @@
-"""Set-based statements, made from the columns of a table: one round trip for any number of rows."""
+"""Set-based statements, made from the columns of a table: one round trip for any number of rows of any tables."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from functools import lru_cache
+from typing import Any, Final, Generic, TypeVar
 
 R = TypeVar("R")
+
+_STATEMENTS_MAX: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +27,72 @@ class Column(Generic[R]):
     heavy: bool = False
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """A statement on rows that stand in for `{rows}` in its text; `types` are those of their columns, in SQL.
+
+    Of `gathered` rows there are many as often as one.
+    """
+
+    text: str
+    types: tuple[str, ...]
+    gathered: bool
+
+    def numbered(self, first: int, *, single: bool) -> str:
+        """Return the statement with its arguments, one a column, numbered from `first`: arrays, or those of one row.
+
+        Arrays are unnested side by side in a list of columns: in FROM each one fills a store of its own first.
+        """
+        columns = (
+            f"${number}::{type_}" if single else f"unnest(${number}::{type_}[])"
+            for number, type_ in enumerate(self.types, first)
+        )
+        return self.text.format(rows=f"SELECT {', '.join(columns)}")
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """A statement with its rows: a list of values for each column."""
+
+    statement: Statement
+    columns: Sequence[Sequence[Any]]
+
+    @property
+    def is_single(self) -> bool:
+        """It has one row."""
+        return len(self.columns[0]) == 1
+
+
+def joined(writes: Sequence[Write]) -> tuple[str, list[Any]]:
+    """Return one statement that does them all, each by itself, and its arguments: no write sees what another does.
+
+    Rows that come alone are sent without arrays, which cost more than they do; but only if all do, so that there are
+    few different statements: the server plans each of them once a connection.
+    """
+    single = all(write.is_single for write in writes if not write.statement.gathered)
+    text = _joined(tuple(write.statement for write in writes), single=single)
+    arguments: list[Any] = []
+    for write in writes:
+        is_row = single and not write.statement.gathered
+        arguments += [values[0] for values in write.columns] if is_row else write.columns
+    return text, arguments
+
+
+@lru_cache(_STATEMENTS_MAX)
+def _joined(statements: tuple[Statement, ...], *, single: bool) -> str:
+    parts: list[str] = []
+    first = 1
+    for statement in statements:
+        parts.append(f"part_{first} AS ({statement.numbered(first, single=single and not statement.gathered)})")
+        first += len(statement.types)
+    return f"WITH {', '.join(parts)} SELECT"
+
+
 class Columns(Generic[R]):
     """The columns of a table, the first `key_length` of them its primary key.
 
     `beside` names a column that no row has, with its type: an update may give it new values, nothing else touches it.
+    Of `gathered` rows there are many as often as one.
     """
 
     def __init__(
@@ -37,6 +102,7 @@ class Columns(Generic[R]):
         *,
         key_length: int,
         beside: tuple[str, str] | None = None,
+        gathered: bool = False,
     ) -> None:
         self._columns = tuple(columns)
         key, rest = self._columns[:key_length], self._columns[key_length:]
@@ -44,7 +110,11 @@ class Columns(Generic[R]):
         self.key = ", ".join(column.name for column in key)
         self._updated = (*key, *(column for column in rest if not column.fixed))
         self.names = ", ".join(column.name for column in self._columns)
-        self.insert_sql = f"INSERT INTO {table} ({self.names}) SELECT * FROM {_unnest(self._columns)}"  # noqa: S608
+        self._insert = Statement(
+            f"INSERT INTO {table} ({self.names}) {{rows}}",
+            tuple(column.type for column in self._columns),
+            gathered,
+        )
         added: list[Column[R]] = [Column(*beside, _nothing, heavy=True)] if beside else []
         sent = (*self._updated, *added)
         changes = ", ".join(
@@ -55,16 +125,20 @@ class Columns(Generic[R]):
         )
         matches = " AND ".join(f"t.{column.name} = u.{column.name}" for column in key)
         names = ", ".join(column.name for column in sent)
-        self.update_sql = f"UPDATE {table} t SET {changes} FROM {_unnest(sent)} AS u ({names}) WHERE {matches}"  # noqa: S608
+        self._update = Statement(
+            f"UPDATE {table} t SET {changes} FROM ({{rows}}) AS u ({names}) WHERE {matches}",  # noqa: S608
+            tuple(column.type for column in sent),
+            gathered,
+        )
 
-    def insert_values(self, rows: Sequence[R]) -> list[list[Any]]:
-        """Return the arguments of `insert_sql`: one list a column."""
-        return [[column.value(row) for row in rows] for column in self._columns]
+    def insert(self, rows: Sequence[R]) -> Write:
+        """Return what writes new rows."""
+        return Write(self._insert, [[column.value(row) for row in rows] for column in self._columns])
 
-    def update_values(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> list[Sequence[Any]]:
-        """Return the arguments of `update_sql` for rows as (stored, now); None in `beside` leaves a value as it is."""
+    def update(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> Write:
+        """Return what writes rows, as (stored, now), that are there; None in `beside` leaves a value as it is."""
         values: list[Sequence[Any]] = [_changes(column, rows) for column in self._updated]
-        return values if beside is None else [*values, beside]
+        return Write(self._update, values if beside is None else [*values, beside])
 
 
 def _changes(column: Column[R], rows: Sequence[tuple[R, R]]) -> list[Any]:
@@ -76,8 +150,3 @@ def _changes(column: Column[R], rows: Sequence[tuple[R, R]]) -> list[Any]:
 
 def _nothing(_: Any) -> None:
     return None
-
-
-def _unnest(columns: Sequence[Column[R]]) -> str:
-    arrays = ", ".join(f"${number}::{column.type}[]" for number, column in enumerate(columns, 1))
-    return f"unnest({arrays})"

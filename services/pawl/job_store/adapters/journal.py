@@ -9,7 +9,7 @@ the tables.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import asyncpg
 
@@ -17,11 +17,13 @@ from pawl.chassis import logs
 from pawl.chassis.database import Connection, Database
 from pawl.errors import PawlError
 from pawl.job_store.adapters import tables
-from pawl.job_store.adapters.columns import Columns
+from pawl.job_store.adapters.columns import Columns, Write, joined
 from pawl.job_store.adapters.loading import load
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.domain.events import Event, RunChanged
 from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
+
+R = TypeVar("R")
 
 # Another transaction was there first: the group sees its rows when it is tried again.
 _CONFLICTS: Final = (
@@ -75,15 +77,16 @@ class PostgresJournal:
             LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=self._encode(event))
             for event in unit.events.rows
         ]
-        await _store(connection, unit, events)
-        lifecycle = await _keep_lifecycle(connection, unit) if self._keeps_lifecycle else 0
+        lifecycle = [event for event in unit.events.rows if isinstance(event.body, RunChanged)]
+        outbox = lifecycle if self._keeps_lifecycle else []
+        await _store(connection, unit, events, outbox)
         work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
         return Written(
             outcomes=outcomes,
             events=events,
             wakeups=unit.wakeups.rows,
             work_ready=work_ready,
-            lifecycle_count=lifecycle,
+            lifecycle_count=len(outbox),
         )
 
 
@@ -93,42 +96,36 @@ async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
     return bool(stores) and bool(await connection.fetchval(_ANY_WAITS, sorted(stores)))
 
 
-async def _store(connection: Connection, unit: UnitOfWork, events: Sequence[LiveEvent]) -> None:
-    """Write all that the operations changed."""
+async def _store(
+    connection: Connection, unit: UnitOfWork, events: Sequence[LiveEvent], outbox: Sequence[Event]
+) -> None:
+    """Write all that the operations changed, in one round trip."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
     conversations = sorted(unit.conversations.created(), key=lambda row: row.key)
-    await _insert(connection, tables.REQUESTS, requests)
-    await _insert(connection, tables.CONVERSATIONS, conversations)
-    await _update(connection, tables.CONVERSATIONS, unit.conversations.changed())
-    await _insert(connection, tables.RUNS, unit.runs.created())
     runs = unit.runs.changed()
-    await _update(connection, tables.RUNS, runs, [unit.loop_states.get(run.key) for _, run in runs])
-    await _insert(connection, tables.MESSAGES, unit.messages.rows)
-    await _insert(connection, tables.CALLS, unit.calls.created())
-    await _update(connection, tables.CALLS, unit.calls.changed())
-    await _insert(connection, tables.COMMANDS, unit.commands.created())
-    await _update(connection, tables.COMMANDS, unit.commands.changed())
-    await _insert(connection, tables.EVENTS, events)
+    writes = [
+        *_created(tables.REQUESTS, requests),
+        *_created(tables.CONVERSATIONS, conversations),
+        *_changed(tables.CONVERSATIONS, unit.conversations.changed()),
+        *_created(tables.RUNS, unit.runs.created()),
+        *_changed(tables.RUNS, runs, [unit.loop_states.get(run.key) for _, run in runs]),
+        *_created(tables.MESSAGES, unit.messages.rows),
+        *_created(tables.CALLS, unit.calls.created()),
+        *_changed(tables.CALLS, unit.calls.changed()),
+        *_created(tables.COMMANDS, unit.commands.created()),
+        *_changed(tables.COMMANDS, unit.commands.changed()),
+        *_created(tables.EVENTS, events),
+        *_created(tables.OUTBOX, outbox),
+    ]
+    if writes:
+        statement, arguments = joined(writes)
+        await connection.execute(statement, *arguments)
 
 
-async def _keep_lifecycle(connection: Connection, unit: UnitOfWork) -> int:
-    """Put the life-cycle events into the outbox; returns how many there are."""
-    outbox = [event for event in unit.events.rows if isinstance(event.body, RunChanged)]
-    await _insert(connection, tables.OUTBOX, outbox)
-    return len(outbox)
+def _created(columns: Columns[R], rows: Sequence[R]) -> list[Write]:
+    return [columns.insert(rows)] if rows else []
 
 
-async def _insert(connection: Connection, columns: Columns[Any], rows: Sequence[Any]) -> None:
-    if rows:
-        await connection.execute(columns.insert_sql, *columns.insert_values(rows))
-
-
-async def _update(
-    connection: Connection,
-    columns: Columns[Any],
-    rows: Sequence[tuple[Any, Any]],
-    beside: Sequence[Any] | None = None,
-) -> None:
-    if rows:
-        await connection.execute(columns.update_sql, *columns.update_values(rows, beside))
+def _changed(columns: Columns[R], rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> list[Write]:
+    return [columns.update(rows, beside)] if rows else []

@@ -231,6 +231,7 @@ EVENTS: Final[Columns[LiveEvent]] = Columns(
     "job_store.events",
     [*_fixed("text", "store_id", "run_id"), *_fixed("bigint", "seq"), *_fixed("bytea", "payload")],
     key_length=3,
+    gathered=True,
 )
 
 OUTBOX: Final[Columns[Event]] = Columns(
@@ -242,4 +243,5 @@ OUTBOX: Final[Columns[Event]] = Columns(
         *_fixed("timestamptz", "time"),
     ],
     key_length=3,
+    gathered=True,
 )
