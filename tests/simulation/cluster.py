@@ -153,7 +153,7 @@ class AgentLoop:
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
-        self.ledger = PublicLedgerClient(channel)
+        self.ledger = PublicLedgerClient(channel, self.worker.wake)
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),

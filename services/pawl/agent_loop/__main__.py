@@ -68,7 +68,7 @@ async def main(stop: asyncio.Event) -> None:
         service.background.start("fence", worker.fence_forever)
 
         clients = ClientSide(
-            ledger=PublicLedgerClient(job_store),
+            ledger=PublicLedgerClient(job_store, worker.wake),
             live=BusEvents(bus),
             checker=registry,
             clock=service.clock,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -159,6 +160,20 @@ def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is
         assert call.result.error_reason == "AGENT_FAILED"
         assert run.usage.total_tokens == 15 + child.usage.total_tokens
         assert run.state is RunState.WAITING
+
+    virtual_time.run(main())
+
+
+def test_the_worker_looks_at_once_for_the_run_that_does_a_call() -> None:
+    async def main() -> None:
+        world = world_of(top=[calls(agent("part"), "look"), says("Done.")], part=[says("It is blue.")])
+        looks: list[int] = []
+        world.dependencies = replace(world.dependencies, run_due=lambda: looks.append(len(world.ledger.tables.runs)))
+        world.ledger.submit("top")
+
+        await world.drive()
+
+        assert looks == [2]
 
     virtual_time.run(main())
 

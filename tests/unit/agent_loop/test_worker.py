@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 import pytest
@@ -17,7 +17,7 @@ from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
@@ -119,6 +119,51 @@ def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
             await end_of(world, key)
         assert world.ledger.row(key).epoch == 1
         assert len(world.model.requests) == 1
+
+    virtual_time.run(main())
+
+
+class Hints:
+    """Wakeups that the test gives."""
+
+    def __init__(self) -> None:
+        self.told: list[Callable[[], Awaitable[None]]] = []
+
+    async def subscribe(
+        self,
+        worker_id: WorkerId,
+        *,
+        on_work: Callable[[], Awaitable[None]],
+        on_command: Callable[[RunKey], Awaitable[None]],
+    ) -> None:
+        self.told.insert(0, on_work)
+
+    async def tell(self) -> None:
+        """Say that there is work, to who came last first."""
+        for on_work in self.told:
+            await on_work()
+
+
+def test_the_process_that_a_run_came_through_takes_it_and_what_it_cannot_take_another_one_does() -> None:
+    """Whoever only hears of work waits a moment, but not for the next poll."""
+
+    async def main() -> None:
+        world, hints = World(VERDICTS, [long(), long()]), Hints()
+        async with at_work(world.worker("first")) as first, at_work(world.worker("second")) as second:
+            await first.listen(hints)
+            await second.listen(hints)
+            await asyncio.sleep(0.1)
+            key = world.ledger.submit("hello")
+            first.wake()
+            await hints.tell()
+            await asyncio.sleep(0.1)
+            assert world.ledger.row(key).worker_id == "first"
+            await first.hand_over()
+            key = world.ledger.submit("hello")
+            first.wake()
+            await hints.tell()
+            await asyncio.sleep(0.35)
+            assert world.ledger.row(key).worker_id == "second"
 
     virtual_time.run(main())
 

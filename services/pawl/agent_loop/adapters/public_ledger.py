@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Final
 
 import grpc
@@ -27,7 +28,7 @@ from pawl.agent_loop.app.public_values import (
     RunView,
 )
 from pawl.agent_loop.domain.call import CallState
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.run import ENDED, RunState
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId
@@ -63,18 +64,31 @@ def _with(caller: Principal) -> dict[str, Any]:
     }
 
 
-class PublicLedgerClient:
-    """A `PublicLedger` over a channel to job-store. It makes no retries."""
+_NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
+
+class PublicLedgerClient:
+    """A `PublicLedger` over a channel to job-store. It makes no retries.
+
+    `run_due` is called when something that it brought may have made a run due.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        self._run_due = run_due
 
     async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
         request = pb.SubmitMessageRequest(
             **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
         )
         response = await translated(self._stub.SubmitMessage(request))
-        return run_view(response.run), response.steered
+        self._note(run := run_view(response.run))
+        return run, response.steered
+
+    def _note(self, run: RunView) -> None:
+        """See that a run is claimed, if it may be due: one that is being driven is not, its worker is told."""
+        if run.state not in _NOT_DUE:
+            self._run_due()
 
     async def send_command(
         self,
@@ -98,7 +112,10 @@ class PublicLedgerClient:
             request.session_id = command.session_id
         if isinstance(command, DecisionCommand):
             request.decision_right = _RIGHTS.write(command.right)
-        return reply(await translated(self._stub.SendCommand(request)))
+        answer = reply(await translated(self._stub.SendCommand(request)))
+        if answer.taken and answer.run is not None:
+            self._note(answer.run)
+        return answer
 
     async def lease_offer(
         self, caller: Principal, run_id: RunId, call_id: CallId, *, client: ClientSession, lease_seconds: float

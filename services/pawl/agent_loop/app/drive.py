@@ -283,6 +283,8 @@ class Drive:
         self._base = step.committed(after, answer)
         if answer.commands_pending:
             self.wake()
+        if planned.delegations:
+            self._dependencies.run_due()
         return True
 
     def _step(self, plan: Plan) -> Step:

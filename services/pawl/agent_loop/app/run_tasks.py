@@ -64,7 +64,7 @@ from pawl.errors import ToolNotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDependencies:
-    """The dependencies that all runs of a worker share."""
+    """The dependencies that all runs of a worker share. `run_due` has the worker look for runs at once."""
 
     ledger: WorkerLedger
     registry: Registry
@@ -76,6 +76,7 @@ class WorkerDependencies:
     default_model: str
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
     step_bytes_max: int = step.BYTES_MAX
+    run_due: Callable[[], None] = lambda: None
 
 
 class RunTasks(Tasks):

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from pawl.agent_loop.app.drive import Drive
@@ -27,6 +27,9 @@ from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
 _CLAIM_SECONDS_MIN: Final = 0.02
+# Work that this process only hears of is claimed so much later: the process that it came through takes it at once, and
+# the others cost nothing. If that one cannot, another one does.
+_HEARSAY_SECONDS: Final = 0.2
 # A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
 # so that what it has, and the requests that it serves, do not wait for each other.
 _BUSY_SECONDS: Final = 0.05
@@ -93,7 +96,7 @@ class Worker:
         new_drive: Callable[[Claim, WorkerDependencies, RunFailure | None], Drive] = Drive,
     ) -> None:
         self.worker_id = worker_id
-        self._dependencies = dependencies
+        self._dependencies = replace(dependencies, run_due=self.wake)
         self._ledger = dependencies.ledger
         self._clock = dependencies.clock
         self._random = dependencies.random
@@ -106,6 +109,7 @@ class Worker:
         # Since when, and when last, this worker has met runs that it cannot read.
         self._unread = _Recent[RunKey, tuple[float, float]]()
         self._work_may_be_there = asyncio.Event()
+        self._work_is_ours = asyncio.Event()
         self._claiming = asyncio.Lock()
         self._stopping = False
 
@@ -113,16 +117,26 @@ class Worker:
         """Be woken by hints from now on. Without them the worker polls."""
         await wakeups.subscribe(self.worker_id, on_work=self._on_work, on_command=self._on_command)
 
+    def wake(self) -> None:
+        """Claim at once: what came through this process may have made a run due."""
+        self._work_is_ours.set()
+        self._work_may_be_there.set()
+
     async def claim_forever(self) -> None:
         """Claim runs whenever there may be some and there is room."""
         while not self._stopping:
             self._work_may_be_there.clear()
+            self._work_is_ours.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
             began = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
-                pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
-                await within(pause, self._work_may_be_there.wait())
+                await self._wait_for_work()
             await self._breathe(began + _CLAIM_SECONDS_MIN)
+
+    async def _wait_for_work(self) -> None:
+        pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
+        if await within(pause, self._work_may_be_there.wait()):
+            await within(_HEARSAY_SECONDS * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _breathe(self, due: float) -> None:
         """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
@@ -247,7 +261,8 @@ class Worker:
                 _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
         self._meter.runs_held(len(self._held))
         self._meter.run_left(how)
-        self._work_may_be_there.set()
+        # The next one of its conversation, or one that waited for its place.
+        self.wake()
 
     async def _drive(self, drive: Drive) -> str:
         """Drive a run; return how it was left."""
