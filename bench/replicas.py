@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Final
 
@@ -29,9 +30,16 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             subject = Pawl(data / way.replace(" ", "-"), server.url, replicas=replicas)
             subjects[way] = await stack.enter_async_context(subject)
             await subject.run(options.runs, options.at_once)
-        seen = await take_turns(subjects, options.turns, runs=options.runs, at_once=options.at_once)
+        figures = await _figures(subjects, options, options.at_once)
+        judged = {way: subjects[way] for way in (_ONE, _ALL)}
+        return figures + await _figures(judged, options, 2 * options.at_once)
+
+
+async def _figures(subjects: Mapping[str, Pawl], options: Options, at_once: int) -> list[Figure | NotMeasured]:
+    runs = max(options.runs, 2 * at_once)
+    seen = await take_turns(subjects, options.turns, runs=runs, at_once=at_once)
     one = seen.pop(_ONE)
-    return [_figure(way, options.at_once, slices, one) for way, slices in seen.items()]
+    return [_figure(way, at_once, slices, one) for way, slices in seen.items()]
 
 
 def _figure(way: str, at_once: int, slices: list[Slice], one: list[Slice]) -> Figure:
