@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import hashlib
 import itertools
 import json
 import os
+import secrets
 import statistics
 import sys
 import tempfile
@@ -50,20 +52,28 @@ _TEXT: Final = "and so it goes on, word by word, as a model talks "
 
 
 class JobStore:
-    """A job-store with its PostgreSQL and NATS and nothing else, as a user and a worker see it; a context manager."""
+    """A job-store with its PostgreSQL and NATS and nothing else, as a user and a worker see it; a context manager.
+
+    It is called as agent-loop calls it, whose key is `service_key`.
+    """
 
     def __init__(self, data: Path, **settings: str) -> None:
+        self.service_key = secrets.token_hex(32)
+        self._keys = data.with_suffix(".json")
         self.suite = Suite(
             SuiteOptions(
                 data=data,
                 scripted_model=False,
                 stages=((service("job-store"),),),
                 environment={"PAWL_LOG_LEVEL": "warning", **settings},
+                service_environment={"job-store": {"PAWL_SERVICE_KEYS_FILE": str(self._keys)}},
             )
         )
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        digest = hashlib.sha256(self.service_key.encode()).hexdigest()
+        self._keys.write_text(json.dumps({"agent-loop": [digest]}), encoding="utf-8")
         await self._stack.enter_async_context(self.suite)
         channel = await self._stack.enter_async_context(
             open_channel(self.address, service_key=self.service_key, deadline_seconds=60)
@@ -78,11 +88,6 @@ class JobStore:
     def address(self) -> str:
         """Where it listens."""
         return self.suite.endpoints.addresses("job-store")[0]
-
-    @property
-    def service_key(self) -> str:
-        """What its callers show."""
-        return (self.suite.folder.path / "secrets" / "service-key-agent-loop").read_text(encoding="utf-8").strip()
 
     def processes(self) -> dict[str, int]:
         """Return the process ids of what is counted."""
