@@ -1,22 +1,24 @@
 """Group commit: operations that arrive together share one transaction.
 
 While a group is being written, the next one gathers, and a moment longer where
-operations come side by side. When many wait, a second
+operations come side by side. When many wait, or several people, a second
 group is written at the same time, so that a slow disk does not hold everybody up;
-small groups are not, because they cost nearly as much as large ones. Rows lock
-each other out in the database, so any number of replicas may do this side by side.
+small groups are not, because they cost nearly as much as large ones. `lanes` says
+which operations come first. Rows lock each other out in the database, so any number
+of replicas may do this side by side.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self, TypeVar
 
 from pawl.chassis import logs
+from pawl.chassis.ids import StoreId
 from pawl.errors import DependencyUnavailable, Overloaded, PawlError, ShuttingDown
+from pawl.job_store.app.lanes import Lane, Lanes
 from pawl.job_store.app.ports import Announcer, GroupConflict, Journal, Meter, Operation, Written
 
 T = TypeVar("T")
@@ -30,13 +32,15 @@ GROUP_BYTES_MAX: Final = 8 * 1024 * 1024
 WAITING_MAX: Final = 10_000
 """Operations that may wait; more are refused with OVERLOADED."""
 
-# How many operations must wait for each writer to take them: the second one helps only under load.
-_GROUP_MIN: Final = (1, 32)
+# How many operations must wait for each writer to take them, or how many people: the second one helps only under load.
+_GROUP_MIN: Final = ((1, 1), (32, 8))
 _ATTEMPTS_MAX: Final = 8
 # A group costs nearly the same whatever its size. So where operations come side by side, a writer waits a moment for
 # more of them; where they come one after the other, it does not.
 _GATHER_SECONDS: Final = 0.004
 _SIDE_BY_SIDE: Final = 1.5
+
+_NO_STORE: Final = StoreId("")
 
 _log = logs.get_logger(__name__)
 
@@ -68,7 +72,7 @@ class GroupCommit:
         self._meter = meter
         self._monotonic = monotonic
         self._lifecycle_written = lifecycle_written
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting = Lanes[_Waiting]()
         self._arrived = asyncio.Event()
         self._writers: list[asyncio.Task[None]] = []
         self._closing = False
@@ -76,8 +80,8 @@ class GroupCommit:
 
     async def __aenter__(self) -> Self:
         self._writers = [
-            asyncio.create_task(self._write_groups(operations_min), name="group_commit")
-            for operations_min in _GROUP_MIN
+            asyncio.create_task(self._write_groups(operations_min, people_min), name="group_commit")
+            for operations_min, people_min in _GROUP_MIN
         ]
         return self
 
@@ -86,8 +90,15 @@ class GroupCommit:
         self._arrived.set()
         await asyncio.gather(*self._writers)
 
-    async def run(self, operation: Operation[T], *, size_bytes: int) -> T:
-        """Return the operation's answer once it is durable.
+    async def run(
+        self,
+        operation: Operation[T],
+        *,
+        size_bytes: int,
+        lane: Lane = Lane.WORK,
+        store_id: StoreId = _NO_STORE,
+    ) -> T:
+        """Return the operation's answer once it is durable. What is of no store takes turns with the stores.
 
         Cancelling the caller does not undo an operation that was taken.
 
@@ -102,31 +113,23 @@ class GroupCommit:
         if len(self._waiting) >= WAITING_MAX:
             raise Overloaded
         answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._waiting.append(_Waiting(operation, size_bytes, answer))
+        self._waiting.put(lane, store_id, _Waiting(operation, size_bytes, answer))
         self._arrived.set()
         return await answer
 
-    async def _write_groups(self, operations_min: int) -> None:
+    async def _write_groups(self, operations_min: int, people_min: int) -> None:
+        waiting = self._waiting
         while True:
-            if len(self._waiting) >= operations_min:
-                if len(self._waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
+            if len(waiting) >= operations_min or waiting.waiting(Lane.PEOPLE) >= people_min:
+                if len(waiting) < self._usual_size and self._usual_size > _SIDE_BY_SIDE and not self._closing:
                     await asyncio.sleep(_GATHER_SECONDS)
-                await self._write_for_sure(self._gather())
+                group = waiting.next_group(_weight, operations_max=OPERATIONS_MAX, bytes_max=GROUP_BYTES_MAX)
+                await self._write_for_sure(group)
             elif self._closing:
                 return
             else:
                 self._arrived.clear()
                 await self._arrived.wait()
-
-    def _gather(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
-        size_bytes = 0
-        while self._waiting and len(group) < OPERATIONS_MAX and size_bytes < GROUP_BYTES_MAX:
-            waiting = self._waiting.popleft()
-            if not waiting.answer.done():
-                group.append(waiting)
-                size_bytes += waiting.size_bytes
-        return group
 
     async def _write_for_sure(self, group: Sequence[_Waiting]) -> None:
         """Write a group and answer all of it, whatever happens: who comes after a writer has ended waits for ever."""
@@ -184,6 +187,11 @@ class GroupCommit:
                 await self._announcer.work_ready()
         except Exception:  # noqa: BLE001  # see above
             _log.exception("ledger.announcement_failed")
+
+
+def _weight(waiting: _Waiting) -> int:
+    """Return the part of an operation in the bytes of a group; nothing if its caller has gone."""
+    return 0 if waiting.answer.done() else max(1, waiting.size_bytes)
 
 
 def _answer(waiting: _Waiting, outcome: object) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 from pawl.chassis.ids import ClientId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
 from pawl.chassis.parts import in_parts
 from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
@@ -43,7 +44,7 @@ class Ledger:
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
         report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max)
-        return await self.group_commit.run(report, size_bytes=0)
+        return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
 
     async def doomed(self) -> Sequence[RunKey]:
         """Return the runs whose last allowed worker has lost its lease."""
@@ -67,7 +68,7 @@ class Ledger:
             operation = RenewOffers(
                 client_id=client_id, session_id=session_id, lease_seconds=lease_seconds, calls=tuple(part)
             )
-            held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
+            held += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES, lane=Lane.PEOPLE, store_id=store_id)
         return held
 
     async def release_offers(
@@ -78,7 +79,9 @@ class Ledger:
         released = 0
         for part in in_parts(calls, lambda _: 1, size_max=_CALLS_PER_OPERATION):
             operation = ReleaseOffers(client_id=client_id, session_id=session_id, calls=tuple(part))
-            released += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
+            released += await self.group_commit.run(
+                operation, size_bytes=_SWEEP_BYTES, lane=Lane.PEOPLE, store_id=store_id
+            )
         return released
 
     async def offer_again(self) -> int:

@@ -12,6 +12,7 @@ from pawl.errors import InvalidField, InvalidPageToken, SeqBeyondEnd
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
+from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.app.reading import PendingFilter, RunView
@@ -36,7 +37,9 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         size_bytes = request.ByteSize()
         operation = operations.submit(request, self._ledger.limits)
-        submitted = await self._ledger.group_commit.run(operation, size_bytes=size_bytes)
+        submitted = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
+        )
         run = messages.run(submitted.run)
         run.queue_position = submitted.place
         return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
@@ -78,13 +81,18 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def CommitRun(self, request: pb.CommitRunRequest, context: Context) -> pb.CommitRunResponse:
         size_bytes = request.ByteSize()
-        committed = await self._ledger.group_commit.run(operations.commit(request), size_bytes=size_bytes)
+        operation = operations.commit(request)
+        committed = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, store_id=operation.run.store_id
+        )
         return messages.COMMITTED.write(committed)
 
     async def SendCommand(self, request: pb.SendCommandRequest, context: Context) -> pb.SendCommandResponse:
         size_bytes = request.ByteSize()
         operation = operations.send(request, self._ledger.limits)
-        receipt: Receipt = await self._ledger.group_commit.run(operation, size_bytes=size_bytes)
+        receipt: Receipt = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
         response = pb.SendCommandResponse(
             outcome=receipt.outcome.value,  # type: ignore[arg-type]  # the same numbers
             reason=receipt.reason,
@@ -104,7 +112,10 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:
-        leased = await self._ledger.group_commit.run(operations.lease_offer(request), size_bytes=request.ByteSize())
+        operation = operations.lease_offer(request)
+        leased = await self._ledger.group_commit.run(
+            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
         response = pb.LeaseOfferResponse(granted=leased.granted, replaced=leased.replaced)
         if leased.call is not None:
             response.call.CopyFrom(messages.call(leased.call))
