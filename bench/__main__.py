@@ -22,7 +22,7 @@ from bench.processes import others_cpu_seconds
 
 _REASON_MAX: Final = 300
 # Far more than any part takes: one that hangs keeps no other from being measured.
-_PART_SECONDS_MAX: Final = 1200.0
+_PART_SECONDS_MAX: Final = 3600.0
 
 Measure = Callable[[Options], Awaitable[list[Figure | NotMeasured]]]
 
