@@ -107,9 +107,12 @@ class Columns(Generic[R]):
         self._columns = tuple(columns)
         key, rest = self._columns[:key_length], self._columns[key_length:]
         self.table = table
+        self._names = tuple(column.name for column in self._columns)
+        self.length = len(self._columns)
         self.key = ", ".join(column.name for column in key)
         self._updated = (*key, *(column for column in rest if not column.fixed))
-        self.names = ", ".join(column.name for column in self._columns)
+        self.names = ", ".join(self._names)
+        self.nulls = ", ".join(f"NULL::{column.type}" for column in self._columns)
         self._insert = Statement(
             f"INSERT INTO {table} ({self.names}) {{rows}}",
             tuple(column.type for column in self._columns),
@@ -130,6 +133,10 @@ class Columns(Generic[R]):
             tuple(column.type for column in sent),
             gathered,
         )
+
+    def fields(self, values: Sequence[Any]) -> dict[str, Any]:
+        """Return the values of a row by the names of its columns."""
+        return dict(zip(self._names, values, strict=True))
 
     def insert(self, rows: Sequence[R]) -> Write:
         """Return what writes new rows."""

@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 _REQUESTS: Final = f"""
 SELECT {tables.REQUESTS.names} FROM job_store.requests
-JOIN unnest($1::text[], $2::text[], $3::text[]) AS k (store_id, user_id, request_id)
+JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unnest($3::text[]) AS request_id) AS k
 USING (store_id, user_id, request_id)
 """
 
@@ -36,10 +36,10 @@ JOIN job_store.runs AS r USING (store_id, run_id, user_id)
 _CONVERSATIONS: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
 JOIN (
-    SELECT * FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+    SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS conversation_id
     UNION
     SELECT r.store_id, r.conversation_id FROM job_store.runs AS r
-    JOIN unnest($3::text[], $4::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+    JOIN (SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS run_id) AS k USING (store_id, run_id)
 ) AS k USING (store_id, conversation_id)
 ORDER BY store_id, conversation_id
 FOR UPDATE OF c
@@ -47,7 +47,7 @@ FOR UPDATE OF c
 
 _RUNS: Final = f"""
 SELECT {tables.RUNS.names} FROM job_store.runs AS r
-JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
+JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id) AS k USING (store_id, run_id)
 ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
@@ -56,39 +56,51 @@ FOR UPDATE OF r
 _RUNS_AND_CALLERS: Final = f"""
 SELECT {tables.RUNS.names} FROM job_store.runs AS r
 JOIN (
-    SELECT * FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id)
+    SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id
     UNION
     SELECT c.store_id, c.parent_run_id FROM job_store.runs AS c
-    JOIN unnest($3::text[], $4::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE c.parent_run_id <> ''
+    JOIN (SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS run_id) AS k USING (store_id, run_id)
+    WHERE c.parent_run_id <> ''
 ) AS k USING (store_id, run_id)
 ORDER BY store_id, run_id
 FOR UPDATE OF r
 """
 
-# All open ones of some runs, and some by name.
-_CALLS: Final = f"""
-SELECT {tables.CALLS.names} FROM job_store.calls
+# Both, where the runs are known before. The count has all conversations locked before the first run, as everywhere;
+# a row that somebody changed since the statement began is the newer one, because of the lock.
+_CONVERSATIONS_AND_RUNS: Final = f"""
+WITH c AS MATERIALIZED ({_CONVERSATIONS}), r AS MATERIALIZED (
+    SELECT {tables.RUNS.names} FROM job_store.runs AS r
+    JOIN (SELECT unnest($5::text[]) AS store_id, unnest($6::text[]) AS run_id) AS k USING (store_id, run_id)
+    WHERE (SELECT count(*) FROM c) >= 0
+    ORDER BY store_id, run_id
+    FOR UPDATE OF r
+)
+SELECT {tables.CONVERSATIONS.names}, {tables.RUNS.nulls} FROM c
+UNION ALL SELECT {tables.CONVERSATIONS.nulls}, {tables.RUNS.names} FROM r
+"""
+
+# A statement of its own, after the locks: it sees all that those who held them before have written, and its time is
+# later. The time, in a row of its own; all open calls and unread commands of some runs, and some by name.
+_CALLS_AND_COMMANDS: Final = f"""
+SELECT clock_timestamp() AS now, {tables.CALLS.nulls}, {tables.COMMANDS.nulls}
+UNION ALL SELECT NULL, {tables.CALLS.names}, {tables.COMMANDS.nulls} FROM job_store.calls
 JOIN (
     SELECT c.store_id, c.call_id FROM job_store.calls AS c
-    JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE c.state < 10
+    JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id) AS k USING (store_id, run_id)
+    WHERE c.state < 10
     UNION
-    SELECT * FROM unnest($3::text[], $4::text[]) AS k (store_id, call_id)
+    SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS call_id
 ) AS k USING (store_id, call_id)
+UNION ALL SELECT NULL, {tables.CALLS.nulls}, {tables.COMMANDS.names} FROM job_store.commands
+JOIN (
+    SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
+    JOIN (SELECT unnest($5::text[]) AS store_id, unnest($6::text[]) AS run_id) AS k USING (store_id, run_id)
+    WHERE NOT c.consumed
+    UNION
+    SELECT unnest($7::text[]) AS store_id, unnest($8::text[]) AS run_id, unnest($9::text[]) AS command_id
+) AS k USING (store_id, run_id, command_id)
 """
-
-# All unread ones of some runs, and some by name; and the time, in a row of its own if there are none.
-_COMMANDS: Final = f"""
-SELECT clock_timestamp() AS now, c.* FROM (VALUES (1)) AS always LEFT JOIN (
-    SELECT {tables.COMMANDS.names} FROM job_store.commands
-    JOIN (
-        SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
-        JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id) WHERE NOT c.consumed
-        UNION
-        SELECT * FROM unnest($3::text[], $4::text[], $5::text[]) AS k (store_id, run_id, command_id)
-    ) AS k USING (store_id, run_id, command_id)
-) AS c ON true
-"""
-
 
 # How many runs wait to begin in some stores, as far as it matters, and how many have a place.
 _QUEUED: Final = """
@@ -122,12 +134,14 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
     limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     requests = await _load_requests(connection, unit, named)
-    conversations = await _load_conversations(connection, unit, named)
-    entered = await _load_runs(connection, unit, named, requests, conversations)
-    await _load_calls(connection, unit, named)
+    if requests or any(keys.conversations or keys.ends for keys in named):
+        conversations = await _load_conversations(connection, unit, named)
+        entered = await _load_runs(connection, unit, named, requests, conversations)
+    else:
+        entered = []
+        await _load_named_runs(connection, unit, named)
     await _load_queues(connection, unit, limits, queues)
-    # After the locks: the time is later than all that those who held them before have written.
-    await _load_commands(connection, unit, named, entered)
+    await _load_calls_and_commands(connection, unit, named, entered)
     return unit
 
 
@@ -153,6 +167,24 @@ async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequen
     for row in rows:
         unit.requests.load(row.key, row)
     return rows
+
+
+async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
+    """Load the runs, and the conversations of some of them, where none leads to others."""
+    keys = _columns(RunKey, _distinct(named, lambda keys: keys.runs))
+    talks = _distinct(named, lambda keys: keys.conversations_of)
+    length = tables.CONVERSATIONS.length if talks else 0
+    if talks:
+        records = await connection.fetch(_CONVERSATIONS_AND_RUNS, [], [], *_columns(RunKey, talks), *keys)
+    else:
+        records = await connection.fetch(_RUNS, *keys) if keys[0] else []
+    for record in records:
+        if length and record[0] is not None:
+            conversation = tables.conversation(tables.CONVERSATIONS.fields(record[:length]))
+            unit.conversations.load(conversation.key, conversation)
+        else:
+            run = tables.run(tables.RUNS.fields(record[length:]))
+            unit.runs.load(run.key, run)
 
 
 async def _load_conversations(
@@ -215,15 +247,6 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
     return endings
 
 
-async def _load_calls(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> None:
-    runs = _distinct(named, lambda keys: keys.calls_of)
-    done = [CallKey(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
-    calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
-    if runs or calls:
-        for record in await connection.fetch(_CALLS, *_columns(RunKey, runs), *_columns(CallKey, calls)):
-            unit.load_call(tables.call(record))
-
-
 async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[StoreId, Queue]:
     """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
 
@@ -256,17 +279,30 @@ async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[St
     }
 
 
-async def _load_commands(
+async def _load_calls_and_commands(
     connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], entered: Sequence[RunKey]
 ) -> None:
-    """Load the commands and the time."""
-    runs = [*_distinct(named, lambda keys: keys.commands_of), *entered]
+    """Load the calls, the commands and the time."""
+    runs = _distinct(named, lambda keys: keys.calls_of)
+    done = [CallKey(run.store_id, run.parent_call_id) for _, run in unit.runs.items() if run.parent_call_id]
+    calls = list(dict.fromkeys([*_distinct(named, lambda keys: keys.calls), *done]))
+    readers = [*_distinct(named, lambda keys: keys.commands_of), *entered]
     commands = _distinct(named, lambda keys: keys.commands)
-    records = await connection.fetch(_COMMANDS, *_columns(RunKey, runs), *_columns(CommandKey, commands))
+    records = await connection.fetch(
+        _CALLS_AND_COMMANDS,
+        *_columns(RunKey, runs),
+        *_columns(CallKey, calls),
+        *_columns(RunKey, readers),
+        *_columns(CommandKey, commands),
+    )
+    commands_from = 1 + tables.CALLS.length
     for record in records:
-        if record["command_id"] is not None:
-            unit.load_command(tables.command(record))
-    unit.now = records[0]["now"]
+        if record[0] is not None:
+            unit.now = record[0]
+        elif record[1] is not None:
+            unit.load_call(tables.call(tables.CALLS.fields(record[1:commands_from])))
+        else:
+            unit.load_command(tables.command(tables.COMMANDS.fields(record[commands_from:])))
 
 
 def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[T]]) -> list[T]:

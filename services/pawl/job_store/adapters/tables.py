@@ -65,7 +65,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
 )
 
 
-def conversation(record: Record) -> ConversationRow:
+def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
     queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
@@ -147,7 +147,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
 )
 
 
-def call(record: Record) -> CallRow:
+def call(record: Record | Mapping[str, Any]) -> CallRow:
     """Return the row of a record with the columns of CALLS, and perhaps `omitted_bytes`."""
     fields = dict(record)
     fields.pop("omitted_bytes", None)
@@ -202,7 +202,7 @@ COMMANDS: Final[Columns[CommandRow]] = Columns(
 )
 
 
-def command(record: Record) -> CommandRow:
+def command(record: Record | Mapping[str, Any]) -> CommandRow:
     """Return the row of a record with the columns of COMMANDS, and perhaps the time `now`."""
     fields = dict(record)
     fields.pop("now", None)
