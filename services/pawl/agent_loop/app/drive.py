@@ -154,13 +154,30 @@ class Drive:
         await self._record()
         await self._report(plan)
         planned = self._step(plan)
+        ahead = self._model_call_ahead(plan)
+        if ahead is not None:
+            self._tasks.begin_model(ahead, plan.state, is_ahead=True)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
+            await self._tasks.forget_model_ahead()
             return None
+        self._tasks.catch_up()
         for work in plan.work:
             if isinstance(work, StartModel):
                 self._shown = Shown()
-            self._tasks.begin(work, plan.state)
+            if work is not ahead:
+                self._tasks.begin(work, plan.state)
         return await self._rest(plan.rest, began - now)
+
+    def _model_call_ahead(self, plan: Plan) -> StartModel | None:
+        """Return the model call of a plan that may begin while the step that announces it is being written.
+
+        None of it is used before that is durable, and all is forgotten if the step is refused. So it begins only where
+        nothing is known that speaks against the step: no command, and no refusal just before.
+        """
+        if self._base.commands or self._woken or self._handing_over or self._refusals:
+            return None
+        calls = (work for work in plan.work if isinstance(work, StartModel) and not work.delay_seconds)
+        return next(calls, None)
 
     async def _rest(self, rest: Wait | Park | Finish, from_database: float) -> Left | None:
         """Do nothing for a while; `from_database` added to the database's time, as planned by, gives our own."""

@@ -105,6 +105,9 @@ class RunTasks(Tasks):
         self._progress: dict[CallId, ToolProgress] = {}
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
+        self._model_before: ModelCall | None = None
+        self._is_ahead = False
+        self._is_durable = asyncio.Event()
 
     def progress(self) -> tuple[ToolProgress, ...]:
         """Return and forget the last progress of each call."""
@@ -144,13 +147,7 @@ class RunTasks(Tasks):
                 for call in work.calls:
                     start(check_of(call.call_id), self._check(call, state.run))
             case StartModel():
-                self._model_call = ModelCall(
-                    state,
-                    model=self._dependencies.model,
-                    monotonic=self._dependencies.clock.monotonic,
-                    on_output=self._signal.set,
-                )
-                start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
+                self.begin_model(work, state)
             case Execute():
                 for call_id in work.call_ids:
                     start(call_id, self._execute(call_id, state))
@@ -161,6 +158,34 @@ class RunTasks(Tasks):
                     start(stop_of(call_id), self._stop(call_id, state))
             case _:
                 assert_never(work)
+
+    def begin_model(self, work: StartModel, state: State, *, is_ahead: bool = False) -> None:
+        """Begin a model call; with `is_ahead` before `state` is durable, until `catch_up` or `forget_model_ahead`."""
+        self._model_before, self._is_ahead = self._model_call, is_ahead
+        self._is_durable = asyncio.Event()
+        if not is_ahead:
+            self._is_durable.set()
+        self._model_call = ModelCall(
+            state,
+            model=self._dependencies.model,
+            monotonic=self._dependencies.clock.monotonic,
+            on_output=self._signal.set,
+        )
+        self.start(MODEL, self._call_model(self._model_call, state, work.delay_seconds))
+
+    def catch_up(self) -> None:
+        """Say that what a model call ahead was begun with is durable."""
+        self._is_ahead, self._model_before = False, None
+        self._is_durable.set()
+
+    async def forget_model_ahead(self) -> None:
+        """Stop a model call ahead as if it had never begun, if there is one."""
+        call = self._model_call
+        if not self._is_ahead or call is None:
+            return
+        await self.cut(MODEL)
+        self._model_call, self._model_before, self._is_ahead = self._model_before, None, False
+        self._dependencies.meter.model_called("forgotten", usage_of(call.answer().usage))
 
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""
@@ -207,6 +232,7 @@ class RunTasks(Tasks):
             echo=self._dependencies.reasoning_echo,
         )
         ended = await call.stream(request, self._dependencies.random)
+        await self._is_durable.wait()
         failed = isinstance(ended, ModelFailed)
         self._dependencies.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
         if isinstance(ended, ModelFailed):
