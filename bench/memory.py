@@ -26,8 +26,6 @@ _REST_MAX_SYNCS: Final = 0.5
 _TAIL_SECONDS: Final = 20.0
 # By its end connections are closed that the warm-up has opened.
 _REST_SECONDS: Final = 60.0
-# What the warm-up has written is vacuumed sooner or later.
-_SYNCS: Final = f"{SYNCS} AND backend_type <> 'autovacuum worker'"
 _SERVICES: Final = ("agent-loop", "tool-registry", "job-store", "notifier")
 
 
@@ -81,7 +79,7 @@ async def _rest(subject: Pawl) -> list[Figure | NotMeasured]:
 
 async def _counts(subject: Pawl) -> dict[str, float]:
     cpu = {f"{name}, CPU ms": seconds * 1000 for name, seconds in cpu_seconds(subject.processes()).items()}
-    counts = {"syncs": float(await subject.ask(_SYNCS)), "transactions": float(await subject.ask(TRANSACTIONS))}
+    counts = {"syncs": float(await subject.ask(SYNCS)), "transactions": float(await subject.ask(TRANSACTIONS))}
     return counts | cpu
 
 
