@@ -25,10 +25,7 @@ from pawl.launcher.suite import Suite
 PEERS: Final = Path(__file__).parent / "peers"
 QUESTION: Final = "Look up three items, then tell me about them."
 TRANSACTIONS: Final = "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()"
-# Autovacuum looks after tables for minutes after they were filled.
-SYNCS: Final = """
-SELECT sum(fsyncs)::float8 FROM pg_stat_io WHERE object = 'wal' AND backend_type <> 'autovacuum worker'
-"""
+SYNCS: Final = "SELECT sum(fsyncs)::float8 FROM pg_stat_io WHERE object = 'wal'"
 _READY_SECONDS: Final = 60.0
 _DEADLINE_SECONDS: Final = 120.0
 
