@@ -137,7 +137,7 @@ class RpcServer:
         self.set_health(serving=True)
         self.port = self._bind(self._listen, from_services=False)
         self.address = _bound_address(self._listen, self.port)
-        if self._internal_listen is not None and _is_checking(self._tls):
+        if self._internal_listen is not None and _is_internal(self._internal_listen, self._tls):
             internal_port = self._bind(self._internal_listen, from_services=True)
             self.internal_address = _bound_address(self._internal_listen, internal_port)
         await self._server.start()
@@ -177,6 +177,11 @@ class RpcServer:
             raise StartError(
                 f"cannot listen on {listen}: the port is in use, or this process may not open it"
             ) from None
+
+
+def _is_internal(listen: str, tls: Tls | None) -> bool:
+    """Return whether only services get in there: because of the certificates that they show, or of a folder's rights."""
+    return listen.startswith("unix:") if tls is None else _is_checking(tls)
 
 
 def _is_checking(tls: Tls | None) -> bool:

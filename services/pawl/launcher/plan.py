@@ -31,6 +31,8 @@ SERVICE_KEYS = "service-keys.json"
 OWNER_URL = "database-owner.url"
 """The name of the secret that holds the PostgreSQL URL of the role that makes migrations."""
 _HEALTH_SECONDS = 2.0
+# Of the 104 or 108 that systems have room for.
+_SOCKET_PATH_BYTES_MAX: Final = 100
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = pawl_variables(
@@ -104,7 +106,7 @@ def _environment(
     options, before = around.options, before or {}
     chosen = {
         "PAWL_LISTEN": before.get("grpc") or address(options.port(spec.name, replica)),
-        "PAWL_INTERNAL_LISTEN": before.get("internal") or address(0),
+        "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, around),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
         "PAWL_PRIVATE_DIR": str(around.folder.path),
@@ -129,6 +131,13 @@ def _environment(
         **_read_by(spec, {**folders, **around.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
     }
+
+
+def _internal_listen(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
+    """Return where other services call one: a socket in a folder of the owner's, unless it is to show a certificate."""
+    path = around.folder.run.absolute() / f"{process_name(spec.name, replica)}.sock"
+    is_possible = sys.platform != "win32" and len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX and "," not in str(path)
+    return f"unix:{path}" if is_possible and authority_of(spec, around.options) is None else address(0)
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:

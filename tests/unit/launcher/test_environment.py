@@ -83,7 +83,17 @@ def test_an_authority_for_commands_is_none_for_services_without_certificates(tmp
     for spec in (spec for stage in STAGES for spec in stage):
         found = environment_of(spec, tmp_path, read_options(given, data=tmp_path))
         assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
-        assert found.get("PAWL_INTERNAL_LISTEN", "127.0.0.1:0") == "127.0.0.1:0"
+        if "PAWL_INTERNAL_LISTEN" in found:
+            socket = f"unix:{tmp_path}/run/{spec.name}.sock"
+            assert found["PAWL_INTERNAL_LISTEN"] == ("127.0.0.1:0" if certificate else socket)
+
+
+@pytest.mark.parametrize("name", ["a" * 100, "a,b"])
+def test_services_meet_at_a_port_where_the_folder_makes_no_address(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    found = environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))
+    assert found["PAWL_INTERNAL_LISTEN"] == "127.0.0.1:0"
 
 
 def test_each_service_reaches_the_database_by_a_url_of_its_own(tmp_path: Path) -> None:
