@@ -180,7 +180,7 @@ class RpcServer:
 
 
 def _is_internal(listen: str, tls: Tls | None) -> bool:
-    """Return whether only services get in there: because of the certificates that they show, or of a folder's rights."""
+    """Return whether only services get in there: by the certificates that they show, or a folder's rights."""
     return listen.startswith("unix:") if tls is None else _is_checking(tls)
 
 
