@@ -56,6 +56,12 @@ class Tools:
             """Return much."""
             return "x" * 300_000
 
+        @tool(category=SAFE, effect=READ_ONLY, cache_seconds=60)
+        def large_kept() -> str:
+            """Return much, once."""
+            self.ran["large_kept"] += 1
+            return "x" * 300_000
+
         @tool(category=SAFE, effect=READ_ONLY, rate_per_minute=5)
         def counted() -> int:
             """Look, seldom."""
@@ -86,7 +92,7 @@ class Tools:
             self.ran["private"] += 1
             return "secret"
 
-        return [look, slow, fail, asking, large, counted, kept, locked, note, private]
+        return [look, slow, fail, asking, large, large_kept, counted, kept, locked, note, private]
 
 
 async def checked(registry: Registry, *calls: tuple[str, str, Any], reads: bool = True) -> list[execution_pb2.Verdict]:
@@ -215,6 +221,9 @@ async def test_what_asks_somebody_is_asked_for_again(database_url: str, tmp_path
         assert outcome(result).startswith("INPUT_REQUIRED")
         answer = execution_pb2.Answer(question="Which?", answer="this")
         assert content(await registry.run("asking", call="a", answers=[answer])) == "this"
+        # Of another one the question was put by another process.
+        await checked(registry, ("b", "asking", {}))
+        assert content(await registry.run("asking", call="b", answers=[answer])) == "this"
 
 
 async def test_a_large_result_does_not_come_with_the_check(database_url: str, tmp_path: Path) -> None:
@@ -222,6 +231,17 @@ async def test_a_large_result_does_not_come_with_the_check(database_url: str, tm
         (verdict,) = await checked(registry, ("a", "large", {}))
         assert not verdict.HasField("result")
         assert len(content(await registry.run("large", call="a"))) == 300_000
+
+
+async def test_nor_does_a_large_result_that_is_kept(database_url: str, tmp_path: Path) -> None:
+    tools = Tools()
+    async with running(database_url, tmp_path, tools.all()) as registry:
+        await registry.run("large_kept", call="a")
+        (verdict,) = await checked(registry, ("b", "large_kept", {}))
+        assert not verdict.HasField("result")
+        result = await registry.run("large_kept", call="b")
+        assert "cache" in result.result.note
+        assert tools.ran["large_kept"] == 1
 
 
 async def test_who_leaves_the_check_leaves_nothing_behind(database_url: str, tmp_path: Path) -> None:
@@ -250,3 +270,14 @@ async def test_timeouts_out_of_bounds_are_refused(database_url: str, tmp_path: P
         )
         with pytest.raises(Exception, match="timeouts: must be"):
             await registry.execution.CheckCalls(request)
+
+
+async def test_a_run_may_give_more_time_than_any_tool_takes(database_url: str, tmp_path: Path) -> None:
+    async with running(database_url, tmp_path, Tools().all()) as registry:
+        request = execution_pb2.CheckCallsRequest(
+            context=context(),
+            calls=[execution_pb2.ProposedCall(call_id="a", tool_name="look", tool_version=1, arguments_json=b"{}")],
+            execute_reads=execution_pb2.ExecuteReads(timeout_seconds=10, timeout_seconds_max=100_000),
+        )
+        (verdict,) = (await registry.execution.CheckCalls(request)).verdicts
+        assert verdict.disposition == execution_pb2.DISPOSITION_RUN

@@ -28,6 +28,10 @@ class Outcome(StrEnum):
     """It has not ended: the tool asks a person something."""
 
 
+ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
+"""The outcomes of a tool that came to its own end."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionResult:
     """The end of an execution. `content` is strict JSON."""

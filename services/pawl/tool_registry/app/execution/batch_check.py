@@ -16,7 +16,7 @@ from pawl.tool_registry.app.policy.admission import Admission, Judged, Proposed,
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.domain.audit import AuditDraft
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
+from pawl.tool_registry.domain.execution import ENDS, ExecutionResult
 from pawl.tool_registry.domain.verdict import Verdict
 
 # A moment: those who wait for the answer, and see nothing of it before, do not notice.
@@ -26,7 +26,7 @@ _READ_BYTES_MAX: Final = 256 * 1024
 # So long an end that is being written down is waited for; the disk may be slow.
 _WRITE_SECONDS: Final = 10.0
 
-_ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
+_NOT_WRITTEN: Final = "the end of a call cannot be written down"
 
 Checked = tuple[Verdict, ExecutionResult | None]
 
@@ -55,59 +55,74 @@ class BatchCheck:
         """
         judged = await self.admission.judge_batch(proposed, known_names)
         jobs = {job.context.call_id: job for job in self.admission.reads_of(judged, timeouts)} if timeouts else {}
-        results = await self._read(jobs.values())
-        await self.audit.write([draft for each in judged for draft in _unwritten(each, jobs)])
+        begun = dict[CallId, Execution]()
+        try:
+            results = await self._read(jobs, begun)
+            await self.audit.write([draft for each in judged for draft in _unwritten(each, jobs)])
+        except BaseException:
+            for execution in begun.values():
+                execution.leave()
+            raise
+        for call_id in begun.keys() - results.keys():
+            self.executor.keep(begun[call_id])
         return [(each.verdict, results.get(each.verdict.call_id)) for each in judged]
 
-    async def _read(self, jobs: Iterable[Job]) -> dict[CallId, ExecutionResult]:
+    async def _read(self, jobs: Mapping[CallId, Job], begun: dict[CallId, Execution]) -> dict[CallId, ExecutionResult]:
         """Run the jobs; return the results that are there in a moment, and are not too large together.
+
+        Of the checks of those that are in `begun` and go on none is written down yet.
 
         Raises:
             DependencyUnavailable: an end cannot be written down.
         """
         found = dict[CallId, ExecutionResult]()
-        begun = list[tuple[Job, Execution]]()
-        try:
-            for job in jobs:
-                cached = await self.admission.cached(job)
-                if cached is not None:
-                    found[job.context.call_id] = cached
-                    continue
+        for call_id, job in jobs.items():
+            cached = self.admission.cache.find(job)
+            if cached is None:
                 with suppress(PawlError):  # There is no room now, or no time left: it is executed later.
-                    begun.append((job, await self.executor.begin(job)))
-            if begun:
-                await asyncio.wait([execution.ended for _, execution in begun], timeout=_READ_SECONDS)
-            for job, execution in begun:
-                result = await _result(job, execution)
-                if result is not None and len(result.content) <= _READ_BYTES_MAX - sum(map(_size, found.values())):
-                    found[job.context.call_id] = result
-                else:
-                    self.executor.keep(execution)
-        except BaseException:
-            for _, execution in begun:
-                execution.leave()
-            raise
+                    begun[call_id] = await self.executor.begin(job)
+            elif _fits(cached, found):
+                await self.audit.ended(job, cached, reason="CACHED")
+                found[call_id] = cached
+        if begun:
+            await asyncio.wait([execution.ended for execution in begun.values()], timeout=_READ_SECONDS)
+        pairs = [(jobs[call_id], execution) for call_id, execution in begun.items()]
+        while writing := [execution.ended for job, execution in pairs if _is_being_written(job, execution)]:
+            if not (await asyncio.wait(writing, timeout=_WRITE_SECONDS))[0]:
+                raise DependencyUnavailable(_NOT_WRITTEN)
+        for job, execution in pairs:
+            result = _result(job, execution)
+            if result is not None and _fits(result, found):
+                found[job.context.call_id] = result
         return found
 
 
-async def _result(job: Job, execution: Execution) -> ExecutionResult | None:
-    """Return how a read ended that has ended; None for one that goes on, asks somebody, or came to nothing."""
-    if not execution.ended.done() and not job.proposal.claim(with_end=False):
-        # It has ended, and that is just being written down together with its check.
-        await asyncio.wait({execution.ended}, timeout=_WRITE_SECONDS)
-        if not execution.ended.done():
-            raise DependencyUnavailable("the end of a call cannot be written down")
-    if not execution.ended.done() or execution.ended.exception() is not None:
+def _is_being_written(job: Job, execution: Execution) -> bool:
+    """Return whether a call has ended, and that is just being written down together with its check."""
+    return bool(job.proposal.goes_with_end) and not execution.ended.done()
+
+
+def _result(job: Job, execution: Execution) -> ExecutionResult | None:
+    """Return how a read ended that has ended; None for one that goes on, asks somebody, or came to nothing.
+
+    Raises:
+        DependencyUnavailable: it took its check along, and that is not written down.
+    """
+    if not execution.ended.done():
+        return None
+    if execution.ended.exception() is not None:
+        if job.proposal.goes_with_end:
+            raise DependencyUnavailable(_NOT_WRITTEN)
         return None
     result = execution.ended.result()
-    return result if result.outcome in _ENDS else None
+    return result if result.outcome in ENDS else None
+
+
+def _fits(result: ExecutionResult, found: Mapping[CallId, ExecutionResult]) -> bool:
+    return len(result.content) + sum(len(each.content) for each in found.values()) <= _READ_BYTES_MAX
 
 
 def _unwritten(judged: Judged, jobs: Mapping[CallId, Job]) -> tuple[AuditDraft, ...]:
     """Return the entry about the check of a call, unless it goes with the end of the call."""
     job = jobs.get(judged.verdict.call_id)
     return (judged.draft,) if job is None else job.proposal.claim(with_end=False)
-
-
-def _size(result: ExecutionResult) -> int:
-    return len(result.content)

@@ -27,7 +27,7 @@ from pawl.tool_registry.app.execution.outcome import ToolEnd
 from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
+from pawl.tool_registry.domain.execution import ENDS, NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
 from pawl.tool_registry.domain.question import given
 
 _ASKING_PER_RUNNING: Final = 10
@@ -137,7 +137,7 @@ class Executor:
         job = await self._admission.admit(request)
         if job.key not in self._running:
             await self._admission.check_rules(job)
-        cached = await self._admission.cached(job)
+        cached = None if job.key in self._kept else await self._admission.cached(job)
         if cached is not None:
             yield cached
             return
@@ -153,6 +153,8 @@ class Executor:
             self._put_by(execution)
 
     def _put_by(self, execution: Execution) -> None:
+        if execution.ended.exception() is not None or execution.ended.result().outcome not in ENDS:
+            return  # What its callers left, or asks somebody, begins anew.
         if len(self._kept) >= _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[execution.key] = execution
