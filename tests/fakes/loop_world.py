@@ -27,14 +27,16 @@ LEASE_SECONDS = 10.0
 
 @dataclass
 class CountingMeter:
-    """A `Meter` that remembers how runs were left."""
+    """A `Meter` that remembers how runs were left, and how calls ended."""
 
     left: list[str] = field(default_factory=list)
+    executed: list[str] = field(default_factory=list)
     held: int = 0
 
     def model_called(self, outcome: str, usage: Usage) -> None: ...
 
-    def call_executed(self, outcome: str) -> None: ...
+    def call_executed(self, outcome: str) -> None:
+        self.executed.append(outcome)
 
     def runs_held(self, count: int) -> None:
         self.held = count

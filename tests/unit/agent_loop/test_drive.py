@@ -76,8 +76,31 @@ def test_a_round_that_only_reads_costs_one_commit() -> None:
         settled = world.ledger.calls(key)
         assert [(call.state, call.attempt) for call in settled] == [(CallState.SUCCEEDED, 1)] * 2
         assert not world.registry.asked
+        assert world.meter.executed == ["SUCCEEDED"] * 2
         # Begin, answer with calls and results and the next round, first piece of the answer, end.
         assert len(world.ledger.steps) <= 5
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize(("variants", "rounds"), [(1, 4), (2, 6)])
+def test_a_model_that_repeats_itself_does_not_read_once_more(variants: int, rounds: int) -> None:
+    """LOOP-5, D2."""
+
+    async def main() -> None:
+        asked = [calls(f'look {{"n":{n % variants}}}') for n in range(8)]
+        world = World(VERDICTS, asked, seconds=0.01)
+        world.registry.reads_at_once = True
+        key = world.ledger.submit("hello")
+
+        await world.finish(key)
+
+        failure = world.ledger.run(key).failure
+        assert failure is not None
+        assert failure.reason == "STUCK_LOOP"
+        states = [call.state for call in world.ledger.calls(key)]
+        assert states == [CallState.SUCCEEDED] * (rounds - 1) + [CallState.CANCELLED]
+        assert len(world.registry.order) == rounds - 1
 
     virtual_time.run(main())
 

@@ -15,7 +15,7 @@ from pawl.agent_loop.app.model_call import ModelCall, request_of
 from pawl.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
 from pawl.agent_loop.app.tool_calls import ToolCalls
-from pawl.agent_loop.domain import delegation, proposals, step
+from pawl.agent_loop.domain import delegation, proposals, repetition, step
 from pawl.agent_loop.domain.answering import usage_of
 from pawl.agent_loop.domain.call import Call, ExecutionContext
 from pawl.agent_loop.domain.decision import (
@@ -248,7 +248,12 @@ class RunTasks(Tasks):
             new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
         )
         known = [tool.name for tool in state.run.tools]
-        verdicts = await self.tool_calls.check(proposals.to_check(state.run, calls), known, may_read=True)
+        is_near_loop = repetition.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
+        proposed = proposals.to_check(state.run, calls)
+        verdicts = await self.tool_calls.check(proposed, known, may_read=not is_near_loop)
+        for verdict in verdicts.values():
+            if verdict.result is not None:
+                self._dependencies.meter.call_executed(verdict.result.outcome)
         return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
 
     async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:

@@ -3,12 +3,14 @@
 Identical: the same name and canonical arguments. With a limit of 4, the run is
 stuck when a call is made for the fourth time, or when its last six rounds were
 A B A B A B, where A and B stand for everything that a round called. Neither the
-call nor any other of its round is executed.
+call nor any other of its round is executed: where the next round may be such a
+one, not even what only reads before its check has come back.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Final
 
@@ -47,9 +49,24 @@ def stuck_call(loop: LoopState, calls: Iterable[Call], identical_max: int) -> Ca
     return calls[0] if _alternates(loop.round_fingerprints, identical_max) else None
 
 
+def may_be_stuck(loop: LoopState, calls: Sequence[Call], identical_max: int) -> bool:
+    """Return whether the run may be found stuck once these calls are counted.
+
+    They are not checked yet: which of them are identical to others only their canonical arguments will tell.
+    """
+    of_one_tool = max(Counter(call.tool_name for call in calls).values(), default=0)
+    if max(loop.call_counts.values(), default=0) + of_one_tool >= identical_max:
+        return True
+    before = _alternation_length(identical_max) - 1
+    return _takes_turns(loop.round_fingerprints[-before:], before)
+
+
 def _alternates(rounds: Sequence[str], identical_max: int) -> bool:
     length = _alternation_length(identical_max)
-    last = rounds[-length:]
+    return _takes_turns(rounds[-length:], length)
+
+
+def _takes_turns(last: Sequence[str], length: int) -> bool:
     return len(last) == length and len(set(last[::2])) == len(set(last[1::2])) == 1 and last[0] != last[1]
 
 
