@@ -47,6 +47,14 @@ class _AskingAhead(cygrpc.AioServer):  # type: ignore[misc]  # grpc has no types
             line = self._lines[method] = _Line(lambda: ask(method))
         return line.next()
 
+    async def _server_main_loop(self, started: asyncio.Future[bool]) -> None:
+        """Take in calls until the server ends. Those that have come by then and go to nobody end at once."""
+        try:
+            await super()._server_main_loop(started)
+        finally:
+            for line in self._lines.values():
+                line.end()
+
 
 class _Line:
     """The calls of one method in the order in which they came."""
@@ -57,6 +65,7 @@ class _Line:
         self._arrived: deque[asyncio.Task[Any]] = deque()
         self._next: _Next | None = None
         self._asked_max = 1
+        self._has_ended = False
 
     def next(self) -> _Next:
         """Return the next call, to be waited for before this is called again."""
@@ -72,12 +81,20 @@ class _Line:
             self._next.is_there = True
         return self._next
 
+    def end(self) -> None:
+        """Let go of the calls that have come, and of those that still come: gRPC ends a call that nobody holds."""
+        self._has_ended = True
+        self._next = None
+        self._arrived.clear()
+
     def _take(self, asked: asyncio.Task[Any]) -> None:
         self._asked.discard(asked)
         if asked.cancelled():
             return
         # Said to be known: when the server ends, all that was asked for fails.
         asked.exception()
+        if self._has_ended:
+            return
         if self._next is None or self._next.done():
             self._arrived.append(asked)
         else:
