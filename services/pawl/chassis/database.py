@@ -136,9 +136,11 @@ class Database:
             raise DependencyUnavailable("the database is closed")
         deadline = asyncio.get_running_loop().time() + _ACQUIRE_TIMEOUT_SECONDS
         async with nullcontext() if urgent else _place(self._ordinary, deadline):
+            # Of before it is taken: all may be expired while it is being opened.
+            generation = kept.generation
             connection = await self._take(kept, deadline)
             try:
-                async with self._lent(kept, connection):
+                async with self._lent(kept, connection, generation):
                     yield connection
             except _UNUSABLE as error:
                 raise _unavailable(error) from error
@@ -199,9 +201,9 @@ class Database:
             raise _unavailable(error) from error
 
     @asynccontextmanager
-    async def _lent(self, kept: KeptConnections, connection: Lent) -> AsyncIterator[None]:
+    async def _lent(self, kept: KeptConnections, connection: Lent, generation: int) -> AsyncIterator[None]:
         """Take the connection back at the end, and drop one that is of no more use."""
-        server_pid, generation = connection.get_server_pid(), kept.generation
+        server_pid = connection.get_server_pid()
         self._held.add(connection)
         is_fit = False
         try:

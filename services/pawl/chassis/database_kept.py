@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from contextlib import suppress
 from typing import Final, TypeAlias
 
 import asyncpg
@@ -87,7 +88,8 @@ class KeptConnections:
 
 
 def _end(connection: Lent) -> None:
-    if not is_lost(connection):
+    # Unless the pool has taken it back by itself, also one that has broken: it gives its place back by this.
+    with suppress(asyncpg.InterfaceError):
         connection.terminate()
 
 

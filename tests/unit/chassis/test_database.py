@@ -162,6 +162,30 @@ async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and
         await use(database)
 
 
+async def test_a_session_that_is_being_opened_while_all_expire_is_not_kept(database_url: str, free_port: int) -> None:
+    """It may be one with the old primary, which was reached a moment ago."""
+    opening: list[Database] = []
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            for database in opening:
+                await database._renew()
+            writer.write(data)
+        writer.close()
+
+    async with (
+        _forwarding(database_url, free_port, say) as url,
+        Database(url, application_name="test", connections_max=1) as database,
+    ):
+        await database._renew()
+        opening.append(database)
+        async with database.acquire() as connection:
+            old = connection.get_server_pid()
+        opening.clear()
+        async with database.acquire() as connection:
+            assert connection.get_server_pid() != old
+
+
 @pytest.mark.parametrize("turns", range(5))
 async def test_a_caller_that_goes_away_in_a_statement_leaves_a_connection_that_works(
     database_url: str, free_port: int, turns: int

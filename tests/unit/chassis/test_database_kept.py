@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import asyncpg
 import pytest
@@ -114,6 +115,18 @@ async def test_a_connection_that_broke_at_hand_is_given_out_no_more(world: World
     assert next_one.get_server_pid() != pid
     await world.give(next_one)
     await world.give(other)
+
+
+async def test_a_connection_that_broke_at_hand_leaves_its_place_when_all_expire(world: World) -> None:
+    """Where the driver itself cuts a connection, nobody tells the pool."""
+    for connection in [await world.take() for _ in range(_MAX)]:
+        await world.give(connection)
+        protocol: Any = connection._con._protocol  # type: ignore[attr-defined]
+        protocol.abort()
+        assert is_lost(connection)
+    await world.kept.expire()
+    for connection in [await world.take() for _ in range(_MAX)]:
+        await world.give(connection)
 
 
 async def test_what_a_burst_has_opened_is_closed_once_it_was_unused(
