@@ -41,6 +41,8 @@ _AWAY_SECONDS: Final = 0.25
 _BUSY_SECONDS: Final = 0.5
 # One that has said nothing since it was asked something, for so long, may hang: others are asked meanwhile.
 _SILENT_SECONDS: Final = 0.5
+# If it has still said nothing when all who asked it have given up, it is asked again so much later.
+_GIVEN_UP_SECONDS: Final = 5.0
 
 
 Shown: TypeAlias = tuple[tuple[str, str], ...]
@@ -249,6 +251,9 @@ class _Stream:
             self._cancelled.append(call.message.id)
             self._something.set()
         if not self._calls:
+            now = asyncio.get_running_loop().time()
+            if self.is_silent(now):
+                self._line.away_until = now + _GIVEN_UP_SECONDS
             self._asked_at = None
 
     async def run(self) -> None:

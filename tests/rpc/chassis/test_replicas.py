@@ -102,6 +102,20 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         assert await call == ["wait"]
 
 
+async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked_next(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who asks one thing after the other would wait for a replica that hangs each time."""
+    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
+    async with two(serve) as replicas:
+        await replicas.preferred()
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        call.cancel()
+        await asyncio.wait([call])
+        assert len(await replicas.used()) == 2
+
+
 async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(serve: Serve, servicer: EchoServicer) -> None:
     async with two(serve, unary_calls_max=1) as replicas:
         call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
