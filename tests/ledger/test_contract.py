@@ -10,6 +10,10 @@ from random import Random
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import IdSource
+from pawl.job_store.adapters.loading import load
+from pawl.job_store.domain.unit_of_work import RowKeys
+from tests.fakes.manual_clock import ManualClock
 from tests.ledger.commands import Chooser
 from tests.ledger.game import MOVES, game, walk
 from tests.ledger.model import LIMITS, Model
@@ -78,3 +82,27 @@ async def test_copies_of_a_request_that_takes_the_last_place_get_the_same_run(da
             answers = await asyncio.gather(Product(one, first).do(ask), Product(two, second).do(copy))
             assert answers[0] == answers[1], answers
             assert answers[0][0] == "ok", answers
+
+
+async def test_a_step_locks_its_conversation_before_its_run_and_sees_what_those_before_it_wrote(
+    databases: Sequence[Database],
+) -> None:
+    """I7: so two groups never wait for each other, and none goes on from what it saw before it waited."""
+    store = PostgresStore(databases[0], LIMITS[0])
+    await store.wipe()
+    async with game([store], Random(1).choice):
+        (run,) = (await store.tables()).runs
+    keys = RowKeys(runs=(run,), conversations_of=(run,), commands_of=(run,))
+    async with databases[0].acquire() as before, databases[1].transaction() as connection:
+        async with before.transaction():
+            await before.execute("UPDATE job_store.conversations SET last_number = last_number + 7")
+            waits = asyncio.create_task(load(connection, IdSource(ManualClock()), [keys]))
+            while not await before.fetchval("SELECT bool_or(NOT granted) FROM pg_locks"):
+                assert not waits.done()
+            await before.execute("UPDATE job_store.runs SET last_seq = last_seq + 100")
+        unit = await waits
+        newest = await before.fetch("SELECT last_seq, last_number FROM job_store.runs, job_store.conversations")
+        assert [row.last_seq for _, row in unit.runs.items()] == [record["last_seq"] for record in newest]
+        assert [row.last_number for _, row in unit.conversations.items()] == [
+            record["last_number"] for record in newest
+        ]
