@@ -22,6 +22,8 @@ from tests.unit.agent_loop.scenario import VERDICTS
 _STEP_SECONDS = 5.0
 """So long each step takes to be written: much longer than the model takes."""
 
+TOKENS_PER_ANSWER = 15
+
 Hook = Callable[[World, RunKey], Coroutine[Any, Any, None]]
 
 
@@ -90,6 +92,8 @@ def test_a_cancel_that_comes_before_the_step_leaves_nothing_of_it(at_step: int) 
         rounds = [event for event in world.ledger.events(key) if isinstance(event, RoundStarted)]
         assert len(rounds) == at_step - 1
         assert "secret" not in shown(world, key)
+        # It has cost what it has cost.
+        assert world.ledger.run(key).usage.model_calls == at_step
         assert world.model.streaming == 0
 
     scripts: list[Script] = [calls("look"), says("secret")]
@@ -107,6 +111,33 @@ def test_a_refused_step_is_planned_again_without_it_and_the_model_is_asked_anew(
         assert len(world.model.requests) == 3
         assert any("weather" in str(message) for message in world.model.requests[-1].messages)
         assert "forgotten" not in shown(world, key)
+        usage = world.ledger.run(key).usage
+        assert (usage.model_calls, usage.total_tokens) == (3, 3 * TOKENS_PER_ANSWER)
         assert states_told(world.ledger.log(key))[-1] == "COMPLETED"
 
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)
+
+
+def test_what_was_forgotten_at_a_takeover_counts_beside_what_was_lost() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten"), says("Done.")])
+        key = world.ledger.submit("hello")
+        lost = asyncio.ensure_future(world.drive())
+        await asyncio.sleep(10.0)
+        lost.cancel()
+        await asyncio.wait([lost])
+        steps = 0
+
+        async def fault(method: str, done: bool) -> None:
+            nonlocal steps
+            if method == "CommitRun" and not done and not steps:
+                steps += 1
+                await asyncio.sleep(1.0)
+                raise InboxChanged
+
+        world.ledger.fault = fault
+        await world.finish(key)
+        assert (len(world.model.requests), world.ledger.run(key).output_text) == (3, "Done.")
+        assert world.ledger.run(key).usage.model_calls == 3
+
+    virtual_time.run(main())

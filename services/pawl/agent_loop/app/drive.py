@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import RunTasks, WorkerDependencies
-from pawl.agent_loop.domain import planning, step
+from pawl.agent_loop.domain import budget, planning, step
 from pawl.agent_loop.domain.call import CallResult, CallState
 from pawl.agent_loop.domain.command_rules import (
     approvals_given,
@@ -41,7 +41,7 @@ from pawl.agent_loop.domain.fact import (
     Shown,
 )
 from pawl.agent_loop.domain.planning import Plan
-from pawl.agent_loop.domain.run import ENDED, RunFailure
+from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.agent_loop.domain.tool import RecordedDecision
@@ -92,6 +92,8 @@ class Drive:
         self._given_up: set[CallId] = set()
         self._refusals = 0
         self._has_written = False
+        # Of model calls of which nothing is kept, as long as the ledger does not know what they cost.
+        self._forgotten = Usage()
         self._clock_offset = 0.0
         self._active_from = 0.0
         self._plan_again_at = 0.0
@@ -158,7 +160,7 @@ class Drive:
         if ahead is not None:
             self._tasks.begin_model(ahead, plan.state, is_ahead=True)
         if not planned.changes_nothing and not await self._commit(planned, plan.state, facts_taken=taken):
-            await self._tasks.forget_model_ahead()
+            self._forgotten += await self._tasks.forget_model_ahead()
             return None
         self._tasks.catch_up()
         for work in plan.work:
@@ -171,8 +173,8 @@ class Drive:
     def _model_call_ahead(self, plan: Plan) -> StartModel | None:
         """Return the model call of a plan that may begin while the step that announces it is being written.
 
-        None of it is used before that is durable, and all is forgotten if the step is refused. So it begins only where
-        nothing is known that speaks against the step: no command, and no refusal just before.
+        None of it is used before that is durable, and all but its cost is forgotten if the step is refused. So it
+        begins only where nothing is known that speaks against the step: no command, and no refusal just before.
         """
         if self._base.commands or self._woken or self._handing_over or self._refusals:
             return None
@@ -294,6 +296,7 @@ class Drive:
             return False
         self._refusals = 0
         self._has_written = True
+        self._forgotten = Usage()
         self._shown = self._shown_with(answer.first_seq)
         del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)
@@ -372,7 +375,8 @@ class Drive:
         # A call whose end is known and is told by a later step is not to be begun again.
         ended = {fact.call_id for fact in self._facts[taken:] if isinstance(fact, CallExecuted)}
         under_way, active_seconds = self._tasks.under_way | ended, self._active_seconds()
-        return self._counting_output(replace(self._base, under_way=under_way, active_seconds=active_seconds))
+        base = replace(self._base, under_way=under_way, active_seconds=active_seconds)
+        return self._counting_output(budget.with_forgotten(base, self._forgotten))
 
     def _counting_output(self, state: State) -> State:
         """Count what is about to be shown: should this worker die, the next one does not know what it cost."""

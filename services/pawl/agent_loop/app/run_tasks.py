@@ -178,14 +178,16 @@ class RunTasks(Tasks):
         self._is_ahead, self._model_before = False, None
         self._is_durable.set()
 
-    async def forget_model_ahead(self) -> None:
-        """Stop a model call ahead as if it had never begun, if there is one."""
+    async def forget_model_ahead(self) -> Usage:
+        """Stop a model call ahead as if it had never begun, if there is one; return what it has cost."""
         call = self._model_call
         if not self._is_ahead or call is None:
-            return
+            return Usage()
         await self.cut(MODEL)
         self._model_call, self._model_before, self._is_ahead = self._model_before, None, False
-        self._dependencies.meter.model_called("forgotten", usage_of(call.answer().usage))
+        usage = usage_of(call.usage())
+        self._dependencies.meter.model_called("forgotten", usage)
+        return usage
 
     async def cut_model(self) -> ModelCut | None:
         """Stop the model call; return what it had written, or None if it has ended by itself."""

@@ -151,6 +151,17 @@ def counted(report: UsageReport, *, prompt_bytes: int, output_bytes: int) -> Usa
     )
 
 
+def with_forgotten(state: State, usage: Usage) -> State:
+    """Return the state before whose next model call others were made of which nothing but their cost is kept."""
+    if usage == Usage():
+        return state
+    opened = state.loop.model_call
+    if opened is not None:
+        opened = replace(opened, usage_before=opened.usage_before + usage)
+    run, loop = replace(state.run, usage=state.run.usage + usage), replace(state.loop, model_call=opened)
+    return replace(state, run=run, loop=loop)
+
+
 def with_lost_call(state: State, usage_before: Usage) -> Usage:
     """Return what the run has used when the worker that made the open call is gone.
 
