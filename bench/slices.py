@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, TypedDict
@@ -19,9 +20,13 @@ from bench.subjects import Subject
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slice:
-    """What one subject showed in one turn. `cpu` is by process, in milliseconds a run."""
+    """What one subject showed in one turn. `cpu` is by process, in milliseconds a run; `client` that of this process.
+
+    Those that are driven by a program of their own have their client in that, and next to nothing in this process.
+    """
 
     cpu: Mapping[str, float]
+    client: float
     runs_per_second: float
     p50_milliseconds: float
 
@@ -32,7 +37,8 @@ class Slice:
 
 
 Value = Callable[[Slice], float]
-CPU: Final[Value] = lambda one: one.cpu_milliseconds  # noqa: E731  # so that all three look alike
+CPU: Final[Value] = lambda one: one.cpu_milliseconds  # noqa: E731  # so that all look alike
+CPU_AND_CLIENT: Final[Value] = lambda one: one.cpu_milliseconds + one.client  # noqa: E731
 P50: Final[Value] = lambda one: one.p50_milliseconds  # noqa: E731
 RATE: Final[Value] = lambda one: one.runs_per_second  # noqa: E731
 
@@ -57,11 +63,12 @@ async def take_turns(subjects: Mapping[str, Subject], turns: int, *, runs: int, 
 
 async def _slice(subject: Subject, runs: int, at_once: int) -> Slice:
     loop = asyncio.get_running_loop()
-    before, began = cpu_seconds(subject.processes()), loop.time()
+    before, client, began = cpu_seconds(subject.processes()), time.process_time(), loop.time()
     seconds = await subject.run(runs, at_once)
-    took, after = loop.time() - began, cpu_seconds(subject.processes())
+    took, client, after = loop.time() - began, time.process_time() - client, cpu_seconds(subject.processes())
     return Slice(
         cpu={name: (after[name] - before[name]) / runs * 1000 for name in after},
+        client=client / runs * 1000,
         runs_per_second=runs / took,
         p50_milliseconds=percentile(seconds, 0.5) * 1000,
     )
@@ -78,5 +85,6 @@ def ratios(ours: Sequence[Slice], theirs: Sequence[Slice], value: Value) -> list
 
 
 def cpu_by_process(slices: Sequence[Slice]) -> dict[str, float]:
-    """Return the median of each process, in milliseconds a run."""
-    return {name: statistics.median(one.cpu[name] for one in slices) for name in slices[0].cpu}
+    """Return the median of each process and of the client, in milliseconds a run."""
+    parts = {name: statistics.median(one.cpu[name] for one in slices) for name in slices[0].cpu}
+    return parts | {"client": statistics.median(one.client for one in slices)}

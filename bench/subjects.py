@@ -57,7 +57,7 @@ class Subject(Protocol):
 
 
 class Pawl:
-    """The whole suite on this machine: four services, PostgreSQL with fsync, NATS. The client is not counted."""
+    """The whole suite on this machine: four services, PostgreSQL with fsync, NATS. The client is in this process."""
 
     def __init__(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Self
 
@@ -10,7 +11,7 @@ import pytest
 from bench import comparison
 from bench.comparison import ALONE, CROWD, SLOW
 from bench.figures import Figure, NotMeasured
-from bench.slices import CPU, P50, RATE, Slice, cpu_by_process, ratios, shown, take_turns
+from bench.slices import CPU, CPU_AND_CLIENT, P50, RATE, Slice, cpu_by_process, ratios, shown, take_turns
 
 
 class Logged:
@@ -34,8 +35,9 @@ class Logged:
         return {}
 
 
-def slice_of(cpu: float, *, rate: float = 1.0, p50: float = 1.0) -> Slice:
-    return Slice(cpu={"one": cpu / 4, "other": cpu * 3 / 4}, runs_per_second=rate, p50_milliseconds=p50)
+def slice_of(cpu: float, *, client: float = 0.0, rate: float = 1.0, p50: float = 1.0) -> Slice:
+    parts = {"one": cpu / 4, "other": cpu * 3 / 4}
+    return Slice(cpu=parts, client=client, runs_per_second=rate, p50_milliseconds=p50)
 
 
 async def test_every_other_turn_goes_backwards() -> None:
@@ -45,6 +47,22 @@ async def test_every_other_turn_goes_backwards() -> None:
     assert {(count, at_once) for _, count, at_once in log} == {(7, 2)}
     assert {name: len(slices) for name, slices in found.items()} == {"a": 3, "b": 3, "c": 3}
     assert found["a"][0].p50_milliseconds == pytest.approx(2.0)
+
+
+class Busy(Logged):
+    """A subject whose client takes 10 ms of CPU a run."""
+
+    async def run(self, count: int, at_once: int) -> list[float]:
+        until = time.process_time() + 0.01 * count
+        while time.process_time() < until:
+            pass
+        return [0.01] * count
+
+
+async def test_what_the_client_takes_is_told_from_what_its_subject_takes() -> None:
+    found = await take_turns({"a": Busy("a", [])}, 1, runs=2, at_once=1)
+    assert CPU(found["a"][0]) == 0
+    assert CPU_AND_CLIENT(found["a"][0]) >= 10
 
 
 def test_what_slows_the_machine_for_a_turn_does_not_move_a_ratio() -> None:
@@ -58,13 +76,13 @@ def test_one_turn_out_of_many_does_not_move_the_quartiles() -> None:
 
 
 def test_cpu_by_process_adds_up() -> None:
-    assert cpu_by_process([slice_of(8), slice_of(4), slice_of(12)]) == {"one": 2.0, "other": 6.0}
+    assert cpu_by_process([slice_of(8), slice_of(4), slice_of(12)]) == {"one": 2.0, "other": 6.0, "client": 0.0}
 
 
 def seen(p50: float, cpu: float, rate: float) -> dict[str, comparison.Slices]:
-    """Show Pawl so, and the hand-written loop as one of everything, Restate as twice as slow."""
+    """Show Pawl so, half of the CPU its client's; the hand-written loop as one of all, Restate as half as fast."""
     slices = {
-        "pawl": [slice_of(cpu, rate=rate, p50=p50)],
+        "pawl": [slice_of(cpu / 2, client=cpu / 2, rate=rate, p50=p50)],
         "handwritten": [slice_of(1)],
         "restate": [slice_of(2, rate=0.5, p50=2)],
     }
