@@ -40,7 +40,7 @@ def choose(key: str, replicas: Sequence[Standing]) -> int:
     """Return the index of the replica for a call that belongs to `key`; there must be one.
 
     It is the first by preference of those that are connected and have room, else the one of them with the fewest
-    calls, else the first that was not tried yet, else the first.
+    calls, else the first that was not tried yet, else the first that is connected, though silent, else the first.
     """
     preferred = preference(key, tuple(replica.name for replica in replicas))
     connected = [at for at in preferred if replicas[at].is_connected and not replicas[at].is_away]
@@ -49,7 +49,7 @@ def choose(key: str, replicas: Sequence[Standing]) -> int:
             return at
     if connected:
         return min(connected, key=lambda at: (replicas[at].is_busy, replicas[at].calls))
-    return next((at for at in preferred if not replicas[at].is_away), preferred[0])
+    return min(preferred, key=lambda at: (replicas[at].is_away, not replicas[at].is_connected))
 
 
 @lru_cache(maxsize=_KEYS_MAX)

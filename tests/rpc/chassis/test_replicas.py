@@ -116,6 +116,21 @@ async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked
         assert len(await replicas.used()) == 2
 
 
+async def test_one_that_is_slow_serves_the_stores_of_one_that_is_gone(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tool may well take longer than a replica may be silent."""
+    async with two(serve) as replicas:
+        preferred = await replicas.preferred()
+        await replicas.stop(preferred)
+        call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
+        await servicer.entered.wait()
+        monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
+        assert await replicas.stub.call("unary", "hello") == ["hello"]
+        servicer.release.set()
+        assert await call == ["wait"]
+
+
 async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(serve: Serve, servicer: EchoServicer) -> None:
     async with two(serve, unary_calls_max=1) as replicas:
         call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))

@@ -63,6 +63,8 @@ def test_none_is_chosen_while_a_better_one_is_there(key: str, known: list[Standi
         assert not at.is_busy or all(one.is_busy for one in reached)
     else:
         assert not at.is_away or all(one.is_away for one in known)
+        # One that is silent may be slow; one that cannot be reached serves nobody.
+        assert at.is_connected or not at.is_away or not any(one.is_connected for one in known)
 
 
 @given(st.text(), well)
