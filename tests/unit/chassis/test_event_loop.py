@@ -9,8 +9,6 @@ import sys
 from functools import partial
 from typing import Any
 
-from grpc._cython import cygrpc
-
 from pawl.chassis.event_loop import Loop
 from pawl.chassis.rpc_accept import _Line
 
@@ -91,11 +89,6 @@ def test_grpc_is_known_by_its_reader() -> None:
     """Should this fail with another version of grpc, look up where it reads its news."""
     ended = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[True]"
-
-
-def test_grpc_asks_for_calls_where_it_is_asked_ahead() -> None:
-    """As above, for `rpc_accept`."""
-    assert callable(cygrpc.AioServer._make_request_call_future)
 
 
 class Method:
