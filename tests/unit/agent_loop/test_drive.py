@@ -114,7 +114,8 @@ def test_a_ledger_of_the_version_before_is_told_of_a_read_that_it_may_begin() ->
             return await super().commit(claim, commit_id, step)
 
     async def main() -> None:
-        world = World(VERDICTS, [calls("look"), says("Done.")], seconds=0.01)
+        first, *others = (calls(f'look {{"n":{n}}}') for n in range(3))
+        world = World(VERDICTS, [first, says("forgotten"), *others, says("Done.")], seconds=0.01)
         world.registry.reads_at_once = True
         world.ledger = Older()
         world.dependencies = dataclasses.replace(world.dependencies, ledger=world.ledger)
@@ -123,8 +124,10 @@ def test_a_ledger_of_the_version_before_is_told_of_a_read_that_it_may_begin() ->
         await world.finish(key)
 
         assert world.ledger.run(key).state is RunState.COMPLETED
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED]
-        assert len(world.registry.asked) == 1
+        assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED] * 3
+        assert len(world.registry.asked) == 3
+        # The one that was begun before the ledger refused the first of them was for nothing, and no other.
+        assert len(world.model.requests) == 5
 
     virtual_time.run(main())
 

@@ -287,7 +287,9 @@ class Drive:
         except (InboxChanged, IllegalTransition) as refusal:
             known_seq = self._base.run.last_seq
             if isinstance(refusal, IllegalTransition):
-                # A ledger of the version before takes no call that has run already: it runs as any other.
+                # A ledger of the version before takes no call that has run already: it runs as any other, and so do
+                # those to come. Else each would cost the model call that was begun ahead.
+                self._tasks.may_read = False
                 self._facts = [_without_reads(fact) for fact in self._facts]
             self._base = _state_of(await self._load())
             self._refusals += self._base.run.last_seq == known_seq

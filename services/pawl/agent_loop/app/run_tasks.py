@@ -102,6 +102,8 @@ class RunTasks(Tasks):
         self._active_seconds = active_seconds
         self._retry = retry
         self.tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
+        self.may_read = True
+        """False if calls that only read do not run with their check."""
         self._progress: dict[CallId, ToolProgress] = {}
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
@@ -252,7 +254,7 @@ class RunTasks(Tasks):
         known = [tool.name for tool in state.run.tools]
         is_near_loop = repetition.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
         proposed = proposals.to_check(state.run, calls)
-        verdicts = await self.tool_calls.check(proposed, known, may_read=not is_near_loop)
+        verdicts = await self.tool_calls.check(proposed, known, may_read=self.may_read and not is_near_loop)
         for verdict in verdicts.values():
             if verdict.result is not None:
                 self._dependencies.meter.call_executed(verdict.result.outcome)
