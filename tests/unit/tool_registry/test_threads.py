@@ -6,11 +6,12 @@ import threading
 import weakref
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from pawl.tool_registry.adapters.python.runner import Threads
+from pawl.tool_registry.adapters.python.runner import PythonRunner, Threads
 from tests.poll import PATIENCE_SECONDS, until
 
 
@@ -111,3 +112,20 @@ async def test_an_idle_thread_keeps_nothing_of_its_last_job(watched: Watched) ->
         return gone() is None
 
     await until(is_gone)
+
+
+async def test_a_thread_that_cannot_be_started_takes_nobody_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    tool: Any = SimpleNamespace(bind=lambda *_: lambda: 1, is_async=False, marks_begun=True)
+    context: Any = None
+    async with PythonRunner(threads_max=1) as runner:
+
+        def start(_: threading.Thread) -> None:
+            raise RuntimeError("can't start new thread")
+
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "start", start)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await runner.start(tool, {}, context).result()
+        assert runner.threads_busy == 0
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            assert await runner.start(tool, {}, context).result() == 1

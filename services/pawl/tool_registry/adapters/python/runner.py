@@ -121,9 +121,13 @@ class PythonRunner:
             self._threads.ended()
             self._free.release()
 
+        try:
+            self._threads.begin(run)
+        except RuntimeError:  # The system starts no more threads now.
+            self._free.release()
+            raise
         ended.add_done_callback(free)
         self.threads_busy += 1
-        self._threads.begin(run)
         with suppress(asyncio.CancelledError):
             # The second cancel is that of a process that ends.
             await asyncio.wait({ended})
