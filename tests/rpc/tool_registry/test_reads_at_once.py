@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pawl.tool.v1 import execution_pb2
+from pawl.tool_registry.app.execution import executor
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, ToolError, tool
 from tests.poll import until
@@ -224,6 +225,27 @@ async def test_what_asks_somebody_is_asked_for_again(database_url: str, tmp_path
         # Of another one the question was put by another process.
         await checked(registry, ("b", "asking", {}))
         assert content(await registry.run("asking", call="b", answers=[answer])) == "this"
+
+
+async def test_what_nobody_executes_after_its_check_ends(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its run was cancelled meanwhile, and no run knows of it."""
+    monkeypatch.setattr(executor, "KEPT_SECONDS", 0.2)
+    tools = Tools()
+    async with running(database_url, tmp_path, tools.all()) as registry:
+        (verdict,) = await checked(registry, ("a", "slow", {}))
+        assert not verdict.HasField("result")
+
+        async def has_ended() -> bool:
+            return registry.executor.running_count == 0
+
+        await until(has_ended)
+        kinds = [entry[0] for entry in said(await listed(registry))]
+        assert kinds == ["PROPOSED", "EXECUTED", "RETURNED"]
+        tools.release.set()
+        assert content(await registry.run("slow", call="a")) == "found"
+        assert tools.ran["slow"] == 2
 
 
 async def test_a_large_result_does_not_come_with_the_check(database_url: str, tmp_path: Path) -> None:

@@ -35,8 +35,8 @@ _ASKING_PER_RUNNING: Final = 10
 _POLL_SECONDS: Final = 0.1
 # A lease that was not renewed for so many of its renewals was let go.
 _RENEWALS_OF_REST: Final = 2
-# Results of calls that ran before their run asked for them: it does so as soon as its step is written.
-_KEPT_SECONDS: Final = 10.0
+KEPT_SECONDS: Final = 10.0
+"""So long calls that run, and results, are kept before their run asks: it does so as soon as its step is written."""
 _KEPT_MAX: Final = 100
 # How long an async tool may take to clean up after it was cancelled.
 _UNWIND_SECONDS: Final = 1.0
@@ -147,10 +147,12 @@ class Executor:
                 yield item
 
     def keep(self, execution: Execution) -> None:
-        """Keep a result, as soon as it is there, for whoever executes the call next; for a while, and not too many."""
+        """Keep a call that runs, or its result, for whoever executes it next; for a while, and not too many results."""
         execution.is_kept = True
         if execution.ended.done():
             self._put_by(execution)
+        else:
+            asyncio.get_running_loop().call_later(KEPT_SECONDS, _give_up, execution)
 
     def _put_by(self, execution: Execution) -> None:
         if execution.ended.exception() is not None or execution.ended.result().outcome not in ENDS:
@@ -158,7 +160,7 @@ class Executor:
         if len(self._kept) >= _KEPT_MAX:
             del self._kept[next(iter(self._kept))]
         self._kept[execution.key] = execution
-        asyncio.get_running_loop().call_later(_KEPT_SECONDS, self._kept.pop, execution.key, None)
+        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._kept.pop, execution.key, None)
 
     @property
     def running_count(self) -> int:
@@ -441,6 +443,13 @@ class Executor:
 def _needs_lease(job: Job) -> bool:
     """Return whether others go by the lease to tell if a call still runs: journal, resource keys and workers do."""
     return job.effect.is_journaled or bool(job.resource_keys) or job.is_of_store
+
+
+def _give_up(execution: Execution) -> None:
+    """End a call that was kept, and for which nobody came: its run was cancelled, or its worker has died."""
+    if execution.is_kept:
+        execution.is_kept = False
+        execution.leave()
 
 
 def _has_stopped(result: ExecutionResult) -> bool:
