@@ -239,7 +239,8 @@ class _Stream:
         return self._asked_at is not None and now - self._asked_at > _SILENT_SECONDS
 
     def send(self, call: Call) -> None:
-        if self._asked_at is None:
+        # A call that may take for ever says nothing about who is silent: that of a tool takes its time.
+        if self._asked_at is None and call.message.timeout_seconds:
             self._asked_at = asyncio.get_running_loop().time()
         call.stream = self
         self._calls[call.message.id] = self._unsent[call.message.id] = call

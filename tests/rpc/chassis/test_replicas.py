@@ -102,6 +102,20 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         assert await call == ["wait"]
 
 
+async def test_a_call_that_may_take_for_ever_makes_no_replica_silent(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of a tool says nothing until it ends. The other calls of its store are not to move to and fro."""
+    async with two(serve) as replicas:
+        await replicas.preferred()
+        monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
+        call = asyncio.ensure_future(replicas.stub.call("generate", "wait"))
+        await asyncio.sleep(0)
+        assert len(await replicas.used()) == 1
+        servicer.release.set()
+        assert await call == ["first", "wait"]
+
+
 async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked_next(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
