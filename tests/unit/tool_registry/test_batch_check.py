@@ -17,10 +17,11 @@ from pawl.tool_registry.app.policy.admission import ReadTimeouts
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import Proposal
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import succeeded
+from pawl.tool_registry.domain.execution import ExecutionResult, succeeded
 from tests.fakes import virtual_time
 
 STORE = StoreId("acme")
+RESULT = succeeded(b"1", 0.0)
 TIMEOUTS = ReadTimeouts(default=10.0, most=10.0)
 
 Course = Callable[["World", Any, Execution], Coroutine[Any, Any, None]]
@@ -34,9 +35,12 @@ class World:
         self.executions: list[Execution] = []
         self.kept: list[Execution] = []
         self.is_log_there = True
+        self.cached: ExecutionResult | None = None
+        self.appends = 0
         self._courses = dict(zip("abc", courses, strict=False))
         self._tasks: list[asyncio.Task[None]] = []
         self.trail = AuditTrail(self, lambda: 0.0)  # type: ignore[arg-type]
+        audit: Any = SimpleNamespace(write=self.trail.write, ended=self.ended)
         self._jobs = [
             SimpleNamespace(
                 context=SimpleNamespace(call_id=CallId(name)), proposal=Proposal(drafts=(_draft(f"{name} PROPOSED"),))
@@ -44,14 +48,15 @@ class World:
             for name in self._courses
         ]
         admission: Any = SimpleNamespace(
-            cache=SimpleNamespace(find=lambda _: None),
+            cache=SimpleNamespace(find=lambda _: self.cached),
             judge_batch=self._judge_batch,
             reads_of=lambda *_: self._jobs,
         )
-        self.checks = BatchCheck(admission, self, self.trail)  # type: ignore[arg-type]
+        self.checks = BatchCheck(admission, self, audit)  # type: ignore[arg-type]
 
     async def append(self, drafts: Sequence[Any]) -> frozenset[StoreId]:
         """Be the log."""
+        self.appends += 1
         await asyncio.sleep(1.0)
         if not self.is_log_there:
             raise DependencyUnavailable
@@ -73,9 +78,13 @@ class World:
 
     async def end(self, job: Any, execution: Execution) -> None:
         """End a call, and write that down."""
+        await self.ended(job, RESULT)
+        execution.finish(RESULT)
+
+    async def ended(self, job: Any, result: ExecutionResult, *, reason: str = "") -> None:
+        """Be the trail as far as ends go."""
         name = job.context.call_id
-        await self.trail.write([*job.proposal.claim(with_end=True), _draft(f"{name} RETURNED")])
-        execution.finish(succeeded(b"1", 0.0))
+        await self.trail.write([*job.proposal.claim(with_end=True), _draft(f"{name} {reason or 'RETURNED'}")])
 
     async def _judge_batch(self, proposed: object, known_names: object) -> list[Any]:
         return [
@@ -114,6 +123,19 @@ def test_no_check_is_written_after_the_end_of_its_call() -> None:
         for name in "ab":
             assert world.written.index(f"{name} PROPOSED") < world.written.index(f"{name} RETURNED")
         assert all(result is not None for _, result in checked)
+
+    virtual_time.run(main())
+
+
+def test_all_that_the_cache_has_is_written_down_together() -> None:
+    async def main() -> None:
+        world = World(endless, endless, endless)
+        world.cached = RESULT
+        checked = await world.checks.check([], [], TIMEOUTS)
+        assert [result for _, result in checked] == [RESULT] * 3
+        assert world.written == [f"{name} {what}" for name in "abc" for what in ("PROPOSED", "CACHED")]
+        assert world.appends == 1
+        assert not world.executions
 
     virtual_time.run(main())
 

@@ -82,8 +82,11 @@ class BatchCheck:
                 with suppress(PawlError):  # There is no room now, or no time left: it is executed later.
                     begun[call_id] = await self.executor.begin(job)
             elif _fits(cached, found):
-                await self.audit.ended(job, cached, reason="CACHED")
                 found[call_id] = cached
+        if found:
+            # At once: they go into one transaction.
+            cached_ends = (self.audit.ended(jobs[call_id], end, reason="CACHED") for call_id, end in found.items())
+            await asyncio.gather(*cached_ends)
         if begun:
             await asyncio.wait([execution.ended for execution in begun.values()], timeout=_READ_SECONDS)
         pairs = [(jobs[call_id], execution) for call_id, execution in begun.items()]
