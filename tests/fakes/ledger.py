@@ -74,6 +74,8 @@ class MemoryLedger(WorkerLedgerClient):
         self.tables = Tables()
         self.fault: Callable[[str, bool], Awaitable[None]] | None = None
         self.steps: list[ledger_pb2.CommitRunRequest] = []
+        self.loads_along = True
+        """False: what is loaded of a run does not come with its claim."""
         self._database = Database(self.tables, Chance(0, calm=True), History(), "test")
         self._journal = MemoryJournal(self._database, self.ids)
         self._limits = Limits(crashes_max=crashes_max, queue_max=10, store_queue_max=1000, places=_PLACES)
@@ -156,6 +158,9 @@ class MemoryLedger(WorkerLedgerClient):
         responses = await answer(self._job_store.servicer, method, request)
         if method == "CommitRun":
             self.steps.append(request)
+        if method == "ClaimRuns" and not self.loads_along:
+            for run in (run for response in responses for run in response.runs):
+                run.ClearField("loaded")
         await self._maybe_fail(method, done=True)
         return responses
 

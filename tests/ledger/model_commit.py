@@ -137,8 +137,7 @@ def _against_call(model: Model, run: Row, wish: Row, consumed: list[str]) -> set
     if wish["state"] == "AWAITING_APPROVAL" and not wish["digest"]:
         reasons.add(_INVALID)
     if call is None:
-        # None of these calls only reads, so none has run before it was written down.
-        if wish["state"] not in CALL_MOVES[""].split() or wish["state"] == "SUCCEEDED":
+        if wish["state"] not in CALL_MOVES[""].split():
             reasons.add(_ILLEGAL)
         if wish["digest"] and wish["state"] in _MAY_HAVE_ITS_EFFECT:
             reasons.add(_ILLEGAL)

@@ -207,17 +207,17 @@ def held_calls_are_audited(record: Record) -> Iterator[str]:
 
 
 def only_reads_run_before_their_record(record: Record) -> Iterator[str]:
-    """I5: what the log has never seen before it had run can have had no effect, and is no gated call."""
-    seen = set[str]()
-    for log in record.logs.values():
+    """I5: a call that was written down with its end has no effect, and was gated by nobody."""
+    for run_id, log in record.logs.items():
+        begun: dict[str, float] = {}
         for event in log:
             if not event.HasField("call_changed"):
                 continue
-            call = event.call_changed.call
-            has_run = call_state(call.state) == "SUCCEEDED" or (call_state(call.state) == "FAILED" and call.attempt > 0)
-            if call.call_id not in seen and has_run and effect_class(call.tool_name) is not EffectClass.READ_ONLY:
+            call, time = event.call_changed.call, record.written_at(run_id, event.seq)
+            if call_state(call.state) == "RUNNING":
+                begun[call.call_id] = time
+            elif begun.get(call.call_id) == time and effect_class(call.tool_name) is not EffectClass.READ_ONLY:
                 yield f"{call.tool_name} {call.call_id} had run before the ledger knew of it"
-            seen.add(call.call_id)
 
 
 def one_front_end_result(record: Record) -> Iterator[str]:

@@ -159,7 +159,8 @@ class User:
         self._handled.add(key)
         times = 2 if self.draw.random() < 0.15 else 1
         command_id = f"cmd_{self.name}_{self._next()}"
-        if self.draw.random() < 0.1:
+        # Who may resolve a call is for the door to say, which these requests do not pass.
+        if self.draw.random() < 0.1 and call.state is not CallState.RUNNING:
             await self._respond(_STRANGER, run, call, f"cmd_stranger_{self._next()}")
         await asyncio.gather(*(self._respond(self.caller, run, call, command_id) for _ in range(times)))
         if not calm and self.draw.random() < 0.06:

@@ -31,8 +31,8 @@ OF_THE_LEDGER = (
     Mutant(
         name="effects_come_before_their_record",
         module="pawl.job_store.domain.calls",
-        text="if change.state is CallState.SUCCEEDED and (change.digest or not has_run):",
-        instead="if False:",
+        text="if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):",
+        instead="if not (change.attempt > 0 and change.state.is_terminal):",
         checker="only_reads_run_before_their_record",
         also=(
             (

@@ -10,8 +10,9 @@ import sys
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, Self
 
+import uvloop
+
 from pawl.chassis import logs, tasks
-from pawl.chassis.event_loop import Loop
 from pawl.chassis.start import StartError
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Unavailable
 
@@ -35,7 +36,7 @@ def run_service(main: Callable[[asyncio.Event], Awaitable[None]]) -> None:
     one sentence instead of a traceback.
     """
     _calm_collector()
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         code = runner.run(_run(main))
     sys.exit(code)
 

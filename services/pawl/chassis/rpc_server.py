@@ -16,7 +16,6 @@ from pawl.chassis.ids import IdSource
 from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.roles import CALLERS
-from pawl.chassis.rpc_accept import server
 from pawl.chassis.rpc_batch_server import BatchServicer
 from pawl.chassis.rpc_interceptor import Access, Interceptor
 from pawl.chassis.rpc_kinds import Handler
@@ -91,7 +90,7 @@ class RpcServer:
             certified_services=_is_checking(tls),
             failure_sums=failure_sums,
         )
-        self._server = server((self._interceptor,), _options(limits))
+        self._server = grpc.aio.server(interceptors=(self._interceptor,), options=_options(limits))
         self._batches = BatchServicer(self._interceptor, bytes_max=limits.message_bytes_max)
         self.health = rpc_health.HealthServicer()
         self.service_names: list[str] = []

@@ -69,6 +69,33 @@ async def test_stores_are_served_in_turn(user: User) -> None:
     assert singles == ["acme", "acme", "acme"]
 
 
+async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> None:
+    await user.submit("hello", conversation_id="c")
+    (run,) = await user.claim()
+    request = pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
+    (loaded,) = [part async for part in user.stub.LoadRun(request)]
+    assert [message.text for message in run.loaded.messages] == ["hello"]
+    for each in (loaded, run.loaded):
+        each.ClearField("now")
+    assert run.loaded == loaded
+    for number in range(5):
+        await user.submit(conversation_id=f"c{number}")
+    many = await user.claim(runs_max=8)
+    assert [each.HasField("loaded") for each in many] == [False] * 5
+
+
+async def test_what_is_too_large_for_a_part_or_has_a_step_does_not_come_with_a_claim(user: User) -> None:
+    owner = await user.start("x" * 600_000, conversation_id="c")
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await user.submit("y" * 600_000, conversation_id="c")
+    (run,) = await user.claim()
+    assert not run.HasField("loaded")
+    owner = await user.start("hello", conversation_id="d")
+    await owner.commit(lease_action=pb.LEASE_ACTION_RELEASE)
+    (run,) = await user.claim()
+    assert not run.HasField("loaded")
+
+
 async def test_single_claims_go_round_the_stores(user: User) -> None:
     for store in ("a", "b", "c"):
         for number in range(2):

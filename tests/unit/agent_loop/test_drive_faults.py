@@ -393,6 +393,7 @@ def fails_inside(world: World, *, until: float, name: str = "") -> None:
             raise Internal
 
     world.ledger.fault = fault
+    world.ledger.loads_along = False
 
 
 @pytest.mark.parametrize("name", ["LoadRun", "CommitRun", "ListCommands"])

@@ -69,6 +69,7 @@ def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that_versi
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
         world.ledger.fault = transient(NewerVersion, at=range(8), name="LoadRun")
+        world.ledger.loads_along = False
         async with at_work(world.worker()):
             await end_of(world, key)
         assert world.ledger.run(key).state is RunState.COMPLETED
@@ -102,6 +103,7 @@ def test_a_run_that_no_worker_can_read_comes_before_an_operator(monkeypatch: pyt
         world = World(VERDICTS, [])
         key = world.ledger.submit("hello")
         world.ledger.fault = transient(NewerVersion, at=range(1_000_000), name="LoadRun")
+        world.ledger.loads_along = False
         async with at_work(world.worker()):
             while not world.ledger.row(key).is_quarantined:
                 await asyncio.sleep(10)
@@ -148,7 +150,7 @@ def test_the_process_that_a_run_came_through_takes_it_and_what_it_cannot_take_an
     """Whoever only hears of work waits a moment, but not for the next poll."""
 
     async def main() -> None:
-        world, hints = World(VERDICTS, [long(), long()]), Hints()
+        world, hints = World(VERDICTS, [long(), long(), long()]), Hints()
         async with at_work(world.worker("first")) as first, at_work(world.worker("second")) as second:
             await first.listen(hints)
             await second.listen(hints)

@@ -8,6 +8,7 @@ import pytest
 
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import call_table
+from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.states import CallState, DecisionKind
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 
@@ -38,18 +39,21 @@ def test_it_cannot_be_created_as_started(state: CallState) -> None:
         world.commit(run_id, calls=(change("call", state, digest=DIGEST),))
 
 
-def test_only_a_call_that_reads_is_created_with_its_result() -> None:
+def test_only_a_call_that_reads_is_created_with_its_end() -> None:
+    """And then both are told: that it began, and how it ended."""
     world = World()
     run_id = world.begin()
     wrong: list[dict[str, Any]] = [{}, {"only_reads": True, "attempt": 0}, {"only_reads": True, "digest": DIGEST}]
     for fields in wrong:
         with pytest.raises(IllegalTransition):
             world.commit(run_id, calls=(change("call", CallState.SUCCEEDED, **fields),))
-    world.commit(run_id, calls=(change("call", CallState.SUCCEEDED, only_reads=True),))
-    world.commit(run_id, calls=(change("other", CallState.FAILED, only_reads=True),))
-    for call_id in ("call", "other"):
+    for call_id, state in (("call", CallState.SUCCEEDED), ("other", CallState.FAILED)):
+        world.commit(run_id, calls=(change(call_id, state, only_reads=True),))
         call = world.call(call_id)
         assert call.start_time == call.end_time is not None
+        bodies = [event.body for event in world.unit.events.rows if isinstance(event.body, CallChanged)]
+        told = [(body.from_state, body.call.state) for body in bodies if body.call.call_id == call_id]
+        assert told == [(None, CallState.RUNNING), (CallState.RUNNING, state)]
 
 
 @pytest.mark.parametrize("state", STARTS)

@@ -382,22 +382,30 @@ class ClaimedRun(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
+    LOADED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     run_id: _builtins.str
     """The run."""
     epoch: _builtins.int
     """The worker's epoch: goes with every commit."""
+    @_builtins.property
+    def loaded(self) -> Global___LoadRunResponse:
+        """Of a claim: what LoadRun gives, read after the claim, of a run without a step, if that fits into one part and few
+        runs were claimed.
+        """
+
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
         epoch: _builtins.int = ...,
+        loaded: Global___LoadRunResponse | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["loaded", b"loaded"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "loaded", b"loaded", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -26,7 +26,7 @@ LEDGER_MESSAGE_BYTES_MAX: Final = 32 * 1024 * 1024
 # For what comes in parts. A large conversation takes a while.
 _PARTS_SECONDS_MAX: Final = 60.0
 
-_CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun)
+_CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
 _COMMITTED: Final = wire.WIRE.struct(Committed, pb.CommitRunResponse)
 _LOADED: Final = wire.WIRE.struct(
     Loaded,
@@ -56,13 +56,21 @@ class WorkerLedgerClient:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        self._loaded: dict[Claim, pb.LoadRunResponse] = {}
+        """What came with the last claim and was not asked for yet."""
 
     async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
         response = await translated(self._stub.ClaimRuns(request))
-        return tuple(map(_CLAIM.read, response.runs))
+        claims = tuple(map(_CLAIM.read, response.runs))
+        pairs = zip(claims, response.runs, strict=True)
+        self._loaded = {claim: run.loaded for claim, run in pairs if run.HasField("loaded")}
+        return claims
 
     async def load(self, claim: Claim) -> Loaded:
+        came_along = self._loaded.pop(claim, None)
+        if came_along is not None:
+            return _LOADED.read(came_along)
         request = pb.LoadRunRequest(**_CLAIM.fields(claim))
         response = pb.LoadRunResponse()
         with translating():

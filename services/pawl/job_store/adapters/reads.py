@@ -163,8 +163,11 @@ class PostgresReads(DatabaseAdapter):
                 raise LeaseLost
             records = await connection.fetch(_MESSAGES_FROM_SUMMARY, key.store_id, run.conversation_id)
             messages = [tables.message(record) for record in records]
-            run_ids = list({message.run_id for message in messages} | {key.run_id})
-            records = await connection.fetch(_CALLS_OF_RUNS, key.store_id, run_ids, _LOADED_RESULTS_BYTES_MAX)
+            run_ids = {message.run_id for message in messages} | {key.run_id}
+            if run.last_commit is None:
+                run_ids.remove(key.run_id)  # Without a step it has no calls.
+            calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX)
+            records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
             omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
             calls = [tables.call(record) for record in records]
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)

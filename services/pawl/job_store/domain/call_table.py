@@ -47,8 +47,8 @@ ONCE_BEGUN: Final[frozenset[tuple[CallState, CallState]]] = frozenset(
 )
 """Transitions of calls whose tool runs and asks a person something: only those that have begun take them."""
 
-INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED, _S.SUCCEEDED}) | TRANSITIONS[_S.PROPOSED]
-"""The states in which a call may be created: PROPOSED, or one step from it, or SUCCEEDED for one that only reads."""
+INITIAL: Final[frozenset[CallState]] = frozenset({_S.PROPOSED}) | TRANSITIONS[_S.PROPOSED]
+"""The states in which a call may be created: PROPOSED, or one step from it."""
 
 STARTED: Final = frozenset({_S.OFFERED, _S.RUNNABLE, _S.RUNNING, _S.DELEGATED})
 """The states from which the effect of a call may happen: a gated call needs an approval to get there."""

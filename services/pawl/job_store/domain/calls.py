@@ -69,13 +69,10 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     """Return the row of a new call.
 
     Raises:
-        IllegalTransition: it cannot be created in that state, or it is gated and would start, or has.
+        IllegalTransition: it cannot be created in that state, or it is gated and would start.
         InvalidField: it is settled without a result, or has a result and is not settled.
     """
     call_table.check(None, change.state)
-    has_run = change.state.is_terminal and change.attempt > 0 and change.only_reads
-    if change.state is CallState.SUCCEEDED and (change.digest or not has_run):
-        raise IllegalTransition("only a call that reads may have run before it was written down")
     _check_result(change)
     _check_child(None, change)
     if change.digest and change.state in call_table.STARTED:
@@ -91,11 +88,21 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
         index=change.index,
         offer=_offer(change.state, None),
         create_time=now,
-        start_time=now if has_run or change.state in _BEGUN else None,
+        start_time=now if change.state in _BEGUN else None,
         end_time=now if change.state.is_terminal else None,
         approvals_required=max(1, change.approvals_required),
         **_as_owner_says(change),
     )
+
+
+def begun_before(change: CallChange) -> CallChange | None:
+    """Return the beginning of a new call that comes with its end; None if it is as it is created.
+
+    Only a call that reads may have run before it was written down.
+    """
+    if not (change.only_reads and change.attempt > 0 and change.state.is_terminal):
+        return None
+    return replace(change, state=CallState.RUNNING, result=None)
 
 
 def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[CommandId], *, now: datetime) -> CallRow:

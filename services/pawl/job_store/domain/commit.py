@@ -204,6 +204,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             before = unit.calls.get(CallKey(run.store_id, change.call_id))
             if before is not None and before.run_id != run.run_id:
                 raise InvalidField(f"call {change.call_id} belongs to another run", field="calls.call_id")
+            begins = calls.begun_before(change) if before is None else None
+            if begins is not None:
+                before = calls.create(run, begins, now=unit.now)
+                bodies.append(calls.changed(None, before))
             if before is None:
                 call = calls.create(run, change, now=unit.now)
             else:
