@@ -128,31 +128,6 @@ async def test_health_says_not_serving_before_the_server_ends(serve: Serve, serv
     await channel.close()
 
 
-async def test_a_call_that_was_taken_in_but_not_begun_does_not_hold_up_the_end(
-    serve: Serve, servicer: EchoServicer
-) -> None:
-    """The server asks ahead for calls. Those that nobody serves any more are told so at once, not after the drain."""
-    serving = serve(drain_seconds=100)
-    server = await serving.__aenter__()
-    async with asyncio.timeout(20), open_channel(server.address) as channel:
-        stub = EchoStub(channel)
-        assert await stub.call("unary", "hello") == ["hello"]
-        lines: Any = server._server._server._lines  # type: ignore[attr-defined]
-        line = lines[f"/{SERVICE}/Unary".encode()]
-        # As in a turn in which several have come: the first one is another's.
-        line._next = None
-        calls = [asyncio.ensure_future(stub.call("unary", "late")) for _ in range(3)]
-
-        async def all_have_come() -> bool:
-            return len(line._arrived) == 3
-
-        await until(all_have_come)
-        await serving.__aexit__(None, None, None)
-        for ended in await asyncio.gather(*calls, return_exceptions=True):
-            assert isinstance(ended, grpc.aio.AioRpcError)
-            assert ended.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-
-
 async def test_a_stop_lets_unary_calls_finish(serve: Serve, servicer: EchoServicer) -> None:
     serving = serve(drain_seconds=20)
     server = await serving.__aenter__()

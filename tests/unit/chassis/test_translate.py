@@ -116,9 +116,9 @@ def test_maps_and_flat_structs() -> None:
     resolve = Resolve(tool_names=["x"], pinned_versions={"x": 3})
     assert resolves.read(resolves.write(resolve)) == resolve
 
-    claims = STRICT.struct(Claim, ledger_pb2.ClaimedRun)
+    claims = STRICT.struct(Claim, ledger_pb2.LoadRunRequest)
     claim = Claim(place=Place(store_id="s", run_id=RunId("r")), epoch=7)
-    assert claims.write(claim) == ledger_pb2.ClaimedRun(store_id="s", run_id="r", epoch=7)
+    assert claims.write(claim) == ledger_pb2.LoadRunRequest(store_id="s", run_id="r", epoch=7)
     assert claims.read(claims.write(claim)) == claim
 
 
@@ -319,10 +319,10 @@ def test_an_exception_reads_and_writes_a_field_its_own_way() -> None:
 def test_a_field_that_both_have_may_be_left_out_also_one_that_lies_flat() -> None:
     shouted = Exceptions(of_struct=("store_id",), write={"store_id": lambda claim: claim.place.store_id.upper()})
     claim = Claim(place=Place(store_id="s", run_id=RunId("r")), epoch=7)
-    message = STRICT.struct(Claim, ledger_pb2.ClaimedRun, shouted).write(claim)
-    assert message == ledger_pb2.ClaimedRun(store_id="S", run_id="r", epoch=7)
+    message = STRICT.struct(Claim, ledger_pb2.LoadRunRequest, shouted).write(claim)
+    assert message == ledger_pb2.LoadRunRequest(store_id="S", run_id="r", epoch=7)
     with pytest.raises(TypeError, match="store_id is a field of the message only"):
-        STRICT.struct(Claim, ledger_pb2.ClaimedRun, Exceptions(of_struct=("store_id",)))
+        STRICT.struct(Claim, ledger_pb2.LoadRunRequest, Exceptions(of_struct=("store_id",)))
 
 
 def test_an_enum_with_the_numbers_of_the_contract_is_written_as_it_is() -> None:
