@@ -57,7 +57,7 @@ class WorkerLedgerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
         self._loaded: dict[Claim, pb.LoadRunResponse] = {}
-        """What came with the last claim and was not asked for yet."""
+        """Runs that came with the last claim and were not asked for yet."""
 
     async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
         request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
