@@ -11,7 +11,7 @@ from pawl.notify.v1 import notify_pb2
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
 from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
-from tests.chaos.prompts import GATED
+from tests.chaos.prompts import GATED, READS
 from tests.chaos.record import Record
 from tests.simulation.checkers import LEDGER_CHECKERS
 from tests.simulation.record import call_state, run_state, seconds
@@ -123,7 +123,7 @@ def model_refuses_nothing(record: Record) -> Iterator[str]:
 
 
 def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
-    """I1, I12: after a cancel was acknowledged nothing of the run that had not begun has an effect."""
+    """I1, I12: after a cancel was acknowledged nothing of the run that had not begun has an effect; a read has none."""
     began: dict[str, int] = {}
     stopped: dict[str, int] = {}
     for run_id, log in record.logs.items():
@@ -133,7 +133,7 @@ def cancelled_runs_stay_stopped(record: Record) -> Iterator[str]:
             if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
                 began.setdefault(event.call_changed.call.call_id, event.seq)
     for effect in record.effects:
-        if began.get(effect.key, 1 << 62) > stopped.get(effect.run_id, 1 << 62):
+        if effect.tool_name != READS and began.get(effect.key, 1 << 62) > stopped.get(effect.run_id, 1 << 62):
             yield f"{effect.tool_name} {effect.key} happened, and began after its run was stopped"
     for operation in record.history.operations:
         for answer in record.history.taken(operation) if operation.kind is Kind.CANCEL else []:
@@ -205,14 +205,14 @@ def effects_happen_as_their_class_allows(record: Record) -> Iterator[str]:
 
 
 def intent_before_effect(record: Record) -> Iterator[str]:
-    """I5: the ledger knew of each effect before it happened."""
+    """I5: the ledger knew of each effect before it happened; what only reads has none, and runs with its check."""
     began: dict[str, float] = {}
     for log in record.logs.values():
         for event in log:
             if event.HasField("call_changed") and call_state(event.call_changed.call.state) == "RUNNING":
                 began.setdefault(event.call_changed.call.call_id, seconds(event))
     for effect in record.effects:
-        if began.get(effect.key, float("inf")) > effect.time:
+        if effect.tool_name != READS and began.get(effect.key, float("inf")) > effect.time:
             yield f"{effect.tool_name} {effect.key} happened before the ledger knew that it should"
 
 

@@ -10,6 +10,7 @@ PANEL = "show_panel"
 
 BACK_END = ("read_meter", "set_valve", "send_parcel", "press_button")
 GATED = "launch_rocket"
+READS = "read_meter"
 
 
 def prompt(draw: random.Random, tag: str) -> str:
