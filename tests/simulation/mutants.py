@@ -208,14 +208,15 @@ MUTANTS = (
         text="after_seq=old.last_seq if names_own_seqs else None",
         instead="after_seq=None",
         checker="what_was_shown_was_said",
+        seeds=800,
     ),
     Mutant(
         name="late_copies_are_written",
         module=_COMMIT,
         text="if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:",
         instead="if False:",
-        checker="what_was_shown_was_said",
-        seeds=600,
+        checker="accepted_messages_are_kept",
+        seeds=1000,
     ),
     Mutant(
         name="rounds_are_left_out",
