@@ -108,8 +108,9 @@ class RunTasks(Tasks):
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
-        self._is_ahead = False
+        # Not while a model call is ahead of the step that announces it.
         self._is_durable = asyncio.Event()
+        self._is_durable.set()
 
     def progress(self) -> tuple[ToolProgress, ...]:
         """Return and forget the last progress of each call."""
@@ -163,10 +164,9 @@ class RunTasks(Tasks):
 
     def begin_model(self, work: StartModel, state: State, *, is_ahead: bool = False) -> None:
         """Begin a model call; with `is_ahead` before `state` is durable, until `catch_up` or `forget_model_ahead`."""
-        self._model_before, self._is_ahead = self._model_call, is_ahead
-        self._is_durable = asyncio.Event()
-        if not is_ahead:
-            self._is_durable.set()
+        if is_ahead:
+            self._model_before = self._model_call
+            self._is_durable.clear()
         self._model_call = ModelCall(
             state,
             model=self._dependencies.model,
@@ -177,16 +177,17 @@ class RunTasks(Tasks):
 
     def catch_up(self) -> None:
         """Say that what a model call ahead was begun with is durable."""
-        self._is_ahead, self._model_before = False, None
+        self._model_before = None
         self._is_durable.set()
 
     async def forget_model_ahead(self) -> Usage:
         """Stop a model call ahead as if it had never begun, if there is one; return what it has cost."""
         call = self._model_call
-        if not self._is_ahead or call is None:
+        if self._is_durable.is_set() or call is None:
             return Usage()
         await self.cut(MODEL)
-        self._model_call, self._model_before, self._is_ahead = self._model_before, None, False
+        self._model_call = self._model_before
+        self.catch_up()
         usage = usage_of(call.usage())
         self._dependencies.meter.model_called("forgotten", usage)
         return usage
