@@ -54,7 +54,7 @@ class MemoryLeases:
             self._last_store = due.key.store_id
             row = with_lease(runs[due.key], worker_id, time, lease_seconds)
             runs[due.key] = row
-            claimed.append(_claimed(row))
+            claimed.append(_claimed(row, is_new=row.last_commit is None))
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
             if not due.is_active:
                 self._check_places(row)
@@ -365,5 +365,5 @@ def _crashes(row: RunRow) -> int:
     return row.crashes + (row.worker_id is not None)
 
 
-def _claimed(row: RunRow) -> Claimed:
-    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch)
+def _claimed(row: RunRow, *, is_new: bool = False) -> Claimed:
+    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, is_new=is_new)

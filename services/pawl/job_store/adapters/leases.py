@@ -8,6 +8,7 @@ stores share them, and 4 ms where all are of one user who is at the limit.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -31,7 +32,7 @@ UPDATE job_store.runs AS r
 SET epoch = r.epoch + 1, worker_id = $3, claim_at = now() + $4, start_time = coalesce(r.start_time, now()),
     crashes = r.crashes + (r.worker_id IS NOT NULL)::integer
 FROM picked WHERE r.store_id = picked.store_id AND r.run_id = picked.run_id
-RETURNING r.store_id, r.run_id, r.epoch
+RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL AS is_new
 """
 
 # Locked in key order first, as everybody does, so that nobody deadlocks.
@@ -143,7 +144,7 @@ class PostgresLeases:
     ) -> list[Claimed]:
         stores, runs = [run.key.store_id for run in picked], [run.key.run_id for run in picked]
         records = await connection.fetch(_TAKE, stores, runs, worker_id, lease, self._crashes_max)
-        return [_claimed(record) for record in records]
+        return [replace(_claimed(record), is_new=record["is_new"]) for record in records]
 
 
 def _claimed(record: Record) -> Claimed:

@@ -22,6 +22,8 @@ class Claimed:
     store_id: StoreId
     run_id: RunId
     epoch: int
+    is_new: bool = False
+    """True if it was claimed just now and has no step yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

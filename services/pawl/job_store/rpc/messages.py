@@ -102,7 +102,7 @@ _EVENT: Final = _WIRE.struct(
 )
 _TOPPED_UP: Final = _WIRE.struct(ToppedUp, event_pb2.RunToppedUp)
 _ACTED: Final = _WIRE.struct(OperatorActed, event_pb2.OperatorActed)
-CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun, Exceptions(of_message=("loaded",)))
+CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_new",), of_message=("loaded",)))
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
 
 

@@ -58,7 +58,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
-            for run in response.runs:
+            # Of a run without a step: nobody else changes anything of it meanwhile, as clients do that hold calls.
+            for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_new):
                 await self._load_along(run)
         return response
 
@@ -68,15 +69,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             yield part
 
     async def _load_along(self, run: pb.ClaimedRun) -> None:
-        """Put what is loaded of a run with its claim, if it is small; whatever stands against that, LoadRun says.
-
-        Only of a run without a step: nobody else changes anything of it meanwhile, as clients do that hold calls.
-        """
+        """Put what is loaded of a run with its claim, if it is small; whatever stands against that, LoadRun says."""
         with suppress(PawlError):
-            loaded = await self._ledger.reads.load(operations.run_key(run), run.epoch)
-            found = [] if loaded.run.last_commit else list(parts.of_run(loaded))
-            if len(found) == 1:
-                run.loaded.CopyFrom(found[0])
+            loaded = list(parts.of_run(await self._ledger.reads.load(operations.run_key(run), run.epoch)))
+            if len(loaded) == 1:
+                run.loaded.CopyFrom(loaded[0])
 
     async def RenewLeases(self, request: pb.RenewLeasesRequest, context: Context) -> pb.RenewLeasesResponse:
         renewed = await self._ledger.leases.renew(
