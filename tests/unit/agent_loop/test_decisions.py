@@ -268,6 +268,27 @@ def test_a_result_that_was_faster_than_the_end_of_its_call_is_all_that_is_record
     virtual_time.run(main())
 
 
+def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> None:
+    """The drive learns of that lease from the ledger only, after the step."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+        key = world.ledger.submit("hello")
+        assert await world.drive() is Left.PARKED
+        await world.ledger.send(key, Steer(text="in blue, please"))
+
+        async def lease(request: str, carried_out: bool) -> None:
+            if request == "CommitRun" and not carried_out:
+                world.ledger.fault = None
+                await held(world, key)
+
+        world.ledger.fault = lease
+        await world.finish(key)
+        assert [note.state for note in world.registry.returned] == [CallState.CANCELLED]
+
+    virtual_time.run(main())
+
+
 def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
     """A user's stop waits seconds, not for the registry to come back."""
 

@@ -24,6 +24,7 @@ from pawl.agent_loop.domain.command_rules import (
     approvals_given,
     decisions,
     given_up,
+    may_have_been_held,
     others_change_calls,
     results,
     shared_decisions,
@@ -302,7 +303,10 @@ class Drive:
         self._shown = self._shown_with(answer.first_seq)
         del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)
-        self._base = step.committed(after, answer)
+        if after.run.state not in ENDED and may_have_been_held(self._base, after):
+            self._base = _state_of(await self._load())
+        else:
+            self._base = step.committed(after, answer)
         if answer.commands_pending:
             self.wake()
         if planned.delegations:

@@ -119,6 +119,14 @@ def given_up(state: State) -> tuple[RecordedResult, ...]:
     )
 
 
+def may_have_been_held(base: State, after: State) -> bool:
+    """Return whether a step gives up a front-end call that a client may have come to hold since the run was read."""
+    given_up_calls = (after.calls[call.call_id] for call in base.open_calls if call.state is CallState.OFFERED)
+    return any(
+        call.state in {CallState.EXPIRED, CallState.CANCELLED} and call.start_time is None for call in given_up_calls
+    )
+
+
 def _result_note(call: Call, user_id: UserId) -> RecordedResult:
     began, ended = call.start_time, call.end_time
     return RecordedResult(
