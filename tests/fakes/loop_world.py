@@ -72,7 +72,7 @@ class World:
         while True:
             claims = await self.ledger.claim(WorkerId(worker_id), runs_max=1, lease_seconds=LEASE_SECONDS)
             if claims:
-                return claims[0]
+                return next(iter(claims))
             await asyncio.sleep(1.0)
 
     async def drive(self, worker_id: str = "worker") -> Left:

@@ -86,7 +86,7 @@ async def claim(client: WorkerLedgerClient) -> Claim:
     while True:
         claims = await client.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
         if claims:
-            return claims[0]
+            return next(iter(claims))
         await asyncio.sleep(0.01)
 
 

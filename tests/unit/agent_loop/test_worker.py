@@ -10,13 +10,14 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim
+from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
+from pawl.agent_loop.domain.step import Step
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
@@ -248,11 +249,11 @@ def test_a_run_is_not_driven_twice_while_a_drive_that_was_dropped_comes_to_its_e
             drive = new_drive(claim, dependencies, failure)
             run = drive.run
 
-            async def end_slowly() -> Left:
+            async def end_slowly(loaded: Loaded | None = None) -> Left:
                 nonlocal is_away
                 driving[:] = driving[0] + 1, max(driving[1], driving[0] + 1)
                 try:
-                    return await run()
+                    return await run(loaded)
                 finally:
                     is_away = False
                     await asyncio.sleep(6.0)
@@ -312,6 +313,21 @@ def test_a_claim_whose_answer_was_lost_is_driven_all_the_same() -> None:
     virtual_time.run(main())
 
 
+def test_what_came_with_a_claim_is_how_the_run_was_then() -> None:
+    """The answer to a claim may come when a drive of the run has long begun, and reads the run again."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        world.ledger.submit("hello")
+        ((claim, loaded),) = (await world.ledger.claim(WorkerId("worker"), runs_max=1, lease_seconds=10.0)).items()
+        assert loaded is not None
+        assert loaded.run.active_seconds == 0.0
+        await world.ledger.commit(claim, "cmt_1", Step(active_seconds=3.0))
+        assert (await world.ledger.load(claim)).run.active_seconds == 3.0
+
+    virtual_time.run(main())
+
+
 def test_handing_over_lets_another_worker_go_on_at_once() -> None:
     """OPS-5."""
 
@@ -339,7 +355,7 @@ def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
         keys = [world.ledger.submit("hello"), world.ledger.submit("hello")]
 
         class Crashing(Drive):
-            async def run(self) -> Left:
+            async def run(self, loaded: Loaded | None = None) -> Left:
                 raise ZeroDivisionError
 
         def new_drive(claim: Claim) -> Drive:
@@ -367,7 +383,7 @@ def test_a_crash_with_open_calls_settles_them() -> None:
         await world.respond(key)
 
         class Crashing(Drive):
-            async def run(self) -> Left:
+            async def run(self, loaded: Loaded | None = None) -> Left:
                 raise ZeroDivisionError
 
         async with at_work(world.worker(new_drive=lambda claim: Crashing(claim, world.dependencies))):
@@ -381,7 +397,7 @@ def test_a_crash_with_open_calls_settles_them() -> None:
 class Hopeless(Drive):
     """Can neither drive its run nor end it."""
 
-    async def run(self) -> Left:
+    async def run(self, loaded: Loaded | None = None) -> Left:
         raise ZeroDivisionError
 
 
@@ -443,7 +459,7 @@ def test_a_run_that_the_ledger_says_is_still_held_after_it_was_left_is_driven_ag
         key = world.ledger.submit("hello")
 
         class Forgotten(Drive):
-            async def run(self) -> Left:
+            async def run(self, loaded: Loaded | None = None) -> Left:
                 return Left.PARKED
 
         drives = iter([Forgotten])
@@ -464,10 +480,10 @@ def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_held() 
         worker = world.worker()
         as_before, fails = worker._drive, iter([True])
 
-        async def burst(drive: Drive) -> str:
+        async def burst(drive: Drive, loaded: Loaded | None) -> str:
             if next(fails, False):
                 raise ZeroDivisionError
-            return await as_before(drive)
+            return await as_before(drive, loaded)
 
         worker._drive = burst  # type: ignore[method-assign]
         async with at_work(worker):

@@ -11,6 +11,7 @@ from pawl.agent_loop.app.ports import Claim, Loaded, Renewal
 from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Command
+from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import Delegation
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
@@ -56,21 +57,13 @@ class WorkerLedgerClient:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
-        self._loaded: dict[Claim, pb.LoadRunResponse] = {}
-        """Runs that came with the last claim and were not asked for yet."""
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> dict[Claim, Loaded | None]:
         request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
         response = await translated(self._stub.ClaimRuns(request))
-        claims = tuple(map(_CLAIM.read, response.runs))
-        pairs = zip(claims, response.runs, strict=True)
-        self._loaded = {claim: run.loaded for claim, run in pairs if run.HasField("loaded")}
-        return claims
+        return {_CLAIM.read(run): _came_along(run) for run in response.runs}
 
     async def load(self, claim: Claim) -> Loaded:
-        came_along = self._loaded.pop(claim, None)
-        if came_along is not None:
-            return _LOADED.read(came_along)
         request = pb.LoadRunRequest(**_CLAIM.fields(claim))
         response = pb.LoadRunResponse()
         with translating():
@@ -117,3 +110,13 @@ class WorkerLedgerClient:
 
     async def undo_sources(self, store_id: StoreId, user_id: UserId, run_id: RunId) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, store_id, user_id, run_id)
+
+
+def _came_along(run: pb.ClaimedRun) -> Loaded | None:
+    """Return what is loaded of a run, if it came with its claim; whatever stands against that, `load` says."""
+    if not run.HasField("loaded"):
+        return None
+    try:
+        return _LOADED.read(run.loaded)
+    except NewerVersion:
+        return None

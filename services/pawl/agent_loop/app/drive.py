@@ -111,13 +111,16 @@ class Drive:
         self._handing_over = True
         self._signal.set()
 
-    async def run(self) -> Left:
-        """Drive the run; return why it was let go.
+    async def run(self, loaded: Loaded | None = None) -> Left:
+        """Drive the run, from what its claim brought if that brought anything; return why it was let go.
 
         Raises:
             LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
         """
-        loaded = await self._load()
+        if loaded is None:
+            loaded = await self._load()
+        else:
+            self._set_time(loaded.now)
         self._base = _state_of(loaded)
         self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds
         self._tasks = RunTasks(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
@@ -58,8 +58,11 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerLedger(Protocol):
     """The ledger, for a worker. Every method may raise DependencyUnavailable and then be called again."""
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> tuple[Claim, ...]:
-        """Get runs to work on; none if there are none now."""
+    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> Mapping[Claim, Loaded | None]:
+        """Get runs to work on; none if there are none now.
+
+        What is loaded of a run may come with it. That is how it was then: whoever drives it already knows better.
+        """
 
     async def load(self, claim: Claim) -> Loaded:
         """Read all that is known of a claimed run.

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from pawl.agent_loop.app.drive import Drive
-from pawl.agent_loop.app.ports import Claim, Wakeups
+from pawl.agent_loop.app.ports import Claim, Loaded, Wakeups
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import FailureClass, RunFailure
@@ -204,8 +204,8 @@ class Worker:
                 return 0
             began = self._clock.monotonic()
             claims = await self._ledger.claim(self.worker_id, runs_max=room, lease_seconds=self._limits.lease_seconds)
-        for claim in claims:
-            self._start(claim, began)
+        for claim, loaded in claims.items():
+            self._start(claim, began, loaded)
         return len(claims)
 
     async def _renew(self) -> None:
@@ -219,27 +219,29 @@ class Worker:
         for claim in renewal.held:
             # Held by this worker and driven by nobody: the answer to the claim was lost, or its drive ended and the
             # ledger does not know it. Such a lease would be renewed for ever.
-            if not self._drives(claim) and self._left_at.get(claim, -math.inf) < began:
+            if not self._has_driven(claim, began):
                 _log.warning("run.not_driven", store=claim.key.store_id, run=claim.key.run_id, epoch=claim.epoch)
                 self._start(claim, began)
         for claim in renewal.with_commands:
             if claim in self._held:
                 self._held[claim].drive.wake()
 
-    def _start(self, claim: Claim, began: float) -> None:
-        if self._drives(claim) or self._stopping:
+    def _start(self, claim: Claim, began: float, loaded: Loaded | None = None) -> None:
+        if self._has_driven(claim, began) or self._stopping:
             return
         drive = self._new_drive(claim, self._dependencies, None)
-        task = asyncio.get_running_loop().create_task(self._drive(drive), name=f"drive {claim.key.run_id}")
+        task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
         task.add_done_callback(lambda ended: self._forget(claim, ended))
         self._held[claim] = _Held(
             drive=drive, task=task, claimed_at=began, confirmed_until=began + self._limits.lease_seconds
         )
         self._meter.runs_held(len(self._held))
 
-    def _drives(self, claim: Claim) -> bool:
+    def _has_driven(self, claim: Claim, since: float) -> bool:
+        """Return whether there is a drive of this claim, or one has ended meanwhile."""
         held = self._held.get(claim)
-        return held is not None and not held.task.done()
+        is_driving = held is not None and not held.task.done()
+        return is_driving or self._left_at.get(claim, -math.inf) >= since
 
     def _drop(self, claim: Claim, held: _Held, why: str) -> None:
         """Stop a drive. It is held until it has ended, so that no other begins under the same claim before."""
@@ -264,12 +266,12 @@ class Worker:
         # The next one of its conversation, or one that waited for its place.
         self.wake()
 
-    async def _drive(self, drive: Drive) -> str:
+    async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
         """Drive a run; return how it was left."""
         claim = drive.claim
         logs.bind(store=claim.key.store_id, run=claim.key.run_id)
         try:
-            left: str = await drive.run()
+            left: str = await drive.run(loaded)
         except (LeaseLost, RunEnded, RunNotFound) as error:
             left = "lost"
             _log.info("run.lost", reason=error.reason, epoch=claim.epoch)
