@@ -232,10 +232,10 @@ def one_front_end_result(record: Record) -> Iterator[str]:
 
 
 def nothing_starts_after_a_cancel(record: Ledger) -> Iterator[str]:
-    """I12."""
+    """I12. A call that only reads may begin while its worker has not heard of the stop: it is written with its end."""
     for run_id, log in record.logs.items():
         cancelled = False
-        for event in log:
+        for event, next_event in zip(log, [*log[1:], None], strict=True):
             if event.HasField("run_changed"):
                 cancelled = cancelled or run_state(event.run_changed.run.state) == "CANCELLING"
             elif cancelled and event.HasField("round_started"):
@@ -244,8 +244,18 @@ def nothing_starts_after_a_cancel(record: Ledger) -> Iterator[str]:
                 call, before = event.call_changed.call, call_state(event.call_changed.from_state)
                 state = call_state(call.state)
                 given_back = state == before == "OFFERED" and not call.offer.client_id
-                if state not in SETTLED and not given_back:
+                if state not in SETTLED and not given_back and not _is_read_to_its_end(event, next_event):
                     yield f"call {call.call_id} became {state} after its run was stopped"
+
+
+def _is_read_to_its_end(event: event_pb2.RunEvent, next_event: event_pb2.RunEvent | None) -> bool:
+    """Return whether a call that only reads became RUNNING in one step with its end."""
+    began = event.call_changed.call
+    if next_event is None or not next_event.HasField("call_changed"):
+        return False
+    ended = next_event.call_changed.call
+    is_read = began.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY and call_state(began.state) == "RUNNING"
+    return is_read and ended.call_id == began.call_id and call_state(ended.state) in SETTLED
 
 
 def states_move_along_the_tables(record: Ledger) -> Iterator[str]:
