@@ -40,7 +40,7 @@ OF_OUTAGES = (
     Mutant(
         name="claims_that_ended_are_not_looked_at_again",
         module=_WORKER,
-        text="if not self._drives(claim) and self._left_at.get(claim, -math.inf) < began:",
+        text="if not self._has_driven(claim, began):",
         instead="if False:",
         checker="runs_end",
     ),
