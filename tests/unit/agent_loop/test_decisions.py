@@ -289,6 +289,18 @@ def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> 
     virtual_time.run(main())
 
 
+def test_a_run_goes_on_to_wait_when_a_call_expires_that_nobody_took() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}'), says("Done.")])
+        options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
+        key = world.ledger.submit("hello", options=options)
+        assert await world.drive() is Left.PARKED
+        assert await world.drive() is Left.PARKED
+        assert [call.state for call in world.ledger.calls(key)] == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
+
+    virtual_time.run(main())
+
+
 def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
     """A user's stop waits seconds, not for the registry to come back."""
 

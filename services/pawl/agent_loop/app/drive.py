@@ -306,7 +306,8 @@ class Drive:
         self._shown = self._shown_with(answer.first_seq)
         del self._outbox[:told], self._facts[:facts_taken]
         self._set_time(answer.time)
-        if after.run.state not in ENDED and may_have_been_held(self._base, after):
+        is_kept = planned.lease_action is LeaseAction.KEEP and after.run.state not in ENDED
+        if is_kept and may_have_been_held(self._base, after):
             self._base = _state_of(await self._load())
         else:
             self._base = step.committed(after, answer)
