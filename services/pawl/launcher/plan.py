@@ -33,6 +33,8 @@ OWNER_URL = "database-owner.url"
 _HEALTH_SECONDS = 2.0
 # Of the 104 or 108 that systems have room for.
 _SOCKET_PATH_BYTES_MAX: Final = 100
+# A comma parts addresses, and gRPC reads a path as that of a URL.
+_NOT_IN_SOCKETS: Final = frozenset(",%#?")
 
 # Set by the launcher for each process, or true for one process only: not inherited from its own environment.
 _OWN = pawl_variables(
@@ -135,9 +137,15 @@ def _environment(
 
 def _internal_listen(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
     """Return where other services call one: a socket in a folder of the owner's, unless it is to show a certificate."""
-    path = around.folder.run.absolute() / f"{process_name(spec.name, replica)}.sock"
-    is_possible = sys.platform != "win32" and len(os.fsencode(path)) <= _SOCKET_PATH_BYTES_MAX and "," not in str(path)
-    return f"unix:{path}" if is_possible and authority_of(spec, around.options) is None else address(0)
+    last = _socket(spec, around.options.replicas.get(spec.name, 1) - 1, around)  # All replicas have sockets, or none.
+    is_possible = len(os.fsencode(last)) <= _SOCKET_PATH_BYTES_MAX and _NOT_IN_SOCKETS.isdisjoint(last)
+    if sys.platform == "win32" or not is_possible or authority_of(spec, around.options) is not None:
+        return address(0)
+    return f"unix:{_socket(spec, replica, around)}"
+
+
+def _socket(spec: ServiceSpec, replica: int, around: Surroundings) -> str:
+    return f"{around.folder.run.absolute()}/{process_name(spec.name, replica)}.sock"
 
 
 def _system(options: SuiteOptions) -> dict[str, str]:

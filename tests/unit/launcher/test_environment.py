@@ -88,12 +88,22 @@ def test_an_authority_for_commands_is_none_for_services_without_certificates(tmp
             assert found["PAWL_INTERNAL_LISTEN"] == ("127.0.0.1:0" if certificate else socket)
 
 
-@pytest.mark.parametrize("name", ["a" * 100, "a,b"])
+@pytest.mark.parametrize("name", ["a" * 100, "a,b", "a#b", "a?b", "a%20b"])
 def test_services_meet_at_a_port_where_the_folder_makes_no_address(tmp_path: Path, name: str) -> None:
     folder = tmp_path / name
     folder.mkdir()
     found = environment_of(STAGES[0][0], folder, SuiteOptions(data=folder))
     assert found["PAWL_INTERNAL_LISTEN"] == "127.0.0.1:0"
+
+
+def test_replicas_have_addresses_of_one_kind(tmp_path: Path) -> None:
+    """Where the socket of the first would just fit into its folder, and that of the second would not."""
+    room = 100 - len(f"{tmp_path}//run/job-store.sock")
+    folder = tmp_path / ("a" * room)
+    folder.mkdir()
+    chosen = around(folder, SuiteOptions(data=folder, replicas={"job-store": 2}))
+    found = [service_process(STAGES[0][0], number, chosen).command(None).environment for number in range(2)]
+    assert [environment["PAWL_INTERNAL_LISTEN"] for environment in found] == ["127.0.0.1:0"] * 2
 
 
 def test_each_service_reaches_the_database_by_a_url_of_its_own(tmp_path: Path) -> None:
