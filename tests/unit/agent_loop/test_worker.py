@@ -17,7 +17,6 @@ from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
-from pawl.agent_loop.domain.step import Step
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
@@ -309,21 +308,6 @@ def test_a_claim_whose_answer_was_lost_is_driven_all_the_same() -> None:
         async with at_work(worker):
             await end_of(world, key)
         assert world.ledger.row(key).epoch == 1
-
-    virtual_time.run(main())
-
-
-def test_what_came_with_a_claim_is_how_the_run_was_then() -> None:
-    """The answer to a claim may come when a drive of the run has long begun, and reads the run again."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [])
-        world.ledger.submit("hello")
-        ((claim, loaded),) = (await world.ledger.claim(WorkerId("worker"), runs_max=1, lease_seconds=10.0)).items()
-        assert loaded is not None
-        assert loaded.run.active_seconds == 0.0
-        await world.ledger.commit(claim, "cmt_1", Step(active_seconds=3.0))
-        assert (await world.ledger.load(claim)).run.active_seconds == 3.0
 
     virtual_time.run(main())
 

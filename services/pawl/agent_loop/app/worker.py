@@ -106,6 +106,8 @@ class Worker:
         self._held: dict[Claim, _Held] = {}
         # So that a late answer about a claim that was left is not taken for a new one.
         self._left_at = _Recent[Claim, float]()
+        # What came with a claim is how the run was before its first drive.
+        self._begun = _Recent[Claim, None]()
         # Since when, and when last, this worker has met runs that it cannot read.
         self._unread = _Recent[RunKey, tuple[float, float]]()
         self._work_may_be_there = asyncio.Event()
@@ -229,6 +231,8 @@ class Worker:
     def _start(self, claim: Claim, began: float, loaded: Loaded | None = None) -> None:
         if self._has_driven(claim, began) or self._stopping:
             return
+        loaded = None if claim in self._begun else loaded
+        self._begun.put(claim, None)
         drive = self._new_drive(claim, self._dependencies, None)
         task = asyncio.get_running_loop().create_task(self._drive(drive, loaded), name=f"drive {claim.key.run_id}")
         task.add_done_callback(lambda ended: self._forget(claim, ended))
