@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.domain.command import Cancel, Steer
 from pawl.agent_loop.domain.event import OutputDelta, RoundStarted
 from pawl.agent_loop.domain.run import RunState, StopCause
@@ -139,5 +140,30 @@ def test_what_was_forgotten_at_a_takeover_counts_beside_what_was_lost() -> None:
         await world.finish(key)
         assert (len(world.model.requests), world.ledger.run(key).output_text) == (3, "Done.")
         assert world.ledger.run(key).usage.model_calls == 3
+
+    virtual_time.run(main())
+
+
+def test_what_was_forgotten_just_before_the_run_is_handed_over_counts() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten")])
+        key = world.ledger.submit("hello")
+        lost = asyncio.ensure_future(world.drive())
+        await asyncio.sleep(10.0)
+        lost.cancel()
+        await asyncio.wait([lost])
+        drive = Drive(await world.claim(), world.dependencies)
+
+        async def fault(method: str, done: bool) -> None:
+            if method == "CommitRun" and not done:
+                world.ledger.fault = None
+                await asyncio.sleep(1.0)
+                drive.hand_over()
+                raise InboxChanged
+
+        world.ledger.fault = fault
+        assert await drive.run() is Left.HANDED_OVER
+        assert len(world.model.requests) == 2
+        assert world.ledger.run(key).usage.model_calls == 1
 
     virtual_time.run(main())

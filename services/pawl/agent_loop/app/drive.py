@@ -333,7 +333,7 @@ class Drive:
         self._collect(at_once=True)
         while await self._take_part():
             pass
-        if self._facts or self._outbox:
+        if self._facts or self._outbox or self._forgotten != Usage():
             await self._record()
             now = self._now()
             taken = self._fitting_facts()
