@@ -129,3 +129,14 @@ async def test_a_thread_that_cannot_be_started_takes_nobody_s_place(monkeypatch:
         assert runner.threads_busy == 0
         async with asyncio.timeout(PATIENCE_SECONDS):
             assert await runner.start(tool, {}, context).result() == 1
+
+
+async def test_a_function_that_raises_stop_iteration_fails_and_leaves_its_place() -> None:
+    tool: Any = SimpleNamespace(bind=lambda *_: lambda: next(iter(())), is_async=False, marks_begun=True)
+    context: Any = None
+    async with PythonRunner(threads_max=1) as runner:
+        for _ in range(2):
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                with pytest.raises(RuntimeError, match="StopIteration"):
+                    await runner.start(tool, {}, context).result()
+        assert runner.threads_busy == 0

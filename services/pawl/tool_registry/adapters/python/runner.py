@@ -106,9 +106,13 @@ class PythonRunner:
                 ended.set_result(value)
 
         def run() -> None:
-            value, error = None, None
+            value: Any = None
+            error: BaseException | None = None
             try:
                 value = variables.run(call)
+            except StopIteration as raised:  # No future takes it. Of a coroutine Python makes the same.
+                error = RuntimeError("the function raised StopIteration")
+                error.__cause__ = raised
             except Exception as raised:  # noqa: BLE001  # the author's code
                 error = raised
             except BaseException as raised:  # noqa: BLE001  # sys.exit in a tool must not end a thread silently
