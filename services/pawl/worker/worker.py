@@ -299,7 +299,9 @@ class Worker:
             await asyncio.wait(earlier)
         made = function.bind(call, context)
         is_async = inspect.iscoroutinefunction(function.reconcile if is_question else function.function)
-        value = await (made() if is_async else asyncio.get_running_loop().run_in_executor(self._threads, made))
+        value = await (
+            made() if is_async else asyncio.get_running_loop().run_in_executor(self._threads, _delivered, made)
+        )
         if value is DID_NOT_HAPPEN:
             return {"did_not_happen": worker_pb2.DidNotHappen()}
         # A result that is too large is refused by its beginning; all of it might not fit into a message.
@@ -318,3 +320,11 @@ class Worker:
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)
+
+
+def _delivered(function: Callable[[], Any]) -> Any:
+    """Call a function in a thread; no future takes StopIteration, and Python makes the same of a coroutine's."""
+    try:
+        return function()
+    except StopIteration as error:
+        raise RuntimeError("the function raised StopIteration") from error

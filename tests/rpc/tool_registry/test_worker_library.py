@@ -28,7 +28,7 @@ from pawl.worker import DID_NOT_HAPPEN, CallContext, ToolError, Worker
 from pawl.worker.worker import AttachError
 from tests import certificates
 from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.poll import until
+from tests.poll import PATIENCE_SECONDS, until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.test_process import process
 
@@ -112,6 +112,21 @@ async def test_what_a_function_raises_reaches_the_model_as_for_any_tool(registry
         hidden = await registry.run("fail", {"openly": False}, call="other")
         assert outcome(hidden) == "FAILED TOOL_ERROR"
         assert "secret" not in content(hidden)["error"]
+
+
+async def test_a_function_that_raises_stop_iteration_has_failed(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+
+    @worker.tool(category="SAFE", effect="AT_MOST_ONCE", timeout_seconds=60)
+    def first() -> str:
+        """Return the first of none."""
+        return next(iter(()))
+
+    async with working(worker, registry, "first"):
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            failure = await registry.run("first")
+    assert outcome(failure) == "FAILED TOOL_ERROR"
+    assert "RuntimeError" in content(failure)["error"]
 
 
 async def test_a_cancelled_call_stops_its_function(registry: Registry) -> None:
