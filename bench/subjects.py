@@ -38,6 +38,9 @@ def start_request(tool: str) -> agent_pb2.StartRunRequest:
 START: Final = start_request("look_up")
 
 
+_SPLIT: Final = {"agent-loop": {"PAWL_ROLE": "api"}, "agent-loop-1": {"PAWL_ROLE": "worker"}}
+
+
 class Subject(Protocol):
     """Something that does runs; an async context manager."""
 
@@ -68,12 +71,16 @@ class Pawl:
         start: agent_pb2.StartRunRequest = START,
         replicas: Mapping[str, int] = MappingProxyType({}),
         environment: Mapping[str, str] = MappingProxyType({}),
+        is_split: bool = False,
     ) -> None:
+        """With `is_split` clients have an agent-loop of their own, and another one drives the runs."""
         self.name = name
         self._start = start
+        self._is_split = is_split
         options = SuiteOptions(
             data=data,
-            replicas=replicas,
+            replicas={**replicas, "agent-loop": 2} if is_split else replicas,
+            service_environment=_SPLIT if is_split else {},
             scripted_model=False,
             environment={
                 "OPENAI_BASE_URL": model_url,
@@ -94,7 +101,7 @@ class Pawl:
     async def __aenter__(self) -> Self:
         await self._stack.enter_async_context(self.suite)
         await self._check_fsync()
-        addresses = ",".join(self.suite.endpoints.addresses("agent-loop"))
+        addresses = ",".join(self.suite.endpoints.addresses("agent-loop")[: 1 if self._is_split else None])
         channel = await self._stack.enter_async_context(
             open_channel(addresses, service_key=self.suite.local_key, deadline_seconds=_DEADLINE_SECONDS)
         )

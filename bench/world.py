@@ -75,12 +75,13 @@ async def pawl(
     *,
     replicas: Mapping[str, int] = MappingProxyType({}),
     environment: Mapping[str, str] = MappingProxyType({}),
+    is_split: bool = False,
     **model: float,
 ) -> AsyncIterator[tuple[Pawl, ModelServer]]:
     """Run a fresh Pawl, whole and with fsync, and the model server that it asks."""
     async with (
         scratch() as data,
         model_server(**model) as server,
-        Pawl(data / "pawl", server.url, replicas=replicas, environment=environment) as subject,
+        Pawl(data / "pawl", server.url, replicas=replicas, environment=environment, is_split=is_split) as subject,
     ):
         yield subject, server

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable
+from dataclasses import replace
+
+import grpc
 
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
@@ -17,6 +20,7 @@ from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.bus import Bus
 from pawl.chassis.ids import WorkerId
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
@@ -25,7 +29,7 @@ from pawl.chassis.settings import load
 
 
 async def main(stop: asyncio.Event) -> None:
-    """Serve and drive runs until `stop`."""
+    """Serve clients and drive runs, or what the role says of both, until `stop`."""
     settings = load(AgentLoopSettings)
     async with Service("agent_loop", settings) as service:
         bus = await service.open_bus()
@@ -35,58 +39,73 @@ async def main(stop: asyncio.Event) -> None:
         # Without it there are still runs to read, to answer and to end.
         channel = await service.open_channel("tool_registry", settings.tool_registry_address, optional=True)
         registry = RegistryClient(channel)
-        model = await service.enter(
-            OpenAiModel(
-                base_url=settings.openai_base_url,
-                api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else "",
-                output_tokens_field=settings.output_tokens_field,
-            )
-        )
-
-        dependencies = WorkerDependencies(
-            ledger=WorkerLedgerClient(job_store),
-            registry=registry,
-            model=model,
-            clock=service.clock,
-            ids=service.ids,
-            random=random.random,
-            meter=PrometheusMeter(service.metrics),
-            default_model=settings.model,
-            reasoning_echo=settings.reasoning_echo,
-        )
-        limits = WorkerLimits(
-            runs_max=settings.runs_max,
-            lease_seconds=settings.lease_seconds,
-            renew_seconds=settings.lease_renew_seconds,
-            poll_seconds=settings.poll_seconds,
-        )
-        # A name of its own for each start: what an earlier process held is not this one's.
-        worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
-        await worker.listen(BusWakeups(bus))
-        service.background.start("claims", worker.claim_forever)
-        service.background.start("leases", worker.renew_forever)
-        service.background.start("fence", worker.fence_forever)
-
-        clients = ClientSide(
-            ledger=PublicLedgerClient(job_store, worker.wake),
-            live=BusEvents(bus),
-            checker=registry,
-            clock=service.clock,
-            ids=service.ids,
-            defaults=settings.run_defaults,
-        )
-        await service.enter(clients.watches)
+        worker = await _worker(service, settings, bus, job_store, registry) if settings.drives_runs else None
         server = service.rpc_server(KeySyncClient(job_store))
-        clients.add_to(server)
-        await _beside(service.serve(server, stop), stop, worker.hand_over)
+        if settings.serves_clients:
+            clients = ClientSide(
+                ledger=PublicLedgerClient(job_store, worker.wake if worker else _nobody),
+                live=BusEvents(bus),
+                checker=registry,
+                clock=service.clock,
+                ids=service.ids,
+                defaults=settings.run_defaults,
+            )
+            await service.enter(clients.watches)
+            clients.add_to(server)
+        await _beside(service.serve(server, stop), stop, worker)
 
 
-async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
+async def _worker(
+    service: Service, settings: AgentLoopSettings, bus: Bus, job_store: grpc.aio.Channel, registry: RegistryClient
+) -> Worker:
+    """Return a worker whose loops run beside the server."""
+    model = await service.enter(
+        OpenAiModel(
+            base_url=settings.openai_base_url,
+            api_key=settings.openai_api_key.get_secret_value() if settings.openai_api_key else "",
+            output_tokens_field=settings.output_tokens_field,
+        )
+    )
+    dependencies = WorkerDependencies(
+        ledger=WorkerLedgerClient(job_store),
+        registry=registry,
+        model=model,
+        clock=service.clock,
+        ids=service.ids,
+        random=random.random,
+        meter=PrometheusMeter(service.metrics),
+        default_model=settings.model,
+        reasoning_echo=settings.reasoning_echo,
+    )
+    limits = WorkerLimits(
+        runs_max=settings.runs_max,
+        lease_seconds=settings.lease_seconds,
+        renew_seconds=settings.lease_renew_seconds,
+        poll_seconds=settings.poll_seconds,
+    )
+    if not settings.serves_clients:
+        # No process that a message comes through claims its run: they all serve clients only.
+        limits = replace(limits, hearsay_seconds=0.0)
+    # A name of its own for each start: what an earlier process held is not this one's.
+    worker = Worker(WorkerId(service.ids.new("wrk")), dependencies, limits)
+    await worker.listen(BusWakeups(bus))
+    service.background.start("claims", worker.claim_forever)
+    service.background.start("leases", worker.renew_forever)
+    service.background.start("fence", worker.fence_forever)
+    return worker
+
+
+def _nobody() -> None:
+    """Wake no worker: those of other processes hear of a run by themselves."""
+
+
+async def _beside(serving: Awaitable[None], stop: asyncio.Event, worker: Worker | None) -> None:
     """Serve; as soon as the process shall end, hand the runs over while clients are being drained."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()
-        await hand_over()
+        if worker is not None:
+            await worker.hand_over()
 
     handing_over = asyncio.get_running_loop().create_task(hand_over_in_time(), name="hand_over")
     try:

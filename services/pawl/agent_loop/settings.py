@@ -57,6 +57,7 @@ class AgentLoopSettings(ServiceSettings):
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
     output_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 
+    role: Literal["all", "api", "worker"] = "all"
     runs_max: int = Field(default=256, ge=1, le=10_000)
     lease_seconds: float = Field(default=10.0, ge=1, le=300)
     lease_renew_seconds: float = Field(default=2.0, gt=0)
@@ -96,6 +97,16 @@ class AgentLoopSettings(ServiceSettings):
         if self.lease_renew_seconds * _LEASE_RENEWALS_MIN > self.lease_seconds:
             raise ValueError("PAWL_LEASE_RENEW_SECONDS: must be at most half of PAWL_LEASE_SECONDS")
         return self
+
+    @property
+    def serves_clients(self) -> bool:
+        """False for a process that does nothing but drive runs."""
+        return self.role != "worker"
+
+    @property
+    def drives_runs(self) -> bool:
+        """False for a process that does nothing but serve clients."""
+        return self.role != "api"
 
     @property
     def run_defaults(self) -> RunDefaults:

@@ -132,6 +132,7 @@ def _environment(
         **{name: options.environment[name] for name in named if name in options.environment},
         **_read_by(spec, {**folders, **around.model(), **given, **chosen}),
         **options.service_environment.get(spec.name, {}),
+        **options.service_environment.get(process_name(spec.name, replica), {}),
     }
 
 

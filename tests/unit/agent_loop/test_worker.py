@@ -170,6 +170,22 @@ def test_the_process_that_a_run_came_through_takes_it_and_what_it_cannot_take_an
     virtual_time.run(main())
 
 
+def test_a_worker_that_no_message_comes_through_claims_what_it_hears_of_at_once() -> None:
+    async def main() -> None:
+        world, hints = World(VERDICTS, [long()]), Hints()
+        worker = world.worker()
+        worker._limits = WorkerLimits(hearsay_seconds=0.0)
+        async with at_work(worker):
+            await worker.listen(hints)
+            await asyncio.sleep(0.1)
+            key = world.ledger.submit("hello")
+            await hints.tell()
+            await asyncio.sleep(0.1)
+            assert world.ledger.row(key).worker_id == "worker"
+
+    virtual_time.run(main())
+
+
 def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
     """Without NATS slower, never wrong."""
 

@@ -27,9 +27,6 @@ from pawl.errors import Internal, LeaseLost, PawlError, RunEnded, RunNotFound
 _CLAIMED_AT_ONCE_MAX: Final = 64
 # A claim costs the same for one run as for many. So the next one comes at the earliest so long after the last began.
 _CLAIM_SECONDS_MIN: Final = 0.02
-# Work that this process only hears of is claimed so much later: the process that it came through takes it at once, and
-# the others cost nothing. If that one cannot, another one does.
-_HEARSAY_SECONDS: Final = 0.2
 # A sleep that ends so late says that this process has more to do than it can: it takes on nothing more for a while,
 # so that what it has, and the requests that it serves, do not wait for each other.
 _BUSY_SECONDS: Final = 0.05
@@ -61,6 +58,9 @@ class WorkerLimits:
     renew_seconds: float = 2.0
     poll_seconds: float = 1.0
     hand_over_seconds: float = 1.0
+    hearsay_seconds: float = 0.2
+    """Work that this process only hears of is claimed so much later: the process that it came through takes it at once,
+    and the others cost nothing. If that one cannot, another one does."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,7 +138,7 @@ class Worker:
     async def _wait_for_work(self) -> None:
         pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
         if await within(pause, self._work_may_be_there.wait()):
-            await within(_HEARSAY_SECONDS * (1 + 0.5 * self._random()), self._work_is_ours.wait())
+            await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _breathe(self, due: float) -> None:
         """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
