@@ -27,7 +27,7 @@ _NOISY: Final = place(0).store
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Measure the runs of the quiet stores without the noise and with it."""
     seconds = options.seconds(40, 15)
-    async with pawl(environment=DEFAULT_LIMITS) as (subject, _):
+    async with pawl(environment=DEFAULT_LIMITS, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(10, 5))
         base = _BASE * peak

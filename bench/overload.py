@@ -1,7 +1,7 @@
 """P10: three times as many runs as Pawl can do, from many stores; what is refused, how, and how soon it is over.
 
 The limits of active runs are the defaults, and each store may queue ten seconds' worth of its part of the peak, as an
-operator would set it: whatever waits longer than that helps nobody.
+operator would set it: whatever waits longer than that helps nobody. Clients and runs have processes of their own (PAWL_ROLE).
 """
 
 from __future__ import annotations
@@ -60,13 +60,13 @@ class _Seen:
 
 async def measure(options: Options) -> list[Figure | NotMeasured]:
     """Find the peak, then offer three times of it for a while and wait until everything is as before."""
-    async with pawl(environment=DEFAULT_LIMITS) as (subject, _):
+    async with pawl(environment=DEFAULT_LIMITS, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
         peak = await load.peak(subject.agents, place, numbers=PEAK_AT_ONCE, seconds=options.seconds(15, 8))
     seconds = options.seconds(60, 20)
     queue = max(1, math.ceil(_QUEUE_SECONDS * peak / STORES))
     environment = {**DEFAULT_LIMITS, "PAWL_QUEUED_RUNS_PER_STORE": str(queue)}
-    async with pawl(environment=environment) as (subject, _):
+    async with pawl(environment=environment, is_split=True) as (subject, _):
         await load.warm_up(subject.agents, place)
         seen = await _overload(subject, _TIMES_PEAK * peak, seconds)
     return [_goodput(seen, peak, seconds, queue), *_refusals(seen.outcomes), _recovery(seen)]
