@@ -1,7 +1,8 @@
 """P10: three times as many runs as Pawl can do, from many stores; what is refused, how, and how soon it is over.
 
 The limits of active runs are the defaults, and each store may queue ten seconds' worth of its part of the peak, as an
-operator would set it: whatever waits longer than that helps nobody. Clients and runs have processes of their own (PAWL_ROLE).
+operator would set it: whatever waits longer than that helps nobody. Clients and runs have processes of their own
+(PAWL_ROLE).
 """
 
 from __future__ import annotations
