@@ -1,8 +1,8 @@
 """P6: how soon StartRun is acknowledged when many come together, while 200 runs are at work.
 
 Clients and runs have processes of their own (PAWL_ROLE), and for comparison one together. A store may have 200 runs at
-work, and has as many more that wait before the burst begins, so that those of the burst queue behind them. Each burst has
-a fresh Pawl, so that none begins on the backlog of another.
+work, and has as many more that wait before the burst begins, so that those of the burst queue behind them. Each burst
+has a fresh Pawl, so that none begins on the backlog of another.
 """
 
 from __future__ import annotations

@@ -1,12 +1,15 @@
-"""A run with a call of every kind, and what must hold of its record."""
+"""A run with a call of every kind, what must hold of its record, and a worker at work."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from pawl.agent_loop.app.worker import Worker
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
-from pawl.agent_loop.domain.run import (
-    RunState,
-)
+from pawl.agent_loop.domain.run import ENDED, RunState
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey
 from tests.fakes.loop_world import World
@@ -64,3 +67,20 @@ def shown_text(world: World, key: RunKey, round_number: int) -> str:
         if isinstance(event, RoundRetrying) and event.void_from_seq:
             shown = [each for each in shown if each[0] < event.void_from_seq]
     return "".join(text for _, text in shown)
+
+
+@asynccontextmanager
+async def at_work(worker: Worker) -> AsyncIterator[Worker]:
+    loops = [asyncio.create_task(loop()) for loop in (worker.claim_forever, worker.renew_forever, worker.fence_forever)]
+    try:
+        yield worker
+    finally:
+        await worker.hand_over()
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def end_of(world: World, key: RunKey) -> None:
+    while world.ledger.run(key).state not in ENDED:
+        await asyncio.sleep(0.1)

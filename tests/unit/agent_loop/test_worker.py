@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import pytest
 from msgspec.structs import replace
@@ -12,11 +12,11 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
-from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
-from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, StopCause
+from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
@@ -24,25 +24,9 @@ from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import at_work, end_of
 
 VERDICTS = {"write": tool(), "ask": tool("ASK", context="HUMAN", question=Question(question="Which?"))}
-
-
-@asynccontextmanager
-async def at_work(worker: Worker) -> AsyncIterator[Worker]:
-    loops = [asyncio.create_task(loop()) for loop in (worker.claim_forever, worker.renew_forever, worker.fence_forever)]
-    try:
-        yield worker
-    finally:
-        await worker.hand_over()
-        for loop in loops:
-            loop.cancel()
-        await asyncio.gather(*loops, return_exceptions=True)
-
-
-async def end_of(world: World, key: RunKey) -> None:
-    while world.ledger.run(key).state not in ENDED:
-        await asyncio.sleep(0.1)
 
 
 def long(*, seconds: float = 100.0) -> Script:
