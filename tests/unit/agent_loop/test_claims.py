@@ -11,8 +11,8 @@ from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
-from tests.unit.agent_loop.scenario import VERDICTS
-from tests.unit.agent_loop.test_worker import Hopeless, at_work, end_of
+from tests.unit.agent_loop.scenario import VERDICTS, at_work, end_of
+from tests.unit.agent_loop.test_worker import Hopeless
 
 
 def test_what_came_with_a_claim_is_how_the_run_was_then() -> None:
