@@ -21,6 +21,7 @@ from pawl.batch.v1 import batch_pb2
 from pawl.chassis import status, tasks
 from pawl.chassis.parts import in_parts
 from pawl.chassis.rpc_replicas import Standing, choose
+from pawl.chassis.tasks import within
 from pawl.errors import DeadlineExceeded, DependencyUnavailable, Internal, Overloaded, PawlError, Unimplemented
 
 REQUEST_BYTES_MAX: Final = 256 * 1024
@@ -41,6 +42,8 @@ _AWAY_SECONDS: Final = 0.25
 _BUSY_SECONDS: Final = 0.5
 # One that has said nothing since it was asked something, for so long, may hang: others are asked meanwhile.
 _SILENT_SECONDS: Final = 0.5
+# A stream that is not open after so long takes no call: those that wait for it go to another replica, if one is well.
+_OPENING_SECONDS: Final = 0.5
 # If it has still said nothing when all who asked it have given up, it is asked again so much later.
 _GIVEN_UP_SECONDS: Final = 5.0
 
@@ -186,13 +189,19 @@ class Batches:
         for line in self._lines:
             for outdated in [stream for stream in line.streams if stream.shown != shown]:
                 outdated.leave()
-        self._stream(self._line(call.key), shown).send(call)
+        self._stream(self.line(call.key), shown).send(call)
 
-    def _line(self, key: str) -> Line:
+    def line(self, key: str) -> Line:
+        """Return the way to the replica that a call goes to which belongs to `key`."""
         if len(self._lines) == 1:
             return self._lines[0]
         now = asyncio.get_running_loop().time()
         return self._lines[choose(key, [line.standing(now) for line in self._lines])]
+
+    def has_another(self, line: Line) -> bool:
+        """Return whether there is a replica beside that of `line` that seems to be well."""
+        now = asyncio.get_running_loop().time()
+        return any(not other.standing(now).is_away for other in self._lines if other is not line)
 
     def _stream(self, line: Line, shown: Shown) -> _Stream:
         if len(line.streams) < line.streams_max:
@@ -255,6 +264,8 @@ class _Stream:
             now = asyncio.get_running_loop().time()
             if self.is_silent(now):
                 self._line.away_until = now + _GIVEN_UP_SECONDS
+                # It is asked again on a new one, that takes no call before it has answered.
+                self.leave()
             self._asked_at = None
 
     async def run(self) -> None:
@@ -266,6 +277,11 @@ class _Stream:
         rpc: Any = None
         try:
             rpc = self._line.open_stream(self.shown)
+            # What is written to a stream that is being refused would hide why. And one that hangs has no call to lose.
+            if not await self._opens(rpc):
+                failure = DependencyUnavailable("the other side does not answer")
+                self._line.away_until = asyncio.get_running_loop().time() + _GIVEN_UP_SECONDS
+                return
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
                 self._take(response)
@@ -280,11 +296,16 @@ class _Stream:
             await tasks.end(writers)
             self.fail(failure)
 
+    async def _opens(self, rpc: Any) -> bool:
+        """Return whether the other side takes the stream in time. Where nobody else is well, it is waited for."""
+        while await within(_OPENING_SECONDS, rpc.initial_metadata()) is None:
+            if self._batches.has_another(self._line):
+                return False
+        return True
+
     async def _write(self, rpc: Any) -> None:
         first = batch_pb2.BatchRequest(response_bytes_max=self._batches.response_bytes_max)
         try:
-            # What is written to a stream that is being refused would hide why.
-            await rpc.initial_metadata()
             if rpc.done():
                 return
             await rpc.write(first)

@@ -183,11 +183,15 @@ class _Channel(grpc.aio.Channel):
         await self._channel.channel_ready()
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
-        alone = self._calling(self._channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+        def alone(channel: grpc.aio.Channel) -> Any:
+            return self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+
         return self._batching(alone, self._deadline_seconds, *args, **kwargs)
 
     def unary_stream(self, *args: Any, **kwargs: Any) -> Any:
-        alone = self._streaming(self._channel.unary_stream(*args, **kwargs))
+        def alone(channel: grpc.aio.Channel) -> Any:
+            return self._streaming(channel.unary_stream(*args, **kwargs))
+
         return self._batching(alone, None, *args, **kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
@@ -219,24 +223,28 @@ class _Channel(grpc.aio.Channel):
 
     def _batching(
         self,
-        alone: Any,
+        alone: Callable[[grpc.aio.Channel], Any],
         deadline_seconds: float | None,
         method: str,
         request_serializer: Any = None,
         response_deserializer: Any = None,
         _registered_method: Any = None,
     ) -> Any:
-        """Return what makes calls of a method in batches, and `alone` those that are too large or special."""
+        """Return what makes calls of a method in batches, and those that are too large or special by themselves.
+
+        These go the way of `alone`, to the replica that they would have gone to in a batch.
+        """
         batches = self._batches
         if batches is None or method.startswith("/grpc."):
-            return alone
+            return alone(self._channel)
+        to_each = {address: alone(channel) for address, channel in self._replicas.items()}
 
         def call(request: Any, *, timeout: float | None = None, **special: Any) -> Any:
-            raw = request_serializer(request)
+            raw, key = request_serializer(request), key_of(request)
             if special or len(raw) > REQUEST_BYTES_MAX:
-                return alone(request, timeout=timeout, **special)
+                return to_each[batches.line(key).name](request, timeout=timeout, **special)
             seconds = deadline_seconds if timeout is None else timeout
-            ids = {"request_id": current_request_id(), "key": key_of(request)}
+            ids = {"request_id": current_request_id(), "key": key}
             begin = partial(batches.begin, method, raw, timeout_seconds=seconds, **ids)
             if deadline_seconds is None:
                 return Responses(begin, response_deserializer)

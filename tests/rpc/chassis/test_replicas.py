@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
+from typing import Self
 
 import pytest
 
-from pawl.chassis import rpc_batch_client, rpc_replicas
+from pawl.chassis import rpc_batch_client, rpc_client, rpc_replicas, tasks
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.chassis.rpc_server import RpcServer
-from pawl.errors import Overloaded
+from pawl.errors import DependencyUnavailable, Overloaded
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
 
@@ -42,6 +43,37 @@ class Replicas:
         """Start a server where one was stopped."""
         server = await self._serving[next(iter(self._serving))].enter_async_context(serving)
         self.servers[server.address] = server
+
+
+class Line:
+    """A port in front of a server, which carries nothing while `carries` is not set."""
+
+    def __init__(self, to: str) -> None:
+        self.carries = asyncio.Event()
+        self.carries.set()
+        self.address = ""
+        self._to = to.rsplit(":", 1)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.address = f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await tasks.end(self._tasks)
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far_reader, far_writer = await asyncio.open_connection(*self._to)
+        tasks.start(self._tasks, self._carry(reader, far_writer), name="there")
+        tasks.start(self._tasks, self._carry(far_reader, writer), name="back")
+
+    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with closing(writer):
+            while data := await reader.read(65536):
+                await self.carries.wait()
+                writer.write(data)
 
 
 @asynccontextmanager
@@ -102,6 +134,50 @@ async def test_a_replica_that_says_nothing_gets_no_further_calls(
         assert await call == ["wait"]
 
 
+async def test_a_call_that_is_too_large_for_a_batch_goes_to_the_same_replica(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Going round, each second one would meet a replica that hangs."""
+    async with two(serve) as replicas:
+        preferred = await replicas.preferred()
+        monkeypatch.setattr(rpc_client, "REQUEST_BYTES_MAX", 0)
+        for _ in range(20):
+            assert await replicas.stub.call("unary", "hello") == ["hello"]
+            await asyncio.sleep(0.01)
+        calls = [asyncio.ensure_future(replicas.stub.call("unary", "wait")) for _ in range(4)]
+
+        async def all_wait() -> bool:
+            return servicer.waiting == 4
+
+        await until(all_wait)
+        active = replicas.servers[preferred]._interceptor._active
+        assert [call.method.name for call in active].count("/test.v1.EchoService/Unary") == 4
+        servicer.release.set()
+        assert await asyncio.gather(*calls) == [["wait"]] * 4
+
+
+async def test_a_replica_that_is_stopped_costs_no_call_once_it_was_given_up(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time it is tried again, whatever was sent to it would wait for its deadline."""
+    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 0.05)
+    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 0.05)
+    monkeypatch.setattr(rpc_batch_client, "_GIVEN_UP_SECONDS", 0.1)
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(serve(service_only=True, listen="127.0.0.1:0")) for _ in range(2)]
+        lines = [await stack.enter_async_context(Line(server.address)) for server in servers]
+        addresses = tuple(line.address for line in lines)
+        channel = await stack.enter_async_context(open_channel(",".join(addresses), batches=True, deadline_seconds=0.5))
+        stub = EchoStub(channel)
+        assert await stub.call("unary", "hello") == ["hello"]
+        lines[rpc_replicas.preference("", addresses)[0]].carries.clear()
+        with pytest.raises(DependencyUnavailable):
+            await stub.call("unary", "hello")
+        for _ in range(3):
+            await asyncio.sleep(0.2)
+            assert await stub.call("unary", "hello") == ["hello"]
+
+
 async def test_a_call_that_may_take_for_ever_makes_no_replica_silent(
     serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,12 +198,12 @@ async def test_a_replica_whose_callers_gave_up_without_a_word_of_it_is_not_asked
     """Else who asks one thing after the other would wait for a replica that hangs each time."""
     monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", -1.0)
     async with two(serve) as replicas:
-        await replicas.preferred()
+        preferred = await replicas.preferred()
         call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
         await servicer.entered.wait()
         call.cancel()
         await asyncio.wait([call])
-        assert len(await replicas.used()) == 2
+        assert await replicas.used() - {preferred}
 
 
 async def test_one_that_is_slow_serves_the_stores_of_one_that_is_gone(
