@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -76,15 +77,22 @@ def test_only_the_registry_may_write_where_tools_keep_things(tmp_path: Path) -> 
         assert ("PAWL_FILES_DIR" in found) is ("PAWL_PRIVATE_DIR" in found) is (spec.name == "tool-registry")
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder whose path leaves room for the names of sockets, as that of a test does not."""
+    with tempfile.TemporaryDirectory(prefix="pawl-") as path:
+        yield Path(path)
+
+
 @pytest.mark.parametrize("certificate", ["", "/certificate"])
-def test_an_authority_for_commands_is_none_for_services_without_certificates(tmp_path: Path, certificate: str) -> None:
+def test_an_authority_for_commands_is_none_for_services_without_certificates(folder: Path, certificate: str) -> None:
     """Whoever talks to another suite over TLS can start one here without."""
     given = {"PAWL_TLS_CA_FILE": "/authority", "PAWL_TLS_CERTIFICATE_FILE": certificate, "PAWL_INTERNAL_LISTEN": "x:1"}
     for spec in (spec for stage in STAGES for spec in stage):
-        found = environment_of(spec, tmp_path, read_options(given, data=tmp_path))
+        found = environment_of(spec, folder, read_options(given, data=folder))
         assert ("PAWL_TLS_CA_FILE" in found) is bool(certificate)
         if "PAWL_INTERNAL_LISTEN" in found:
-            socket = f"unix:{tmp_path}/run/{spec.name}.sock"
+            socket = f"unix:{folder}/run/{spec.name}.sock"
             assert found["PAWL_INTERNAL_LISTEN"] == ("127.0.0.1:0" if certificate else socket)
 
 
@@ -96,10 +104,10 @@ def test_services_meet_at_a_port_where_the_folder_makes_no_address(tmp_path: Pat
     assert found["PAWL_INTERNAL_LISTEN"] == "127.0.0.1:0"
 
 
-def test_replicas_have_addresses_of_one_kind(tmp_path: Path) -> None:
+def test_replicas_have_addresses_of_one_kind(folder: Path) -> None:
     """Where the socket of the first would just fit into its folder, and that of the second would not."""
-    room = 100 - len(f"{tmp_path}//run/job-store.sock")
-    folder = tmp_path / ("a" * room)
+    room = 100 - len(f"{folder}//run/job-store.sock")
+    folder = folder / ("a" * room)
     folder.mkdir()
     chosen = around(folder, SuiteOptions(data=folder, replicas={"job-store": 2}))
     found = [service_process(STAGES[0][0], number, chosen).command(None).environment for number in range(2)]
