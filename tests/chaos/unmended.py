@@ -71,7 +71,7 @@ def keep_crashed() -> None:
 
     mended._give_up = give_up
     mended._forget = forget
-    mended._has_driven = lambda self, claim, since: claim in self._held
+    mended._has_driven = lambda self, claim, _: claim in self._held
 
 
 UNMENDED: Mapping[str, tuple[Callable[[], None], ...]] = {
