@@ -1,7 +1,7 @@
 """Faults planted in the product, each of which a named checker must find: `make mutants`.
 
 A checker that no mutant turns red proves nothing. A mutant replaces pieces of text of modules while they are imported:
-of the product, and where one line of defence stands before another, or the promise is one of a stand-in, of the stand-in.
+of the product; where one line of defence stands before another, or the promise is a stand-in's, of the stand-in.
 """
 
 from __future__ import annotations
