@@ -34,6 +34,7 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
     for number, is_split in ((None, False), *((number, True) for number in (None, *_AT_ONCE))):
         outcomes, completed, at_work = await _burst(count, number, seconds, is_split=is_split)
         how = f"{_RATE:g} a second" if number is None else f"{number} at once"
+        rate = _rate(outcomes)
         milliseconds = [outcome.acknowledged_seconds * 1000 for outcome in outcomes]
         measured = Measured(
             code="P6",
@@ -43,14 +44,14 @@ async def measure(options: Options) -> list[Figure | NotMeasured]:
             detail={
                 "sent": len(outcomes),
                 "p50, ms": percentile(milliseconds, 0.5),
-                "acknowledged, /s": _rate(outcomes),
+                "acknowledged, /s": rate,
                 "runs completed meanwhile": completed,
                 "runs at work before and after, the fewer": at_work,
                 "refused": float(sum(load.refusals(outcomes).values())),
             },
         )
         if is_split:
-            rates.append(_rate(outcomes))
+            rates.append(rate)
             found.append(at_most(_P99_MAX_MS, **measured))
         else:
             measured["what"] += ", by a process that drives the runs too"

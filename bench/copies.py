@@ -68,7 +68,8 @@ async def copy_conversation(
 
 async def forget_all(connection: asyncpg.Connection) -> None:
     """Remove every run and conversation."""
-    await connection.execute("TRUNCATE job_store.runs, job_store.conversations, job_store.messages, job_store.calls")
+    await connection.execute("TRUNCATE job_store.runs, job_store.messages, job_store.calls")
+    await connection.execute("TRUNCATE job_store.conversations, job_store.conversation_words")
     await connection.execute("TRUNCATE job_store.commands, job_store.events, job_store.requests, job_store.outbox")
 
 

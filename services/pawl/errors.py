@@ -6,17 +6,17 @@ a reason that comes from a peer back into the same class.
 
     PawlError
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
-        InvalidPageToken, DigestRequired, HelloRequired
+        InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
-        DocumentNotFound, NotificationNotFound, KeyNotFound
+        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound
       Unimplemented: MethodNotFound
-      AlreadyExists: RequestIdReused, ToolExists, SourceExists
+      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
         IllegalTransition, ConversationBusy, DeadlinePassed, ApprovalRequired, AttentionNotNeeded,
-        SourceChanged, NoTokenBudget
+        SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged
-      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, SlowConsumer
+      ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, SlowConsumer
       Unauthenticated
       PermissionDenied
       Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
@@ -138,6 +138,14 @@ class HelloRequired(InvalidArgument):
     """The first frame of a Session must be `hello`, and only the first."""
 
 
+class InvalidHistory(InvalidArgument):
+    """A history cannot be imported. The message lists every fault, with the position of its message."""
+
+
+class UnsupportedPart(InvalidArgument):
+    """The models of the deployment do not take a part of the message. Metadata `part` names its kind."""
+
+
 class NotFound(PawlError):
     """There is no such thing, or none that the caller may see."""
 
@@ -178,6 +186,10 @@ class KeyNotFound(NotFound):
     """No such API key, or none that the caller may see."""
 
 
+class AgentNotFound(NotFound):
+    """No such agent, or none that the caller may use."""
+
+
 class Unimplemented(PawlError):
     """The service does not have the method."""
 
@@ -200,6 +212,10 @@ class ToolExists(AlreadyExists):
 
 class SourceExists(AlreadyExists):
     """A source of that name is there with another configuration. Set `replace` to put this one in its place."""
+
+
+class ConversationExists(AlreadyExists):
+    """You have a conversation with this key. Choose another one, or none."""
 
 
 class FailedPrecondition(PawlError):
@@ -257,6 +273,18 @@ class SourceChanged(FailedPrecondition):
     """The source describes its tools differently from what was shown: look at the changes again."""
 
 
+class AgentCycle(FailedPrecondition):
+    """The agents to which an agent delegates lead back to it."""
+
+
+class ForkPointOpen(FailedPrecondition):
+    """The conversation cannot be forked there. Metadata `before` and `after` are the nearest numbers where it can."""
+
+
+class ConversationErased(FailedPrecondition):
+    """The conversation was erased: it takes no messages, and nothing of it can be read. Begin another one."""
+
+
 class OutOfRange(PawlError):
     """A position lies beyond the end."""
 
@@ -298,6 +326,10 @@ class QueueFull(ResourceExhausted):
 
 class TokenCeiling(ResourceExhausted):
     """The run's token budget may not become that large. Add fewer tokens."""
+
+
+class PastTooLong(ResourceExhausted):
+    """The past of the fork would have more than 64 parts. Fork an earlier conversation, or at an earlier message."""
 
 
 class SlowConsumer(ResourceExhausted):

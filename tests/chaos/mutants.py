@@ -227,6 +227,19 @@ def rounds_begin_in_order() -> Record:
     return record
 
 
+def failed_models_are_left() -> Record:
+    """The second round went back to the model that had failed in the first."""
+    record = told()
+    log = record.logs[MAIN]
+    runs = [event.run_changed.run for event in log if event.HasField("run_changed")]
+    for run in (record.runs[MAIN], *runs):
+        run.options.model, run.options.model_fallbacks[:] = "one", ["two"]
+    first, second = (event.round_started for event in log if event.HasField("round_started"))
+    first.model, second.model = "two", "one"
+    watch(record)
+    return record
+
+
 MUTANTS: Mapping[str, Callable[[], Record]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -254,6 +267,7 @@ MUTANTS: Mapping[str, Callable[[], Record]] = {
         state_is_the_fold_of_the_log,
         what_was_shown_was_said,
         rounds_begin_in_order,
+        failed_models_are_left,
     )
 }
 

@@ -2,18 +2,68 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
-from pawl.errors import InvalidArguments
+from pawl.agent_loop.domain.agents import OfferedTool
+from pawl.agent_loop.domain.fact import OutputChecked
+from pawl.agent_loop.domain.parts import FilePart
+from pawl.agent_loop.domain.tool import Tool
+from pawl.chassis.auth import Principal
+from pawl.errors import DependencyUnavailable, DocumentNotFound, InvalidArguments, InvalidSchema, ToolExists
+from pawl.tool.v1 import tool_pb2
 
 
 class FakeChecker:
-    """A `CallChecker` that refuses arguments, and answers, with the word `bad` in them."""
+    """A `CallChecker` that refuses arguments, and answers, with the word `bad` in them, and knows seven tools.
+
+    As a `ToolFinder` it offers five of them, one to those with the role clerk only.
+    """
+
+    is_away = False
+
+    def __init__(self) -> None:
+        self.documents = {"handbook.md": "Water the plants."}
+        self.taken = frozenset({"look"})
+        self.edited_with: list[str] = []
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         if "bad" in answer:
             raise InvalidArguments("the answer does not fit: it must be a number")
 
+    async def read_document(self, caller: Principal, file: FilePart) -> str:
+        if file.document_name not in self.documents:
+            raise DocumentNotFound
+        return self.documents[file.document_name]
+
+    async def check_output(self, store_id: str, schema_json: bytes, output: str | None) -> OutputChecked:
+        if b"bad" in schema_json:
+            raise InvalidSchema("the schema is not valid")
+        return OutputChecked()
+
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+        self.edited_with += [tool.name for tool in run.brought_tools if tool.name == call.tool_name]
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
         return EditVerdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)
+
+    async def count_tools(self, caller: Principal) -> int:
+        if self.is_away:
+            raise DependencyUnavailable
+        return 7
+
+    async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
+        """Return the tools that are to come with a run, unless one has the name of a tool that there is."""
+        named = [tool_pb2.ToolDefinition.FromString(each) for each in definitions]
+        for definition in named:
+            if definition.name in self.taken:
+                raise ToolExists(f"there is a tool {definition.name!r} already")
+        tools = (tool_pb2.OwnTool(definition=each, definition_sha256=f"{each.name:_<64}") for each in named)
+        return tuple(map(wire.OWN_TOOL.read, tools))
+
+    async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
+        """Return the tools that the caller may call."""
+        found = [("look", "builtin"), ("mail", "builtin"), ("run_agent", "builtin"), ("shop.order", "http:shop")]
+        found += [("pay", "module:pay")] if "clerk" in caller.roles else []
+        return tuple(OfferedTool(name=name, source=source) for name, source in found)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 from pawl.agent_loop.adapters import wire, wire_events
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
+from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import CommandKind
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import Run, RunOptions, Undo
+from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, Undo
+from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.ids import CallId, CallKey, IdSource, RunKey
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -23,6 +25,7 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import ConversationKey, RunRow
 from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.rpc import messages, operations
+from pawl.job_store.rpc import own_tools as starting
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -84,9 +87,16 @@ class MemoryLedger(WorkerLedgerClient):
         self._is_open = False
 
     def submit(
-        self, text: str, options: RunOptions | None = None, conversation_id: str = "", undo: Undo | None = None
+        self,
+        text: str,
+        options: RunOptions | None = None,
+        conversation_id: str = "",
+        undo: Undo | None = None,
+        agent: PinnedAgent | None = None,
+        *,
+        own_tools: Sequence[Tool] = (),
     ) -> RunKey:
-        """Bring a message of the user; return the run that it started."""
+        """Bring a message of the user, and perhaps tools; return the run that it started."""
         request = ledger_pb2.SubmitMessageRequest(
             store_id=STORE,
             user_id=USER,
@@ -95,8 +105,17 @@ class MemoryLedger(WorkerLedgerClient):
             options=wire.OPTIONS.fields(options or RunOptions()),
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
             undo=wire.UNDO.fields(undo) if undo else None,
+            agent=run_pb2.PinnedAgent(name=agent.name, version=agent.version) if agent else None,
         )
-        submitted = self._apply(operations.submit(request, self._limits))
+        if own_tools:
+            start = ledger_pb2.StartRunRequest(
+                message=request,
+                tools=map(wire.OWN_TOOL.write, own_tools),
+                loop_state=loop_state.write(loop_state.with_own_tools()),
+            )
+            submitted = self._apply(starting.start(start, self._limits))
+        else:
+            submitted = self._apply(operations.submit(request, self._limits))
         key: RunKey = submitted.run.key
         return key
 

@@ -17,6 +17,7 @@ from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import LeaseLost, RunEnded
+from tests.fakes.agents import MemoryAgents
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.model import FakeModel, Script
 from tests.fakes.registry import FakeRegistry
@@ -53,11 +54,13 @@ class World:
     ) -> None:
         self.clock = VirtualClock()
         self.ledger = MemoryLedger(crashes_max=crashes_max)
+        self.agents = MemoryAgents()
         self.registry = FakeRegistry(verdicts, seconds=seconds)
         self.model = FakeModel(scripts)
         self.meter = CountingMeter()
         self.dependencies = WorkerDependencies(
             ledger=self.ledger,
+            agents=self.agents,
             registry=self.registry,
             model=self.model,
             clock=self.clock,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 from collections import Counter
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, ExecutionContext
+from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
     Disposition,
@@ -27,8 +31,9 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, StoreId
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
+from pawl.tool.v1 import tool_pb2
 
 CANCELLED = ExecutionResult(
     outcome=Outcome.CANCELLED,
@@ -57,21 +62,39 @@ class FakeRegistry:
     error: type[PawlError] = DependencyUnavailable
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
+    checked: list[ProposedCall] = field(default_factory=list)
+    own_verdict: Verdict = field(default_factory=lambda: tool("OFFER", context="FRONTEND"))
+    """What is said of calls of tools that came with their run."""
     decisions: list[RecordedDecision] = field(default_factory=list)
     returned: list[RecordedResult] = field(default_factory=list)
+    outputs: list[str | None] = field(default_factory=list)
+    unchecked_outputs: int = 0
+    """How many of the next answers cannot be checked at once."""
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
-        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self,
+        context: CallContext,
+        names: Sequence[str],
+        pinned: Sequence[PinnedTool] = (),
+        *,
+        most: int = 0,
+        skip_missing: bool = False,
     ) -> Resolved:
         self._answer()
+        if skip_missing and names:
+            known = [name for name in names if name in self.verdicts]
+            return Resolved(tools=tuple(self._tool(name) for name in known))
         for name in names:
             if name not in self.verdicts:
                 raise ToolNotFound(tool_name=name)
         found = names or self.verdicts
-        tools = tuple(Tool(name=name, version=1, context=self.verdicts[name].context) for name in found)
+        tools = tuple(map(self._tool, found))
         taken = tools[:most] if most else tools
         return Resolved(tools=taken, left_out=len(tools) - len(taken))
+
+    def _tool(self, name: str) -> Tool:
+        return Tool(name=name, version=1, context=self.verdicts[name].context)
 
     async def check(
         self,
@@ -81,10 +104,9 @@ class FakeRegistry:
         reads: ReadTimeouts | None = None,
     ) -> tuple[Verdict, ...]:
         self._answer()
+        self.checked += calls
         verdicts = [
-            replace(
-                self.verdicts[call.tool_name], call_id=call.call_id, arguments_json=call.arguments_json, tool_version=1
-            )
+            replace(self._verdict(call), call_id=call.call_id, arguments_json=call.arguments_json, tool_version=1)
             for call in calls
         ]
         may_read = reads is not None and self.reads_at_once
@@ -92,6 +114,24 @@ class FakeRegistry:
             ended = await asyncio.gather(*(self._perform(call.call_id, call.tool_name) for call in calls))
             verdicts = [replace(verdict, result=end) for verdict, end in zip(verdicts, ended, strict=True)]
         return tuple(verdicts)
+
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
+        """Take any JSON object with as many members as the schema says with `minProperties`."""
+        self.outputs.append(output)
+        if self.unchecked_outputs:
+            self.unchecked_outputs -= 1
+            raise DependencyUnavailable("away")
+        try:
+            value = json.loads(output or "")
+        except ValueError:
+            return OutputChecked(faults=("answer: is not JSON",))
+        least = json.loads(schema_json).get("minProperties", 0)
+        if not isinstance(value, dict) or len(value) < least:
+            return OutputChecked(faults=(f"answer: has fewer than {least} members",))
+        return OutputChecked(output_json=json.dumps(value).encode())
+
+    def _verdict(self, call: ProposedCall) -> Verdict:
+        return self.verdicts[call.tool_name] if call.own_tool is None else self.own_verdict
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         self._answer()
@@ -162,3 +202,10 @@ def tool(disposition: str = "RUN", context: str = "BACKEND", effect: str = "AT_M
         effect_class=EffectClass(effect),
         **fields,  # type: ignore[arg-type]
     )
+
+
+def own_tool(name: str, fallback: str = "", description: str = "Do it.") -> Tool:
+    """A front-end tool that came with a run."""
+    definition = tool_pb2.ToolDefinition(name=name, description=description, fallback_tool_name=fallback)
+    digest = hashlib.sha256(definition.SerializeToString()).hexdigest()
+    return wire.OWN_TOOL.read(tool_pb2.OwnTool(definition=definition, definition_sha256=digest))

@@ -9,12 +9,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import grpc
 
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, types_pb2
+from pawl.chassis.status import abort
+from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
 RUN = "run_1"
@@ -83,7 +84,7 @@ class Replica(agent_pb2_grpc.AgentServiceServicer):
         self.book = book
         self.break_before_receipt = ""
         self.break_after_events = 0
-        self.refuse: grpc.StatusCode | None = None
+        self.refuse: grpc.StatusCode | PawlError | None = None
         self.hellos: list[session_pb2.Hello] = []
         self._streams: set[asyncio.Task[Any]] = set()
 
@@ -95,6 +96,8 @@ class Replica(agent_pb2_grpc.AgentServiceServicer):
     async def Session(  # type: ignore[override]
         self, requests: AsyncIterator[session_pb2.SessionRequest], context: grpc.aio.ServicerContext[Any, Any]
     ) -> None:
+        if isinstance(self.refuse, PawlError):
+            await abort(context, self.refuse)
         if self.refuse is not None:
             await context.abort(self.refuse, "no")
         hello = (await anext(requests)).hello
@@ -171,12 +174,11 @@ class _Stream:
 
 
 @asynccontextmanager
-async def serve(replica: Replica, folder: Path, name: str) -> AsyncIterator[str]:
+async def serve(replica: Replica) -> AsyncIterator[str]:
     """Serve a replica; gives its address."""
     server = grpc.aio.server()
     agent_pb2_grpc.add_AgentServiceServicer_to_server(replica, server)
-    address = f"unix:{folder}/{name}"
-    server.add_insecure_port(address)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:
         yield address

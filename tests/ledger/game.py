@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.job_store.app.reading import PendingFilter
+from pawl.job_store.app.reading import PendingFilter, RunFilter
 from pawl.job_store.domain.states import CallState
 from tests.ledger.commands import STORES, Chooser, Pick
 from tests.ledger.model import LIMITS, Model, Row
@@ -131,9 +131,9 @@ class Game:
             found.append(await reads.messages(key.store_id, run["user"], conversation_id, after=1, rows_max=2))
         for store_id in map(StoreId, sorted(set(STORES))):
             found += [await reads.pending(store_id, wanted, after=None, rows_max=3) for wanted in _PENDING]
-            found.append(
-                await reads.runs(store_id, _ANN, conversation_id=ConversationId(""), states=(), before=None, rows_max=3)
-            )
+            for oldest_first in (False, True):
+                wanted = RunFilter(oldest_first=oldest_first)
+                found.append(await reads.runs(store_id, _ANN, wanted, after=None, rows_max=3))
             found.append(await store.attention_repository.listed(store_id, run_id=RunId(""), after=None, rows_max=2))
         return found
 

@@ -54,7 +54,7 @@ def _objections(model: Model, run: Row, ask: Row) -> set[str]:
     for wish in ask["calls"]:
         reasons |= _against_call(model, run, wish, ask["consumed"])
     reasons |= _against_delegations(model, run, ask)
-    reasons |= _against_state(run, ask)
+    reasons |= _against_state(run, ask, left)
     if ask["state"] in ENDED:
         reasons |= _against_end(model, run, ask, left)
     return reasons
@@ -92,7 +92,7 @@ def _against_child(call: Row | None, wish: Row) -> set[str]:
     return reasons
 
 
-def _against_state(run: Row, ask: Row) -> set[str]:
+def _against_state(run: Row, ask: Row, left: list[Row]) -> set[str]:
     reasons = set()
     state = ask["state"]
     if state and state not in ENDED:
@@ -104,7 +104,7 @@ def _against_state(run: Row, ask: Row) -> set[str]:
             reasons.add(_INVALID)
     if state in ENDED and state not in RUN_MOVES[run["state"]].split():
         reasons.add(_ILLEGAL)
-    may_sleep = (state or run["state"]) in {"WAITING", "NEEDS_ATTENTION"}
+    may_sleep = bool(left) or (state or run["state"]) in {"WAITING", "NEEDS_ATTENTION"}
     if state not in ENDED and ask["lease"] == "PARK" and ask["wake"] is None and not may_sleep:
         reasons.add(_INVALID)
     return reasons

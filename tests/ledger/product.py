@@ -47,7 +47,7 @@ class _Ids:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tagged(Generic[T]):
+class Tagged(Generic[T]):
     """An operation that takes its ids from its tag."""
 
     tag: str
@@ -114,7 +114,7 @@ class Product:
         return [_answer(answer) for answer in answers]
 
     async def _change(self, tag: str, operation: Operation[T]) -> T:
-        return await self._group_commit.run(_Tagged(tag=tag, operation=operation), size_bytes=1)
+        return await self._group_commit.run(Tagged(tag=tag, operation=operation), size_bytes=1)
 
 
 def _sorted(keys: tuple[T, ...]) -> tuple[T, ...]:

@@ -19,17 +19,19 @@ from pawl.chassis import database as postgres
 from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.adapters import tables as columns
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
+from pawl.job_store.adapters.conversations import PostgresConversations
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.upkeep import PostgresOfferRepository
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import AttentionRepository, Journal, OfferRepository
-from pawl.job_store.app.reading import Leases, Reads
+from pawl.job_store.app.reading import ConversationReads, Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import ConversationKey
+from pawl.job_store.domain.rows import ConversationKey, SegmentRow
 from pawl.job_store.rpc.messages import encode_event
 from tests.fakes.manual_clock import ManualClock
+from tests.simulation.conversations import MemoryConversations
 from tests.simulation.history import History
 from tests.simulation.job_store import Unmetered
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
@@ -59,7 +61,8 @@ FROM (
 WHERE t.place > 1 AND (r.store_id, r.run_id) = (t.store_id, t.run_id)
 """
 
-_TABLES = ("conversations", "messages", "runs", "calls", "commands", "events", "requests", "outbox")
+_CONVERSATIONS = ("conversations", "conversation_words", "conversation_segments", "erased_items", "messages")
+_TABLES = (*_CONVERSATIONS, "runs", "calls", "commands", "events", "requests", "outbox")
 _WIPE = f"""
 DELETE FROM still.clock;
 INSERT INTO still.clock VALUES ('{BEGIN.isoformat()}');
@@ -73,6 +76,7 @@ class Store(ABC):
     journal: Journal
     leases: Leases
     reads: Reads
+    conversations: ConversationReads
     offer_repository: OfferRepository
     attention_repository: AttentionRepository
 
@@ -131,6 +135,7 @@ class MemoryStore(Store):
         self.journal = MemoryJournal(self.database, IdSource(ManualClock()))
         self.leases = MemoryLeases(self.database, _places(limits), crashes_max=limits["crashes"])
         self.reads = MemoryReads(self.database)
+        self.conversations = MemoryConversations(self.database)
         self.offer_repository = MemoryOfferRepository(self.database)
         self.attention_repository = MemoryAttentionRepository(self.database)
 
@@ -160,6 +165,7 @@ class PostgresStore(Store):
         self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event)
         self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
+        self.conversations = PostgresConversations(database)
         self.offer_repository = PostgresOfferRepository(database)
         self.attention_repository = PostgresAttentionRepository(database)
 
@@ -186,6 +192,11 @@ class PostgresStore(Store):
             for record in await connection.fetch(f"SELECT {columns.CONVERSATIONS.names} FROM job_store.conversations"):
                 conversation = columns.conversation(record)
                 found.conversations[conversation.key] = conversation
+            segments = f"SELECT {columns.SEGMENTS.names} FROM job_store.conversation_segments ORDER BY first_number"
+            for record in await connection.fetch(segments):
+                segment = SegmentRow(**dict(record))
+                key = ConversationKey(segment.store_id, segment.conversation_id)
+                found.segments.setdefault(key, []).append(segment)
             for record in await connection.fetch(f"SELECT {columns.RUNS.names} FROM job_store.runs"):
                 run = columns.run(record)
                 found.runs[run.key] = run

@@ -341,6 +341,21 @@ def rounds_begin_in_order(record: Ledger) -> Iterator[str]:
             yield f"run {run_id} left out a round: {rounds}"
 
 
+def failed_models_are_left(record: Ledger) -> Iterator[str]:
+    """LOOP-7: a run goes on with the next model when one has failed for good, and never goes back."""
+    for run_id, log in record.logs.items():
+        options = record.runs[run_id].options
+        order = (options.model, *options.model_fallbacks)
+        asked = [order.index(model) for event in log if (model := _model(event))]
+        if asked != sorted(asked):
+            yield f"run {run_id} went back to a model that had failed: {[order[place] for place in asked]}"
+
+
+def _model(event: event_pb2.RunEvent) -> str:
+    """Return the model that is asked next, as an event says."""
+    return event.round_started.model or event.round_retrying.model
+
+
 def _round(event: event_pb2.RunEvent) -> tuple[int, int]:
     return event.round_started.round, event.round_started.model_attempt
 
@@ -352,6 +367,7 @@ LEDGER_CHECKERS: tuple[LedgerChecker, ...] = (
     state_is_the_fold_of_the_log,
     what_was_shown_was_said,
     rounds_begin_in_order,
+    failed_models_are_left,
 )
 """Those that need nothing but the ledger."""
 

@@ -25,6 +25,8 @@ from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.wiring import wire
+from tests.fakes.agents import MemoryAgents
+from tests.fakes.checker import FakeChecker
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation import registry
 from tests.simulation.bus import Broker, SimulatedBus
@@ -142,6 +144,7 @@ class AgentLoop:
         bus: Any = SimulatedBus(broker, process)
         dependencies = WorkerDependencies(
             ledger=WorkerLedgerClient(channel),
+            agents=MemoryAgents(),
             registry=registry_client,
             model=model,
             clock=clock,
@@ -157,7 +160,10 @@ class AgentLoop:
         self.clients = ClientSide(
             ledger=self.ledger,
             live=BusEvents(bus),
+            agents=MemoryAgents(),
             checker=registry_client,
+            tools=FakeChecker(),
+            documents=FakeChecker(),
             clock=clock,
             ids=ids,
             defaults=RunDefaults(model="model", limits=LIMITS),

@@ -16,7 +16,7 @@ from pawl.errors import PawlError
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
 from tests.simulation.people import User
-from tests.simulation.tools import FRONT_END
+from tests.simulation.tools import FRONT_END, OWN
 
 
 class FrontEnd:
@@ -80,7 +80,7 @@ class FrontEnd:
     async def _talk(
         self, to_server: asyncio.Queue[ClientFrame | None], to_client: asyncio.Queue[ServerFrame | None]
     ) -> None:
-        tools = tuple(ClientTool(name=name) for name in FRONT_END)
+        tools = tuple(ClientTool(name=name) for name in (*FRONT_END, OWN))
         to_server.put_nowait(self._frame(Hello(client_id=ClientId(self._client_id), tools=tools, calls_max=2)))
         attached: set[str] = set()
         running: list[asyncio.Task[None]] = []

@@ -24,6 +24,8 @@ class Message:
     run_ids: list[str] = field(default_factory=list)
     steered: bool = False
     plan: str = ""
+    brings: int = 0
+    """How many tools come with its run."""
 
 
 @dataclass(slots=True, kw_only=True)

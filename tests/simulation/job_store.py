@@ -11,6 +11,7 @@ from pawl.errors import PawlError
 from pawl.job_store.app.ports import Announcer, Limits, Ports
 from pawl.job_store.rpc.servicer import LedgerServicer
 from tests.fakes.virtual_time import VirtualClock
+from tests.simulation.conversations import MemoryConversations
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
 from tests.simulation.store import Database, MemoryJournal, MemoryOfferRepository
 
@@ -23,6 +24,7 @@ def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: An
         leases=leases,
         due_times=leases,
         reads=MemoryReads(database),
+        conversations=MemoryConversations(database),
         offer_repository=MemoryOfferRepository(database),
         attention_repository=MemoryAttentionRepository(database),
         announcer=announcer,

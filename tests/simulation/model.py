@@ -26,6 +26,8 @@ from tests.fakes.provider import check_history
 from tests.simulation.chance import Chance
 from tests.simulation.history import History, Served
 
+MODELS = ("first", "second", "third")
+"""Those of runs with fallbacks: each may be down for one round of a run."""
 _PLAN = re.compile(r"plan-(\w+)")
 _ROUNDS_MAX = 3
 # Fewer tokens than a careful estimate takes them for, as with real models.
@@ -72,6 +74,9 @@ class SimulatedModel:
     ) -> AsyncGenerator[Piece, None]:
         strikes = self._chance.strikes
         if strikes(draw, "model refused", 0.05):
+            raise _error("HTTP_503", retryable=True)
+        fate = self._chance.stream("down", served.plan, round_number, request.model)
+        if request.model in MODELS and strikes(fate, "model down", 0.1):
             raise _error("HTTP_503", retryable=True)
         self._history.served.append(served)
         if strikes(draw, "model hung before headers", 0.02):

@@ -215,8 +215,7 @@ MUTANTS = (
         module=_COMMIT,
         text="if last is not None and last.epoch == self.epoch and self.commit_id < last.commit_id:",
         instead="if False:",
-        checker="accepted_messages_are_kept",
-        seeds=1000,
+        checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="rounds_are_left_out",

@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
+from pawl.agent_loop.app.messages import SessionTools
 from pawl.agent_loop.app.public_values import CallView, MessagePolicy, PageAsked, PendingFilter, Reply, RunView
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import CallResolution
@@ -26,10 +27,12 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from pawl.event.v1 import run_pb2
+from tests.simulation import own_tools
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
+from tests.simulation.model import MODELS
 from tests.simulation.network import Network
-from tests.simulation.tools import FRONT_END, TOOLS
+from tests.simulation.tools import FRONT_END, OWN, TOOLS
 from tests.simulation.world import World
 
 STORE = StoreId("store")
@@ -50,6 +53,8 @@ class User:
         self.draw = world.chance.stream("user", name)
         self.purse = world.chance.stream("budget", name)
         self.gate = world.chance.stream("approvals", name)
+        self.bag = world.chance.stream("own tools", name)
+        self.models = world.chance.stream("models", name)
         self.network = Network(world.chance, world.history, name)
         self.conversation_id = f"conv_{name}"
         self.done = False
@@ -92,7 +97,10 @@ class User:
             policy=policy.value,
         )
         self.world.history.messages.append(message)
+        model, *fallbacks = self.models.choice([("",), ("",), ("",), ("",), MODELS[:2], MODELS])
         asked = AskedOptions(
+            model=model,
+            model_fallbacks=tuple(fallbacks),
             tool_names=tuple(sorted(self.draw.sample(list(TOOLS), self.draw.randrange(2, len(TOOLS) + 1)))),
             batch_order=self.draw.choice(list(BatchOrder)),
             unknown_outcome_policy=self.draw.choice(list(UnknownOutcomePolicy)),
@@ -102,9 +110,14 @@ class User:
             approval_expiry_policy=self.gate.choice(list(ApprovalExpiryPolicy)),
         )
         times = 2 if self.draw.random() < 0.15 else 1
-        await asyncio.gather(*(self._submit(message, asked, policy) for _ in range(times)))
+        session = own_tools.drawn(self.bag, f"cli_{self.name}")
+        # What is sent to steer may start a run, which has none then.
+        message.brings = 0 if policy is MessagePolicy.STEER else len(session.definitions)
+        await asyncio.gather(*(self._submit(message, asked, policy, session) for _ in range(times)))
 
-    async def _submit(self, message: Message, asked: AskedOptions, policy: MessagePolicy) -> None:
+    async def _submit(
+        self, message: Message, asked: AskedOptions, policy: MessagePolicy, session: SessionTools
+    ) -> None:
         count, conversation_id = self._count, self.conversation_id
 
         async def work(agent: AgentLoop) -> RunView:
@@ -116,7 +129,7 @@ class User:
                 run, message.steered = await messages.send(self.caller, RequestId(message.request_id), said)
                 return run
             said = replace(said, conversation_id=ConversationId(conversation_id if count > 1 else ""))
-            return await messages.start(self.caller, RequestId(message.request_id), said)
+            return await messages.start(self.caller, RequestId(message.request_id), said, session)
 
         try:
             run = await self.world.insist(self.network, self.draw, "submit", work)
@@ -154,7 +167,7 @@ class User:
             return
         if not calm and self.draw.random() > self._attention:
             return
-        if call.tool_name in FRONT_END and call.state is CallState.OFFERED and not self._answers_itself(call):
+        if call.tool_name in (*FRONT_END, OWN) and call.state is CallState.OFFERED and not self._answers_itself(call):
             return
         self._handled.add(key)
         times = 2 if self.draw.random() < 0.15 else 1

@@ -136,4 +136,19 @@ OF_THE_LEDGER = (
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),
+    Mutant(
+        name="calls_of_own_tools_are_looked_up_in_the_register",
+        module="pawl.agent_loop.app.tool_calls",
+        text="return call if own is None else replace(call, own_tool=own)",
+        instead="return call",
+        checker="own_tools_stay_with_their_run",
+    ),
+    Mutant(
+        name="calls_of_own_tools_go_to_anybody",
+        module="pawl.job_store.domain.offers",
+        text="own.client_id == client_id",
+        instead="True",
+        checker="own_calls_stay_with_their_client",
+        also=(("pawl.agent_loop.app.offers", "return own.client_id == self._client.client_id", "return True"),),
+    ),
 )

@@ -79,4 +79,11 @@ OF_OUTAGES = (
         instead="place = 0 if first else len(queue)",
         checker=REFERENCE_MODEL,
     ),
+    Mutant(
+        name="failed_models_come_back",
+        module="pawl.agent_loop.domain.state",
+        text="self.loop.fallbacks_used, len(models) - 1",
+        instead="self.loop.fallbacks_used * (self.loop.model_call is not None), len(models) - 1",
+        checker="failed_models_are_left",
+    ),
 )

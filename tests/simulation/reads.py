@@ -10,24 +10,29 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.labels import has_all
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job_store.app.reading import (
+    OPEN_CALLS_MAX,
     Claimed,
     Loaded,
     LogGap,
     LogPart,
+    MessagePage,
     Page,
     PendingFilter,
     Renewed,
+    RunFilter,
     RunSnapshot,
     RunView,
     view_of,
 )
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
-from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationKey, MessageRow, RunRow
+from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationKey, RunRow
 from pawl.job_store.domain.states import CallState, RunState
+from pawl.job_store.domain.waiting import Situation
 from tests.simulation.store import Database, with_lease
 
 R = TypeVar("R")
@@ -198,26 +203,43 @@ class MemoryReads:
 
     async def run(self, key: RunKey, user_id: UserId) -> RunView:
         await self._database.reach()
-        shown = [self._open(self._run(key, user_id))]
-        for _, calls in shown:
+        shown = [self._situation(self._run(key, user_id))]
+        for each in shown:
             children = [
                 self._tables.runs[RunKey(key.store_id, call.child_run_id)]
-                for call in calls
+                for call in each.calls
                 if call.state.name == "DELEGATED"
             ]
-            shown += [self._open(run) for run in children if not run.state.is_terminal]
-        below = sorted(shown[1:], key=lambda each: (each[0].create_time, each[0].run_id))
+            shown += [self._situation(run) for run in children if not run.state.is_terminal]
+        below = sorted(shown[1:], key=lambda each: (each.run.create_time, each.run.run_id))
         return view_of([shown[0], *below])
 
-    def _open(self, run: RunRow) -> tuple[RunRow, list[CallRow]]:
-        return run, [call for call in self._tables.calls_of(run.key) if not call.state.is_terminal]
+    def _situation(self, run: RunRow) -> Situation:
+        calls = self._tables.calls_of(run.key)
+        conversation = self._tables.conversations.get(ConversationKey(run.store_id, run.conversation_id))
+        before: list[RunId] = []
+        if conversation is not None and run.run_id in conversation.queue:
+            queue = conversation.queue
+            before = [*filter(None, [conversation.active_run_id]), *queue[: queue.index(run.run_id)]]
+        wants_a_place = run.state is RunState.QUEUED and run.queued_message is None and not run.is_active
+        active = [row for row in self._tables.runs.values() if row.store_id == run.store_id and row.is_active]
+        return Situation(
+            run=run,
+            time=self._database.now(),
+            calls=[call for call in calls if not call.state.is_terminal],
+            call_counts=tuple(sorted(Counter(call.state for call in calls).items())),
+            child_run_ids=tuple(sorted({call.child_run_id for call in calls} - {""})),
+            before=tuple(before),
+            store_taken=len(active) if wants_a_place else 0,
+            user_taken=sum(row.user_id == run.user_id for row in active) if wants_a_place else 0,
+        )
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
         await self._database.reach()
         run = self._run(key, UserId(""))
         if run.epoch != epoch or run.worker_id is None:
             raise LeaseLost
-        every = self._tables.messages.get(ConversationKey(key.store_id, run.conversation_id), [])
+        every = self._tables.shown(ConversationKey(key.store_id, run.conversation_id))
         summarised = max((row.summarised_to for row in every), default=0)
         messages = [row for row in every if row.number > summarised]
         run_ids = {row.run_id for row in messages} | {key.run_id}
@@ -251,22 +273,29 @@ class MemoryReads:
         self,
         store_id: StoreId,
         user_id: UserId,
+        wanted: RunFilter,
         *,
-        conversation_id: ConversationId,
-        states: Sequence[RunState],
-        before: tuple[datetime, str] | None,
+        after: tuple[datetime, str] | None,
         rows_max: int,
-    ) -> Page[RunRow]:
+    ) -> Page[Situation]:
         await self._database.reach()
         rows = [
             row
             for row in self._tables.runs.values()
-            if (row.store_id, row.user_id) == (store_id, user_id)
-            and conversation_id in {"", row.conversation_id}
-            and (not states or row.state in states)
-            and (before is None or (row.create_time, row.run_id) < before)
+            if (row.store_id, row.user_id, row.imported) == (store_id, user_id, False)
+            and wanted.conversation_id in {"", row.conversation_id}
+            and (not wanted.states or row.state in wanted.states)
+            and (wanted.create_time_from is None or row.create_time >= wanted.create_time_from)
+            and (wanted.create_time_before is None or row.create_time < wanted.create_time_before)
+            and (not wanted.waits or (row.state is RunState.WAITING and not set(wanted.waits).isdisjoint(row.waits)))
+            and wanted.parent_run_id in {"", row.parent_run_id}
+            and wanted.agent_name in {"", row.agent_name}
+            and has_all(row.labels, dict(wanted.labels))
         ]
-        return _page(sorted(rows, key=lambda row: (row.create_time, row.run_id), reverse=True), rows_max)
+        rows.sort(key=lambda row: (row.create_time, row.run_id), reverse=not wanted.oldest_first)
+        places: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
+        page = _page(rows[places.index(after) + 1 if after is not None else 0 :], rows_max)
+        return Page(rows=[_without_content(self._situation(row)) for row in page.rows], has_more=page.has_more)
 
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
@@ -311,14 +340,15 @@ class MemoryReads:
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
-    ) -> Page[MessageRow]:
+    ) -> MessagePage:
         await self._database.reach()
         key = ConversationKey(store_id, conversation_id)
         conversation = self._tables.conversations.get(key)
-        if conversation is None or user_id not in {"", conversation.user_id}:
+        if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
             raise ConversationNotFound
-        rows = self._tables.messages.get(key, [])
-        return _page([row for row in rows if row.number > after], rows_max)
+        page = _page([row for row in self._tables.shown(key) if row.number > after], rows_max)
+        is_own = user_id in {"", conversation.user_id}
+        return MessagePage(rows=page.rows, has_more=page.has_more, is_own=is_own)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         await self._database.reach()
@@ -354,6 +384,17 @@ class MemoryReads:
         if row is None or user_id not in {"", row.user_id}:
             raise RunNotFound
         return row
+
+
+def _without_content(situation: Situation) -> Situation:
+    """Return it with the first of the calls that wait for somebody, as it is in a list."""
+    waits = situation.run.state.name in {"WAITING", "NEEDS_ATTENTION"}
+    calls = [
+        replace(call, arguments=b"", result=None, spec=b"")
+        for call in situation.calls
+        if waits and call.state.name in {"AWAITING_APPROVAL", "OFFERED", "ASKED", "RUNNING", "DELEGATED"}
+    ][:OPEN_CALLS_MAX]
+    return replace(situation, calls=calls, is_cut=len(calls) == OPEN_CALLS_MAX)
 
 
 def _page(rows: Sequence[R], rows_max: int) -> Page[R]:

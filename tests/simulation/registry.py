@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
+from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
     Disposition,
@@ -33,10 +34,12 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
+from pawl.chassis.auth import Principal
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
 from pawl.tool_registry.domain import execution as recorded
 from pawl.tool_registry.domain.definition import EffectClass as EffectOf
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from tests.fakes.registry import tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
 from tests.simulation.network import Network
@@ -49,6 +52,7 @@ LEASE_SECONDS = 4.0
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 # A read that ends in that time comes with the verdict on it.
 _MOMENT_SECONDS = 0.3
+_OFFERED = tool("OFFER", context="FRONTEND")
 _NULL = CallResult(content_json=b"null")
 _UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)
 
@@ -266,7 +270,7 @@ def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes
 
 
 def _verdict(context: CallContext, call: ProposedCall) -> Verdict:
-    verdict = TOOLS.get(call.tool_name)
+    verdict = TOOLS.get(call.tool_name) if call.own_tool is None else _OFFERED
     if verdict is None or b'"bad"' in call.arguments_json:
         reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
         return Verdict(
@@ -290,7 +294,13 @@ class Client:
         self._current = current
 
     async def resolve(
-        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self,
+        context: CallContext,
+        names: Sequence[str],
+        pinned: Sequence[PinnedTool] = (),
+        *,
+        most: int = 0,
+        skip_missing: bool = False,
     ) -> Resolved:
         server = self._current[-1]
         return await self._network.call(server.process, "resolve", lambda: server.resolve(names))
@@ -330,8 +340,16 @@ class Client:
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         """Its questions have no schema."""
 
+    async def check_output(self, store_id: str, schema_json: bytes, output: str | None) -> OutputChecked:
+        """Fit whatever is said: its runs ask for no form."""
+        return OutputChecked(output_json=(output or "").encode())
+
     async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         if b'"bad"' in arguments_json:
             raise InvalidArguments("they may not run")
         digest = digest_of(store_id, call.call_id, call.tool_name, arguments_json)
         return EditVerdict(arguments_json=arguments_json, digest=digest)
+
+    async def count_tools(self, caller: Principal) -> int:
+        server = self._current[-1]
+        return len((await self._network.call(server.process, "resolve", lambda: server.resolve(()))).tools)

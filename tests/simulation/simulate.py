@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 
-from tests.simulation import agents, budgets, database_trouble, days, process, talkers
+from tests.simulation import agents, budgets, database_trouble, days, own_tools, process, talkers
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.database_trouble import DatabaseTrouble
@@ -83,16 +83,16 @@ async def _play(seed: int, history: History) -> Verdict:
         task.result()
     # A late copy of a message that was refused may begin a run that no user knows of: deadlines end it.
     await asyncio.sleep(_QUIET_SECONDS)
-    while (
-        any(not run.state.is_terminal for run in world.tables.runs.values()) and loop.time() < 1000 + _PATIENCE_SECONDS
-    ):
+    is_quiet = False
+    while not is_quiet and loop.time() < 1000 + _PATIENCE_SECONDS:
+        runs, is_open = len(world.tables.runs), _is_open(world)
         await asyncio.sleep(_QUIET_SECONDS)
-    await asyncio.sleep(_QUIET_SECONDS)
+        is_quiet = not is_open and not _is_open(world) and len(world.tables.runs) == runs
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
     record = Record(world.tables, history)
-    for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS, *database_trouble.CHECKERS):
+    for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS, *own_tools.CHECKERS, *database_trouble.CHECKERS):
         for text in checker(record):
             history.violation(checker.__name__, text)
     for text in await days.what_is_old_goes(world.tables, chance):
@@ -121,6 +121,10 @@ def _users(world: World) -> list[User]:
 def _others(users: list[User]) -> list[FrontEnd | Reader]:
     others: list[FrontEnd | Reader] = [FrontEnd(user) for user in users if user._has_front_end]
     return others + [Reader(user) for user in users if user.draw.random() < 0.5]
+
+
+def _is_open(world: World) -> bool:
+    return any(not run.state.is_terminal for run in world.tables.runs.values())
 
 
 def _unhandled(history: History, context: dict[str, Any]) -> None:

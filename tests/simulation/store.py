@@ -29,7 +29,7 @@ from pawl.chassis.ids import CallKey, ClientId, IdSource, RunId, RunKey, StoreId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.domain.commit import Commit
-from pawl.job_store.domain.events import Event, RunChanged
+from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
     CallRow,
     CommandKey,
@@ -41,6 +41,8 @@ from pawl.job_store.domain.rows import (
     RequestKey,
     RequestRow,
     RunRow,
+    Segment,
+    SegmentRow,
 )
 from pawl.job_store.domain.states import CallState
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
@@ -72,6 +74,8 @@ class Tables:
     commands: dict[CommandKey, CommandRow] = field(default_factory=dict)
     loop_states: dict[RunKey, bytes] = field(default_factory=dict)
     messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
+    """Those that were written in each conversation."""
+    segments: dict[ConversationKey, list[SegmentRow]] = field(default_factory=dict)
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
     trimmed: dict[RunKey, int] = field(default_factory=dict)
     """The last seq that was removed; the events themselves stay for who wants to know what they were."""
@@ -85,6 +89,17 @@ class Tables:
         """Return the calls of a run in call order."""
         calls = [call for call in self.calls.values() if RunKey(call.store_id, call.run_id) == key]
         return sorted(calls, key=lambda call: (call.round, call.index, call.call_id))
+
+    def shown(self, key: ConversationKey) -> list[MessageRow]:
+        """Return the messages of a conversation in order, those of its past included."""
+        return [row for each in self.segments.get(key, ()) for row in self.of_segment(key, each)] + [
+            *self.messages.get(key, ())
+        ]
+
+    def of_segment(self, key: ConversationKey, segment: Segment | SegmentRow) -> list[MessageRow]:
+        """Return the messages of a segment of a conversation."""
+        every = self.messages.get(ConversationKey(key.store_id, segment.source_conversation_id), ())
+        return [row for row in every if segment.first_number <= row.number <= segment.last_number]
 
     def unread(self, key: RunKey) -> list[CommandRow]:
         """Return the unread commands of a run in order of arrival."""
@@ -216,10 +231,12 @@ def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
 def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     """Return a unit with all rows that are named, as `adapters.loading` finds them."""
     unit = UnitOfWork(ids)
+    named = [_with_keyed(tables, keys) for keys in named]
     requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
     submitted = _keys(named, lambda keys: keys.conversations)
-    wanted = [*submitted, *(ConversationKey(run.store_id, run.conversation_id) for run in of_runs)]
+    made = [ConversationKey(row.store_id, row.conversation_id) for row in requests if row.conversation_id]
+    wanted = [*submitted, *made, *(ConversationKey(run.store_id, run.conversation_id) for run in of_runs)]
     conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
     for row in conversations:
         unit.conversations.load(row.key, row)
@@ -264,6 +281,10 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
     """Write what changed; keys are unique."""
     tables.requests.update(unit.requests.items())
     tables.conversations.update(unit.conversations.items())
+    keyed = [row.client_key for row in tables.conversations.values() if row.key_hash is not None]
+    assert len(keyed) == len({*keyed}), "a key has one conversation"
+    for segment in unit.segments.rows:
+        tables.segments.setdefault(ConversationKey(segment.store_id, segment.conversation_id), []).append(segment)
     tables.runs.update(unit.runs.items())
     tables.calls.update(unit.calls.items())
     tables.commands.update(unit.commands.items())
@@ -277,7 +298,7 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
         log = tables.events.setdefault(key, [])
         assert len(log) + 1 == event.seq, "seqs are unique and without gaps"
         log.append(payload)
-        if isinstance(event.body, RunChanged):
+        if event.lifecycle_type:
             tables.outbox[event.store_id, event.event_id] = (key, event.time)
         tables.written_at.setdefault(key, []).append(asyncio.get_running_loop().time())
 
@@ -291,6 +312,12 @@ def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKe
             if key in tables.runs:
                 endings[ConversationKey(key.store_id, tables.runs[key].conversation_id)] += 1
     return endings
+
+
+def _with_keyed(tables: Tables, keys: RowKeys) -> RowKeys:
+    """Return them with the conversations that they name by keys of clients."""
+    found = [row.key for row in tables.conversations.values() if row.client_key in keys.keyed]
+    return replace(keys, conversations=(*keys.conversations, *found)) if found else keys
 
 
 def _keys(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[Any]]) -> list[Any]:

@@ -25,6 +25,8 @@ TOOLS: dict[str, Verdict] = {
 }
 
 FRONT_END = ("show", "draw", "pick")
+OWN = "sketch"
+"""A front-end tool that is in no register: it comes with runs."""
 BACK_END = ("look", "note", "pay", "book", "mail")
 
 

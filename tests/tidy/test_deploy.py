@@ -7,9 +7,10 @@ from typing import Any
 
 import yaml
 
+from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.launcher import nats
 from pawl.launcher.postgres import ROLES
-from pawl.launcher.services import DEFAULT_PORTS, STAGES
+from pawl.launcher.services import STAGES
 from tests.tidy import tree
 
 COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()

@@ -36,8 +36,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         *(f"{stub}/v1" for stub in STUBS),
         "chassis",
         "cli",
+        "client",
         "launcher",
         "model_server",
+        "tools",
         "worker",
         *SERVICES,
     ]
@@ -50,8 +52,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "__init__.py").touch()
     for module in ["errors", "chassis/logs", *(f"{service}/__main__" for service in SERVICES)]:
         (root / f"services/pawl/{module}.py").touch()
-    # The one import that a rule lets pass must be there.
+    # The imports that rules let pass must be there.
     (root / "services/pawl/tool_registry/domain/egress.py").write_text("import httpx2\n")
+    (root / "services/pawl/tools/__init__.py").write_text("import pawl.tool_registry.domain\n")
+    (root / "services/pawl/client/front_end.py").write_text("import pawl.tool_registry.domain\n")
     return root
 
 
@@ -88,6 +92,8 @@ def test_a_tree_that_keeps_the_rules_passes(model: Path) -> None:
         ("errors", "import pawl.chassis"),
         ("cli/run", "import pawl.agent_loop.app"),
         ("launcher/up", "import pawl.job_store.__main__"),
+        ("client/target", "import pawl.launcher"),
+        ("cli/chat", "import pawl.tool_registry.domain"),
         ("agent_loop/stray", ""),
         ("stray", ""),
     ],

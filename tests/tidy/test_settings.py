@@ -65,7 +65,7 @@ def test_the_example_shows_every_variable_with_its_default() -> None:
     ("section", "modules"),
     [
         ("pawl up", ["launcher/options.py"]),
-        ("pawl on the command line", ["cli/__main__.py", "cli/target.py", "chassis/local_key.py"]),
+        ("pawl on the command line", ["cli/__main__.py", "client/target.py", "chassis/local_key.py"]),
     ],
 )
 def test_the_example_shows_what_is_read_without_a_settings_class(section: str, modules: list[str]) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import grpc
 
+from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
@@ -43,16 +44,21 @@ async def main(stop: asyncio.Event) -> None:
         server = service.rpc_server(KeySyncClient(job_store))
         if settings.serves_clients:
             clients = ClientSide(
-                ledger=PublicLedgerClient(job_store, worker.wake if worker else _nobody),
+                ledger=PublicLedgerClient(job_store, worker.wake) if worker else PublicLedgerClient(job_store),
+                agents=AgentLedgerClient(job_store),
                 live=BusEvents(bus),
                 checker=registry,
+                tools=registry,
+                documents=registry,
                 clock=service.clock,
                 ids=service.ids,
                 defaults=settings.run_defaults,
+                takes_images=settings.takes_images,
             )
             await service.enter(clients.watches)
             clients.add_to(server)
-        await _beside(service.serve(server, stop), stop, worker)
+        serving = service.serve(server, stop)
+        await (_beside(serving, stop, worker.hand_over) if worker else serving)
 
 
 async def _worker(
@@ -68,6 +74,7 @@ async def _worker(
     )
     dependencies = WorkerDependencies(
         ledger=WorkerLedgerClient(job_store),
+        agents=AgentLedgerClient(job_store),
         registry=registry,
         model=model,
         clock=service.clock,
@@ -76,6 +83,7 @@ async def _worker(
         meter=PrometheusMeter(service.metrics),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
+        takes_images=settings.takes_images,
     )
     limits = WorkerLimits(
         runs_max=settings.runs_max,
@@ -95,17 +103,12 @@ async def _worker(
     return worker
 
 
-def _nobody() -> None:
-    """Wake no worker: those of other processes hear of a run by themselves."""
-
-
-async def _beside(serving: Awaitable[None], stop: asyncio.Event, worker: Worker | None) -> None:
+async def _beside(serving: Awaitable[None], stop: asyncio.Event, hand_over: Callable[[], Awaitable[None]]) -> None:
     """Serve; as soon as the process shall end, hand the runs over while clients are being drained."""
 
     async def hand_over_in_time() -> None:
         await stop.wait()
-        if worker is not None:
-            await worker.hand_over()
+        await hand_over()
 
     handing_over = asyncio.get_running_loop().create_task(hand_over_in_time(), name="hand_over")
     try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import struct
 import sys
+import zlib
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -16,9 +18,12 @@ import openai
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.model.client import OpenAiModel, OutputTokensField
+from pawl.agent_loop.domain import output, parts
 from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer, is_json
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import ModelError, ModelRequest
+from pawl.agent_loop.domain.parts import ImagePart, Part
+from pawl.agent_loop.domain.run import ResponseFormat
 
 _FEW_TOKENS: Final = 16
 _SECONDS: Final = 120.0
@@ -34,6 +39,28 @@ _TOOL: Final = {
         },
     },
 }
+_FORM: Final = ResponseFormat(
+    schema_json=b'{"type":"object","properties":{"sum":{"type":"integer"}},"required":["sum"]}'
+)
+_SIDE: Final = 64
+
+
+def _png_chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+# A red square.
+_RED: Final = ImagePart(
+    media_type="image/png",
+    data=b"".join(
+        (
+            b"\x89PNG\r\n\x1a\n",
+            _png_chunk(b"IHDR", struct.pack(">IIBBBBB", _SIDE, _SIDE, 8, 2, 0, 0, 0)),
+            _png_chunk(b"IDAT", zlib.compress((b"\0" + b"\xff\0\0" * _SIDE) * _SIDE)),
+            _png_chunk(b"IEND", b""),
+        )
+    ),
+)
 _LONG: Final = ({"role": "user", "content": "count to 500"},)
 _ASK: Final = ({"role": "user", "content": 'call add_numbers with {"a": 2, "b": 3}'},)
 
@@ -77,6 +104,8 @@ class Probe:
             await self._stream()
             await self._limit()
             await self._tools()
+            await self._form()
+            await self._image()
         except ModelError as error:
             self.report.bad(error.problem.message)
         return self.report
@@ -139,6 +168,32 @@ class Probe:
             said = "answers with" if last.text.strip() else "takes"
             self.report.good(f"it {said} the result of a call")
             return
+
+    async def _form(self) -> None:
+        """Find out whether it holds its answer to a form; runs check that themselves."""
+        try:
+            answer = await self._answer(replace(_ask("What is 2 + 3?"), response_format=output.asked(_FORM)))
+        except ModelError as error:
+            self.report.note(f"runs cannot ask it for an answer in a form: {error.problem.message}")
+            return
+        if is_json(answer.text, dict):
+            self.report.good("it answers in the form that is asked for")
+        else:
+            self.report.note("it does not know response_format: an answer in a form takes a round more")
+
+    async def _image(self) -> None:
+        asked = [Part(text="Which colour is this? Answer with one word."), Part(image=_RED)]
+        content = parts.content(asked, takes_images=True)
+        try:
+            answer = await self._answer(replace(_ask(""), messages=({"role": "user", "content": content},)))
+        except ModelError as error:
+            self.report.note(f"it takes no images: {error.problem.message}")
+            return
+        if "red" not in answer.text.lower():
+            self.report.note("it takes images and does not see them")
+            return
+        self.report.good("it sees images")
+        self.report.settings["PAWL_MODEL_INPUT"] = "text,image"
 
     async def _answer(self, request: ModelRequest) -> ModelAnswer:
         assembly = Assembly()

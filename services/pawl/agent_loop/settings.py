@@ -7,6 +7,7 @@ from typing import Annotated, Literal, Self
 from msgspec.structs import replace
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
+from pawl.agent_loop.domain.guidelines import GUIDELINES
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.limits import (
     CONTEXT_BYTES_MIN,
@@ -29,8 +30,8 @@ def _check_base_url(value: str) -> str:
     return value
 
 
-def _check_instructions(value: str) -> str:
-    if len(value.encode()) > INSTRUCTIONS_BYTES_MAX:
+def _check_instructions(value: str | None) -> str | None:
+    if value is not None and len(value.encode()) > INSTRUCTIONS_BYTES_MAX:
         raise ValueError(f"may have at most {INSTRUCTIONS_BYTES_MAX} bytes")
     return value
 
@@ -53,8 +54,9 @@ class AgentLoopSettings(ServiceSettings):
     )
     openai_api_key: SecretStr | None = Field(default=None, validation_alias="OPENAI_API_KEY")
     model: str = Field(min_length=1, max_length=256)
-    instructions: Annotated[str, AfterValidator(_check_instructions)] = ""
+    instructions: Annotated[str | None, AfterValidator(_check_instructions)] = None
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
+    model_input: Literal["text", "text,image"] = "text"
     output_tokens_field: Literal["max_completion_tokens", "max_tokens"] = "max_completion_tokens"
 
     role: Literal["all", "api", "worker"] = "all"
@@ -104,6 +106,11 @@ class AgentLoopSettings(ServiceSettings):
         return self.role != "worker"
 
     @property
+    def takes_images(self) -> bool:
+        """True if messages may have images for the models."""
+        return "image" in self.model_input
+
+    @property
     def drives_runs(self) -> bool:
         """False for a process that does nothing but serve clients."""
         return self.role != "api"
@@ -113,7 +120,7 @@ class AgentLoopSettings(ServiceSettings):
         """The options of a run that asks for nothing."""
         return RunDefaults(
             model=self.model,
-            instructions=self.instructions,
+            instructions=GUIDELINES if self.instructions is None else self.instructions,
             limits=self.limits,
             ceilings=self.ceilings,
             approvals_required=self.approvals_required,

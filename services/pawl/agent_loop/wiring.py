@@ -3,22 +3,37 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from importlib.metadata import version
 
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
+from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
+from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.app import watch
+from pawl.agent_loop.app.agents import Agents
+from pawl.agent_loop.app.conversations import Conversations
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.pending import Pending
-from pawl.agent_loop.app.public_ports import CallChecker, LiveEvents, PublicLedger
+from pawl.agent_loop.app.public_ports import (
+    AgentLedger,
+    CallChecker,
+    DocumentReader,
+    LiveEvents,
+    PublicLedger,
+    ToolFinder,
+)
 from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.session_stream import Parts, SessionTimes
 from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.app.whoami import Introductions
 from pawl.agent_loop.domain.options import RunDefaults
+from pawl.agent_loop.rpc.agent_servicer import AgentRegistryServicer
+from pawl.agent_loop.rpc.conversation_servicer import ConversationServicer
 from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
 from pawl.chassis.clock import Clock
@@ -43,11 +58,15 @@ class ClientSide:
         self,
         *,
         ledger: PublicLedger,
+        agents: AgentLedger,
         live: LiveEvents,
         checker: CallChecker,
+        tools: ToolFinder,
+        documents: DocumentReader,
         clock: Clock,
         ids: IdSource,
         defaults: RunDefaults,
+        takes_images: bool = False,
         times: ClientTimes = ClientTimes(),
     ) -> None:
         """Wire the parts over these ports."""
@@ -57,7 +76,16 @@ class ClientSide:
             poll_seconds=times.poll_seconds,
             connected_poll_seconds=times.connected_poll_seconds,
         )
-        self.messages = Messages(ledger=ledger, defaults=defaults)
+        self.agents = Agents(ledger=agents, tools=tools, checker=checker, clock=clock, defaults=defaults)
+        self.messages = Messages(
+            ledger=ledger,
+            defaults=defaults,
+            agents=self.agents,
+            checker=checker,
+            documents=documents,
+            takes_images=takes_images,
+            tools=tools,
+        )
         self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids)
         self.sessions = Sessions(
             ids,
@@ -79,12 +107,22 @@ class ClientSide:
             sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),
             steps=RunSteps(ledger=ledger, watches=self.watches, take_in=step_log.take_in),
+            introductions=Introductions(
+                checker=checker,
+                agents=self.agents,
+                defaults=defaults,
+                takes_images=takes_images,
+                version=version("pawl"),
+            ),
             heartbeat_seconds=times.heartbeat_seconds,
         )
         self.operators = Operators(ledger=ledger, ids=ids)
         self._operator_servicer = OperatorServicer(ledger, self.operators)
+        self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for them."""
         server.add(add_AgentServiceServicer_to_server, self.servicer)
         server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
+        server.add(add_ConversationServiceServicer_to_server, self._conversation_servicer)
+        server.add(add_AgentRegistryServiceServicer_to_server, AgentRegistryServicer(self.agents))

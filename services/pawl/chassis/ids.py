@@ -28,7 +28,13 @@ SessionId = NewType("SessionId", str)
 CredentialId = NewType("CredentialId", str)
 KeyId = NewType("KeyId", str)
 
+DEFAULT_AGENT: Final = "default"
+"""The agent of runs that name none."""
+
 _ID: Final = re.compile(r"[A-Za-z0-9_-]{1,64}", re.ASCII)
+
+DRAFT: Final = "draft/"
+"""The beginning of the names by which runs name drafts of their user; no name of an agent of the store has it."""
 
 # Crockford's base 32 in lower case: it sorts like the number it writes.
 _DIGITS: Final = "0123456789abcdefghjkmnpqrstvwxyz"
@@ -89,6 +95,17 @@ def check_id(value: str, field: str, *, optional: bool = False) -> str:
     """
     if not is_id(value) and (value or not optional):
         raise InvalidId(f"{field} must match ^[A-Za-z0-9_-]{{1,64}}$", field=field)
+    return value
+
+
+def check_agent_name(value: str, field: str, *, optional: bool = False) -> str:
+    """Return `value` if it is the name of an agent, or of a draft (`draft/NAME`).
+
+    Raises:
+        InvalidId: it is neither; the metadata names the field.
+    """
+    own = value.removeprefix(DRAFT)
+    check_id(own, field, optional=optional and own == value)
     return value
 
 

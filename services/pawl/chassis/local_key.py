@@ -32,9 +32,10 @@ class KeyInClear(StartError):
     def __init__(self, address: str) -> None:
         super().__init__(
             f"The key would go to {address} unencrypted, and whoever hears it could call with it. Give the file with"
-            " the certificates of its authority, to speak TLS: --ca FILE or PAWL_TLS_CA_FILE, `authority` of a Worker."
+            " the certificates of its authority, to speak TLS: --ca FILE or PAWL_TLS_CA_FILE, `authority` of a Worker"
+            " or a Client."
             " Or, in a private network in which nobody else listens, say that it may:"
-            f" --key-in-clear or {IN_CLEAR}=1, `key_in_clear` of a Worker."
+            f" --key-in-clear or {IN_CLEAR}=1, `key_in_clear` of a Worker or a Client."
         )
 
 

@@ -17,7 +17,7 @@ class Role(StrEnum):
     APPROVER = "approver"
     """A member who also decides gated calls of the whole store."""
     ADMIN = "admin"
-    """An approver who also governs the tools, rules and documents of the store."""
+    """An approver who also governs the agents, tools, rules and documents of the store."""
     OPERATOR = "operator"
     """A member who also mends runs of the store, reads its audit and governs its keys."""
     WORKER = "worker"
@@ -34,6 +34,8 @@ OWN_ROLES_GO_BESIDE: Final = (
     f"roles of your own go beside one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
 )
 """The answer to roles that give no rights."""
+APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})
+"""The roles that decide gated calls of all users of their store."""
 SERVICE: Final = "service:"
 """The beginning of the callers that are services."""
 AGENT_LOOP: Final = f"{SERVICE}agent-loop"
@@ -46,21 +48,41 @@ _MENDERS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
+    "pawl.agent.v1.AgentRegistryService": {
+        _READERS: "GetAgent ListAgents ListAgentVersions",
+        _MEMBERS: "UpdateDraft DeleteDraft",
+        (Role.ADMIN,): "UpdateAgent DeleteAgent",
+    },
     "pawl.agent.v1.AgentService": {
         _READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
         " PreviewUndo GetUndoReport",
         _MEMBERS: "StartRun Session SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun UndoRun"
         " UndoCall",
         _MENDERS: "ResolveCall",
+        ROLES: "WhoAmI",
+    },
+    "pawl.agent.v1.ConversationService": {
+        _READERS: "GetConversation ListConversations",
+        _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
     "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun"},
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
+    "pawl.job.v1.AgentLedgerService": {
+        (AGENT_LOOP,): "PutAgent ListAgents ListAgentVersions DeleteAgent PutDraft GetDraft ListDrafts DeleteDraft",
+        (AGENT_LOOP, TOOL_REGISTRY): "GetAgent",
+    },
+    "pawl.job.v1.ErasureService": {
+        (AGENT_LOOP,): "EraseConversation",
+        (TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure",
+    },
     "pawl.job.v1.LedgerService": {
-        (AGENT_LOOP,): "SubmitMessage ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun SendCommand"
-        " ListCommands LeaseOffer RenewOffers ReleaseOffers ListRuns ListAttention ListCalls ListPendingCalls"
-        " ListMessages ListEvents",
+        (AGENT_LOOP,): "SubmitMessage StartRun ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
+        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListRuns ListAttention ListCalls"
+        " ListPendingCalls ListMessages ListEvents"
+        " GetConversation ListConversations UpdateConversation ForkConversation"
+        " ImportConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall",
     },
     "pawl.notify.v1.NotifyService": {
@@ -73,7 +95,14 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _MEMBERS: "PutDocument DeleteDocument",
     },
     "pawl.tool.v1.ExecutionService": {
-        (AGENT_LOOP,): "ResolveTools CheckCalls CheckAnswer RecordDecisions RecordResults ExecuteTool CancelExecution",
+        (
+            AGENT_LOOP,
+        ): "ResolveTools CheckOwnTools CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions RecordResults"
+        " ExecuteTool CancelExecution",
+    },
+    "pawl.tool.v1.MemoryService": {
+        _READERS: "ListMemories",
+        _MEMBERS: "EraseMemories",
     },
     "pawl.tool.v1.RuleService": {_READERS: "ListRules", _MEMBERS: "CreateRule RevokeRule"},
     "pawl.tool.v1.SourceService": {_MENDERS: "AddSource RemoveSource ListSources CheckSource ApproveSource"},

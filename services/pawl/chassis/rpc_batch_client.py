@@ -42,10 +42,10 @@ _AWAY_SECONDS: Final = 0.25
 _BUSY_SECONDS: Final = 0.5
 # One that has said nothing since it was asked something, for so long, may hang: others are asked meanwhile.
 _SILENT_SECONDS: Final = 0.5
-# A stream that is not open after so long takes no call: those that wait for it go to another replica, if one is well.
-_OPENING_SECONDS: Final = 0.5
 # If it has still said nothing when all who asked it have given up, it is asked again so much later.
 _GIVEN_UP_SECONDS: Final = 5.0
+# A stream that is not open after so long takes no call: those that wait for it go to another replica, if one is well.
+_OPENING_SECONDS: Final = 0.5
 
 
 Shown: TypeAlias = tuple[tuple[str, str], ...]

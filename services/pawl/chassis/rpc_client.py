@@ -25,6 +25,8 @@ from pawl.chassis.tls import Tls, channel_credentials
 from pawl.errors import DependencyUnavailable
 
 T = TypeVar("T")
+Translate = Callable[[grpc.aio.AioRpcError], Exception]
+"""Makes another error of one of gRPC."""
 
 DEFAULT_DEADLINE_SECONDS: Final = 10.0
 PEER_MESSAGE_BYTES_MAX: Final = 8 * 1024 * 1024
@@ -52,6 +54,7 @@ def open_channel(
     batches: bool = False,
     tls: Tls | None = None,
     server_name: str | None = None,
+    translate: Translate | None = None,
 ) -> grpc.aio.Channel:
     """Return a channel to one service; nothing is connected before the first call.
 
@@ -69,6 +72,9 @@ def open_channel(
     Of several addresses each store has one that is preferred: see `rpc_replicas`. Over up
     to four of the replicas that one name stands for they are spread. The other end must be for
     services, and errors come as the PawlError that they are.
+
+    With `translate`, errors of calls are raised as what it makes of them. A call with a unary response is a plain
+    coroutine then.
 
     With `tls` the channel shows and checks certificates, and follows their changes. That of the other end
     must have `server_name`, or else the host of the one address.
@@ -88,6 +94,7 @@ def open_channel(
         deadline_seconds=deadline_seconds,
         replicas={one: reached(_target(one)) if len(replicas) > 1 else channel for one in replicas},
         response_bytes_max=message_bytes_max,
+        translate=translate,
     )
 
 
@@ -148,8 +155,10 @@ class _Channel(grpc.aio.Channel):
         deadline_seconds: float,
         replicas: Mapping[str, grpc.aio.Channel],
         response_bytes_max: int,
+        translate: Translate | None,
     ) -> None:
         self._channel = channel
+        self._translate = translate
         self._replicas = replicas
         self._asked_metadata = metadata
         self._deadline_seconds = deadline_seconds
@@ -184,7 +193,7 @@ class _Channel(grpc.aio.Channel):
 
     def unary_unary(self, *args: Any, **kwargs: Any) -> Any:
         def alone(channel: grpc.aio.Channel) -> Any:
-            return self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds)
+            return self._answering(self._calling(channel.unary_unary(*args, **kwargs), self._deadline_seconds))
 
         return self._batching(alone, self._deadline_seconds, *args, **kwargs)
 
@@ -195,7 +204,7 @@ class _Channel(grpc.aio.Channel):
         return self._batching(alone, None, *args, **kwargs)
 
     def stream_unary(self, *args: Any, **kwargs: Any) -> Any:
-        return self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds)
+        return self._answering(self._calling(self._channel.stream_unary(*args, **kwargs), self._deadline_seconds))
 
     def stream_stream(self, *args: Any, **kwargs: Any) -> Any:
         return self._streaming(self._channel.stream_stream(*args, **kwargs))
@@ -218,6 +227,19 @@ class _Channel(grpc.aio.Channel):
                 metadata=(*self._shown(), *self._asked_metadata(), *_request_id(), *(metadata or ())),
                 **kwargs,
             )
+
+        return call
+
+    def _answering(self, method: Any) -> Any:
+        translate = self._translate
+        if translate is None:
+            return method
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return await method(*args, **kwargs)
+            except grpc.aio.AioRpcError as error:
+                raise translate(error) from error
 
         return call
 
@@ -256,7 +278,7 @@ class _Channel(grpc.aio.Channel):
         start = self._calling(method, None)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return _StreamCall(start(*args, **kwargs))
+            return _StreamCall(start(*args, **kwargs), self._translate)
 
         return call
 
@@ -268,8 +290,9 @@ class _StreamCall:
     the request has just gone out. The server would work on for nobody.
     """
 
-    def __init__(self, call: Any) -> None:
+    def __init__(self, call: Any, translate: Translate | None) -> None:
         self._call = call
+        self._translate = translate
         self._responses: Any = None
 
     def __getattr__(self, name: str) -> Any:
@@ -292,6 +315,10 @@ class _StreamCall:
         except asyncio.CancelledError:
             self._call.cancel()
             raise
+        except grpc.aio.AioRpcError as error:
+            if self._translate is None:
+                raise
+            raise self._translate(error) from error
 
 
 def _request_id() -> tuple[tuple[str, str], ...]:

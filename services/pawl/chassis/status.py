@@ -113,6 +113,11 @@ def _restored(kind: Kind, message: str, reason: str, metadata: Mapping[str, str]
     return (by_reason.get(reason) or by_kind[kind]).restore(message, reason, metadata)
 
 
+def has_reason(error: grpc.aio.AioRpcError) -> bool:
+    """Return whether a service answered. What gRPC itself says, for example of a lost connection, has no reason."""
+    return any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
+
+
 def _error_info(error: grpc.aio.AioRpcError) -> error_details_pb2.ErrorInfo | None:
     for key, value in error.trailing_metadata() or ():
         if key != _DETAILS_KEY or not isinstance(value, bytes):

@@ -8,7 +8,7 @@ A loop then goes on, and whoever waits for its end waits for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from contextvars import Context
 from typing import Any, Final, TypeVar
 
@@ -63,3 +63,15 @@ def check_cancelled() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
+
+
+def delivered(function: Callable[[], T]) -> T:
+    """Call a function in a thread; no future takes StopIteration, and Python makes the same of a coroutine's.
+
+    Raises:
+        RuntimeError: it raised StopIteration.
+    """
+    try:
+        return function()
+    except StopIteration as error:
+        raise RuntimeError("the function raised StopIteration") from error

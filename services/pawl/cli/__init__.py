@@ -1,7 +1,6 @@
 """`pawl`: the command line.
 
-A client of the public API only. `client` is a whole client of the Session stream
-that other programs may take as their example.
+A client of the public API only, by `pawl.client` as any other program.
 """
 
 from __future__ import annotations

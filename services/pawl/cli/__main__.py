@@ -14,10 +14,12 @@ import typer
 from pawl.chassis.local_key import IN_CLEAR
 from pawl.chassis.start import StartError
 from pawl.cli import (
+    agents,
     attention,
     audit,
     chat,
     checks,
+    conversations,
     decisions,
     demo,
     documents,
@@ -25,11 +27,14 @@ from pawl.cli import (
     inbox,
     keys,
     lists,
+    memory,
     rules,
     runs,
     sources,
+    status,
     steps,
     undoing,
+    whoami,
 )
 from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
 from pawl.launcher.options import read_options
@@ -113,13 +118,15 @@ def up(
         options = read_options(os.environ, data=given.data, ports=port or (), replicas=replicas or ())
     except StartError as error:
         raise typer.Exit(fail(error, [])) from None
-    raise typer.Exit(run_suite(options))
+    raise typer.Exit(run_suite(options, agents.apply_folder))
 
 
 app.command()(runs.run)
 app.command()(chat.chat)
 app.command()(runs.watch)
 app.command()(runs.runs)
+app.command()(conversations.fork)
+app.command()(status.status)
 app.command()(inbox.inbox)
 app.command()(decisions.approve)
 app.command()(runs.top_up)
@@ -141,11 +148,16 @@ model = typer.Typer(help="Look at model servers.", no_args_is_help=True)
 model.callback()(lambda: None)
 model.command("check", add_help_option=False, context_settings=_ALL_PASSED_ON)(checks.check_model)
 app.add_typer(model, name="model")
+app.add_typer(agents.app, name="agents")
+app.command()(agents.apply)
 app.add_typer(documents.commands)
+app.add_typer(memory.commands)
 app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)
+app.command()(whoami.whoami)
 app.add_typer(rules.app, name="rules")
 app.add_typer(keys.app, name="keys")
+app.add_typer(conversations.app, name="conversations")
 app.command()(demo.demo)
 
 

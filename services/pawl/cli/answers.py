@@ -13,6 +13,7 @@ from pawl.agent.v1 import types_pb2
 from pawl.chassis import strict_json
 from pawl.cli import wording
 from pawl.cli.failure import CommandError
+from pawl.client import decisions
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2
 
@@ -52,13 +53,13 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     verb, _, rest = line.partition(" ")
     match verb.lower():
         case "a" | "approve" | "y" | "yes":
-            return approve(call)
+            return decisions.approve(call)
         case "e" | "edit":
             return edit(call, rest.encode() if rest.strip() else edit_in_editor(call.arguments_json))
         case "r" | "reject" | "n" | "no":
-            return reject(call, rest.strip())
+            return decisions.reject(call, rest.strip())
         case "t" | "text" if rest.strip():
-            return answer(call, rest.strip())
+            return decisions.answer(call, rest.strip())
         case _:
             raise Unclear(f"Type one of: {APPROVAL_PROMPT.rstrip(': ')}.")
 
@@ -109,11 +110,6 @@ def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
             return "Answered."
 
 
-def approve(call: call_pb2.Call) -> types_pb2.CallDecision:
-    """Return: run it as shown."""
-    return _decision(call, call_pb2.DECISION_KIND_APPROVE)
-
-
 def edit(call: call_pb2.Call, arguments: bytes) -> types_pb2.CallDecision:
     """Return: run it with other arguments.
 
@@ -126,23 +122,7 @@ def edit(call: call_pb2.Call, arguments: bytes) -> types_pb2.CallDecision:
         raise Unclear(f"The new arguments are not JSON: {error.message}.") from None
     if not isinstance(value, dict):
         raise Unclear("The new arguments must be a JSON object with all arguments of the tool.")
-    decision = _decision(call, call_pb2.DECISION_KIND_EDIT)
-    decision.arguments_json = arguments
-    return decision
-
-
-def reject(call: call_pb2.Call, reason: str) -> types_pb2.CallDecision:
-    """Return: do not run it."""
-    decision = _decision(call, call_pb2.DECISION_KIND_REJECT)
-    decision.reason = reason
-    return decision
-
-
-def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
-    """Return: this is the answer, or the result to give instead of running it."""
-    decision = _decision(call, call_pb2.DECISION_KIND_ANSWER)
-    decision.answer = text
-    return decision
+    return decisions.edit(call, arguments)
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:
@@ -175,9 +155,5 @@ def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
         raise Unclear("Type the number of an option, or an answer in your own words.")
     verb, _, reason = line.partition(" ")
     if verb == "/refuse":
-        return reject(call, reason.strip())
-    return answer(call, chosen(line, call))
-
-
-def _decision(call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType) -> types_pb2.CallDecision:
-    return types_pb2.CallDecision(run_id=call.run_id, call_id=call.call_id, kind=kind, digest=call.approval.digest)
+        return decisions.reject(call, reason.strip())
+    return decisions.answer(call, chosen(line, call))

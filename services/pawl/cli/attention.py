@@ -13,8 +13,8 @@ from pawl.cli import answers, wording
 from pawl.cli.command import command, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import RunId
-from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, hint
+from pawl.client import AsyncClient
 from pawl.event.v1 import run_pb2
 
 Reason = Annotated[str, typer.Option(help="For the log of the run.")]
@@ -22,7 +22,7 @@ Reason = Annotated[str, typer.Option(help="For the log of the run.")]
 
 @command()
 async def attention(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: Annotated[str, typer.Argument(help="Only this run.", show_default=False)] = "",
 ) -> None:
@@ -40,7 +40,7 @@ async def attention(
         _show(transcript, run)
 
 
-async def _runs_in_need(target: Target, run_id: str) -> list[operator_pb2.RunInNeed]:
+async def _runs_in_need(target: AsyncClient, run_id: str) -> list[operator_pb2.RunInNeed]:
     """Return the runs of the store that need attention, or the one with this id if it does."""
     pages = target.pages(target.operators.ListAttention, operator_pb2.ListAttentionRequest(run_id=run_id))
     return [run async for page in pages for run in page.runs]
@@ -68,7 +68,7 @@ def _show(transcript: Transcript, run: operator_pb2.RunInNeed) -> None:
 
 @command()
 async def resolve(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: RunId,
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
@@ -110,7 +110,7 @@ def _resolution(
 
 
 @command()
-async def redrive(target: Target, console: Console, run_id: RunId, *, reason: Reason = "") -> None:
+async def redrive(target: AsyncClient, console: Console, run_id: RunId, *, reason: Reason = "") -> None:
     """Let a quarantined run go on.
 
     From where it was, as if no worker had died with it. Mend first what killed
@@ -123,7 +123,7 @@ async def redrive(target: Target, console: Console, run_id: RunId, *, reason: Re
 
 
 @command()
-async def end(target: Target, console: Console, run_id: RunId, *, reason: Reason = "") -> None:
+async def end(target: AsyncClient, console: Console, run_id: RunId, *, reason: Reason = "") -> None:
     """End a run of any user of the store.
 
     Open calls are settled as with `pawl cancel`. Needs the role operator or admin

@@ -15,7 +15,7 @@ from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.tool.v1 import audit_pb2
 
 _HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
@@ -45,13 +45,14 @@ class Kind(StrEnum):
 @app.command("list")
 @command(asks="tools")
 async def list_(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     run: Annotated[str, typer.Option(help="Only of this run.")] = "",
     call: Annotated[str, typer.Option(help="Only of this call.")] = "",
     tool: Annotated[str, typer.Option(help="Only of this tool.")] = "",
     of_user: Annotated[str, typer.Option(help="Only of runs of this user.")] = "",
+    agent: Annotated[str, typer.Option(help="Only of runs of this agent.")] = "",
     kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
     since: Since = "",
     before: Before = "",
@@ -59,7 +60,7 @@ async def list_(
     json: Json = False,
 ) -> None:
     """List entries of the audit chain, the newest last."""
-    request = audit_pb2.ListAuditRequest(run_id=run, call_id=call, tool_name=tool, user_id=of_user)
+    request = audit_pb2.ListAuditRequest(run_id=run, call_id=call, tool_name=tool, user_id=of_user, agent_name=agent)
     if kind is not None:
         request.kind = audit_pb2.AuditKind.Value(f"AUDIT_KIND_{kind.name}")
     _set_span(request, since, before)
@@ -82,7 +83,7 @@ async def list_(
 @app.command()
 @command(asks="tools")
 async def verify(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     known_head: KnownHead = "",
@@ -110,10 +111,12 @@ async def verify(
 
 @command(asks="tools")
 async def stats(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     tool: Annotated[str, typer.Argument(help="Only this tool.", show_default=False)] = "",
     *,
+    agent: Annotated[str, typer.Option("--agent", help="Only in runs of this agent.")] = "",
+    by_agent: Annotated[bool, typer.Option("--by-agent", help="For each agent apart.")] = False,
     since: Since = "",
     before: Before = "",
 ) -> None:
@@ -121,12 +124,14 @@ async def stats(
 
     Needs the role operator or admin where there are API keys.
     """
-    request = audit_pb2.GetToolAnalyticsRequest(tool_name=tool)
+    request = audit_pb2.GetToolAnalyticsRequest(tool_name=tool, agent_name=agent, by_agent=by_agent)
     _set_span(request, since, before)
     figures = (await target.auditor.GetToolAnalytics(request)).tools
     names = ("tool", "runs", "errors", "cached", "p50", "p95", "bytes", "asked", "approved", "edited", "rejected")
     if figures:
-        show_table(console, names, [_figures_row(one) for one in figures])
+        agents = [(one.agent_name or "unknown",) if by_agent else () for one in figures]
+        rows = [(*agent, *_figures_row(one)) for agent, one in zip(agents, figures, strict=True)]
+        show_table(console, (*(("agent",) if by_agent else ()), *names), rows)
     else:
         console.print("No tool did anything.")
 

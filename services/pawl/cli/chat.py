@@ -6,44 +6,25 @@ import asyncio
 import json
 import sys
 from asyncio import FIRST_COMPLETED
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Annotated, Any, Final
 
-import grpc
 import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, wording
-from pawl.cli.client import Refused, SessionClient
-from pawl.cli.command import command, new_request_id
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
-from pawl.cli.runs import Reasoning, show_runs
-from pawl.cli.target import Target
+from pawl.cli.runs import Agent, Effort, Reasoning, effort_of, show_runs
 from pawl.cli.transcript import Transcript
+from pawl.client import AsyncClient, result
+from pawl.errors import InvalidArguments, InvalidJson, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
-from pawl.tool.v1 import tool_pb2
-
-PANEL_TOOL: Final = tool_pb2.ToolDefinition(
-    name="show_panel",
-    description="Shows something to the user on the screen, with a title.",
-    arguments_schema_json=json.dumps(
-        {
-            "type": "object",
-            "properties": {
-                "title": {"type": "string", "description": "Heading of the panel"},
-                "content": {"type": "string", "description": "What to show, as plain text"},
-            },
-            "required": ["title", "content"],
-            "additionalProperties": False,
-        }
-    ).encode(),
-    context=call_pb2.EXECUTION_CONTEXT_FRONTEND,
-    category=call_pb2.TOOL_CATEGORY_SAFE,
-    effect_class=call_pb2.EFFECT_CLASS_IDEMPOTENT,
-)
-"""The tool that this front end runs itself."""
+from pawl.tools import Category, EffectClass, Tool, tool
 
 HELP: Final = (
     "Type a message. /cancel stops the run, /top-up TOKENS adds to its budget, /runs lists yours, "
@@ -64,10 +45,12 @@ _QUIET_SECONDS: Final = 0.1
 
 @command()
 async def chat(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    agent: Agent = "",
+    effort: Effort = None,
     reasoning: Reasoning = False,
 ) -> int:
     """Talk to the agent.
@@ -75,11 +58,27 @@ async def chat(
     Live text, tool calls, approvals and questions in one place. Lines of a file
     may take the place of the keyboard.
     """
-    request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
-    await target.tool_register.RegisterTool(request)
     screen = Transcript(console, whole_reasoning=reasoning)
-    talk = Chat(target, console, screen, LineReader(), conversation_id=conversation)
+    options = run_pb2.RunOptions(reasoning_effort=effort_of(effort))
+    talk = Chat(target, console, screen, LineReader(), conversation_id=conversation, agent=agent, options=options)
     return await talk.run()
+
+
+def panel(show: Callable[[str, str], dict[str, Any]]) -> Tool[..., Any]:
+    """Return the tool that a front end of ours runs itself."""
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def show_panel(
+        title: Annotated[str, "Heading of the panel"], content: Annotated[str, "What to show, as plain text"]
+    ) -> dict[str, Any]:
+        """Shows something to the user on the screen, with a title."""
+        return show(title, content)
+
+    return show_panel
+
+
+def _is_for_panel(call: call_pb2.Call) -> bool:
+    return call.state == call_pb2.CALL_STATE_OFFERED and call.tool_name == "show_panel"
 
 
 class Chat:
@@ -91,24 +90,30 @@ class Chat:
 
     def __init__(
         self,
-        target: Target,
+        target: AsyncClient,
         console: Console,
         screen: Transcript,
         keyboard: LineReader,
         *,
         conversation_id: str = "",
+        agent: str = "",
+        options: run_pb2.RunOptions | None = None,
     ) -> None:
         self._target = target
         self._console = console
         self._screen = screen
         self._keyboard = keyboard
         self._conversation_id = conversation_id
+        self._agent = agent
+        self._options = options
         self._active: dict[str, None] = {}
         self._resumed: set[str] = set()
         self._pending: dict[str, call_pb2.Call] = {}
         # Runs that do calls of those: of them only calls are shown.
         self._below: set[str] = set()
         self._unattached: list[str] = []
+        # Resumed runs with calls for the panel of an earlier chat: of another client, which is gone perhaps.
+        self._left_behind: list[str] = []
         # Runs that wait for tokens or an operator: no line of a message helps them.
         self._held: dict[str, run_pb2.Run] = {}
         self._connections = 0
@@ -117,13 +122,8 @@ class Chat:
         self._prompt_due = True
         self._leaving = False
         self._input_over = False
-        self._session = SessionClient(
-            target.agent,
-            tools={"show_panel": self._show_panel},
-            metadata=lambda: target.metadata,
-            connect=target.connect,
-            on_connected=self._connected,
-            on_lost=self._lost,
+        self._session = target.session(
+            tools=[panel(self._show_panel)], on_connected=self._connected, on_lost=self._lost
         )
 
     async def run(self) -> int:
@@ -186,6 +186,8 @@ class Chat:
             self._show(frame.result())
             while self._unattached:
                 await self._session.attach(self._unattached.pop())
+            while self._left_behind:
+                await self._take_over(self._left_behind.pop())
         if not line.cancelled():
             await self._obey(line.result())
 
@@ -235,9 +237,20 @@ class Chat:
             self._pending[call.call_id] = call
         else:
             self._pending.pop(call.call_id, None)
+        if _is_for_panel(call) and call.run_id in self._resumed:
+            self._left_behind.append(call.run_id)
         if call.state == call_pb2.CALL_STATE_DELEGATED and call.child_run_id not in self._below:
             self._below.add(call.child_run_id)
             self._unattached.append(call.child_run_id)
+
+    async def _take_over(self, run_id: str) -> None:
+        """Do what an earlier chat was asked to show, if it is not there any more to do it."""
+        with suppress(PawlError):  # It has shown it meanwhile.
+            for call in (await self._target.get(run_id)).pending_calls:
+                if _is_for_panel(call) and call.run_id == run_id and not call.offer.client_id:
+                    shown = json.loads(call.arguments_json)
+                    content = self._show_panel(shown["title"], shown["content"])
+                    await self._target.submit(result(call, content))
 
     def _note_held(self, run: run_pb2.Run) -> None:
         if run_pb2.WAIT_KIND_BUDGET in run.waits:
@@ -249,8 +262,7 @@ class Chat:
         else:
             self._held.pop(run.run_id, None)
 
-    async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, bool]:
-        title, content = str(arguments.get("title", "")), str(arguments.get("content", ""))
+    def _show_panel(self, title: str, content: str) -> dict[str, bool]:
         self._screen.card(wording.clean(title), wording.clean(content).splitlines(), "magenta")
         return {"shown": True}
 
@@ -296,9 +308,11 @@ class Chat:
             elif self._pending:
                 await self._decide(line)
             elif line.strip():
-                run_id = await self._session.start(line, conversation_id=self._conversation_id)
+                run_id = await self._session.start(
+                    line, conversation_id=self._conversation_id, agent=self._agent, options=self._options
+                )
                 self._active[run_id] = None
-        except (answers.Unclear, Refused, grpc.aio.AioRpcError) as error:
+        except (answers.Unclear, PawlError) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
 
     async def _decide(self, line: str) -> None:
@@ -307,9 +321,8 @@ class Chat:
         self._pending.pop(call_id)
         try:
             await self._session.decide(decision)
-        except Refused as refused:
-            if refused.receipt.reason in {"INVALID_ARGUMENTS", "INVALID_JSON"}:
-                self._pending = {call_id: call, **self._pending}
+        except (InvalidArguments, InvalidJson):
+            self._pending = {call_id: call, **self._pending}
             raise
 
     async def _command(self, command: str) -> None:
@@ -333,9 +346,7 @@ class Chat:
         if not waiting:
             self._screen.line("No run waits for tokens.", "dim")
         for run in waiting:
-            request_id = new_request_id()
-            request = agent_pb2.TopUpRunRequest(request_id=request_id, run_id=run.run_id, tokens=tokens)
-            await self._target.agents.TopUpRun(request)
+            await self._target.top_up(run.run_id, tokens)
 
     async def _cancel(self) -> None:
         if not self._active:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import functools
 import inspect
+import re
 import secrets
 import sys
 from collections.abc import Awaitable, Callable
@@ -15,15 +16,18 @@ from typing import Any, Final
 import typer
 from rich.console import Console
 
-from pawl.chassis.start import StartError
-from pawl.cli.failure import Asks, CommandError, explain
-from pawl.cli.target import Target, find
+from pawl.cli.failure import CommandError, explain
+from pawl.client import AsyncClient
+from pawl.client.target import Asks
 
 EXIT_UNSUCCESSFUL: Final = 1
 """The command worked, and what it did or watched did not come to a good end."""
 EXIT_IMPOSSIBLE: Final = 2
 """The command could not be carried out; a sentence on standard error says why."""
 EXIT_INTERRUPTED: Final = 130
+
+_DURATION: Final = re.compile(r"(\d{1,9})([smhd])", re.ASCII)
+_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,13 +63,13 @@ def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | 
     return made
 
 
-def _perform(flags: Flags, work: Callable[[Target, Console], Awaitable[int | None]], asks: Asks) -> int:
+def _perform(flags: Flags, work: Callable[[AsyncClient, Console], Awaitable[int | None]], asks: Asks) -> int:
     """Run a command against the suite that the flags name; returns its exit code."""
     console = Console(highlight=False)
     addresses: list[str] = []
 
     async def run() -> int | None:
-        async with find(**dataclasses.asdict(flags)) as target:
+        async with AsyncClient(**dataclasses.asdict(flags), retry_seconds=0.0) as target:
             addresses.extend(getattr(target, asks))
             return await work(target, console)
 
@@ -88,6 +92,18 @@ def new_request_id() -> str:
     return f"cli_{secrets.token_hex(12)}"
 
 
+def seconds_of(duration: str) -> int:
+    """Return how long a time like 30m, 2h or 7d is.
+
+    Raises:
+        CommandError: that is no time.
+    """
+    match = _DURATION.fullmatch(duration)
+    if match is None:
+        raise CommandError(f"{duration!r} is no duration like 30m, 2h or 7d.")
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
 def is_sure(question: str, *, yes: bool) -> bool:
     """Return whether the person means it, who is asked unless `yes` says so.
 
@@ -103,6 +119,5 @@ def is_sure(question: str, *, yes: bool) -> bool:
 
 def fail(error: Exception, addresses: list[str], asks: Asks = "agent") -> int:
     """Tell on standard error why a command could not be carried out; returns the exit code."""
-    shown = CommandError(str(error)) if isinstance(error, StartError) else error
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(explain(shown, addresses, asks))
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(explain(error, addresses, asks))
     return EXIT_IMPOSSIBLE

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated
 
-import grpc
 import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.chassis.status import from_rpc_error
-from pawl.cli import answers, inbox
+from pawl.cli import answers
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
 from pawl.cli.failure import CommandError
 from pawl.cli.remembering import Reach, remembered, told
-from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
+from pawl.client import AsyncClient, decisions
 from pawl.errors import PermissionDenied, RunNotFound
 from pawl.event.v1 import call_pb2
 
 
 @command()
 async def approve(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: Annotated[str, typer.Argument(help="Id of the run.", show_default=False)],
     call_id: Annotated[str, typer.Argument(help="Id of the call.", show_default=False)],
@@ -61,11 +59,11 @@ async def approve(
     if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
         return EXIT_UNSUCCESSFUL
     if remember is None:
-        await inbox.decide(target, decision)
+        await target.decide(decision)
         console.print(answers.done(decision, call), style="green", markup=False)
         return 0
     async with remembered(target, call, remember, lasts=lasts, uses=uses or 0) as rule:
-        await inbox.decide(target, decision)
+        await target.decide(decision)
     console.print(f"{answers.done(decision, call)} {told(rule)}", style="green", markup=False, soft_wrap=True)
     return 0
 
@@ -82,17 +80,15 @@ def _check_options(
         raise CommandError("--for and --uses go with --remember.")
 
 
-async def find_pending(target: Target, run_id: str, call_id: str) -> call_pb2.Call:
+async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:
     """Return a call that waits for somebody; of another user's run one that awaits an approval, for approvers.
 
     Raises:
         CommandError: it does not.
     """
     try:
-        run = (await target.agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id))).run
-    except grpc.aio.AioRpcError as error:
-        if not isinstance(from_rpc_error(error), RunNotFound):
-            raise
+        run = await target.get(run_id)
+    except RunNotFound:
         calls = await _of_others(target, run_id)
         if not calls:
             raise
@@ -104,15 +100,13 @@ async def find_pending(target: Target, run_id: str, call_id: str) -> call_pb2.Ca
     raise CommandError(f"Call {call_id} of {run_id} does not wait for anybody. `pawl inbox` lists the calls that wait.")
 
 
-async def _of_others(target: Target, run_id: str) -> list[call_pb2.Call]:
+async def _of_others(target: AsyncClient, run_id: str) -> list[call_pb2.Call]:
     """Return the calls of a run that await an approval, if the caller may see those of the store."""
     wanted = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
     try:
-        items = await inbox.pending(target, wanted)
-    except grpc.aio.AioRpcError as error:
-        if isinstance(from_rpc_error(error), PermissionDenied):
-            return []
-        raise
+        items = [item async for item in target.pending(wanted)]
+    except PermissionDenied:
+        return []
     return [item for item in items if isinstance(item, call_pb2.Call) and item.run_id == run_id]
 
 
@@ -120,9 +114,9 @@ def _decision(call: call_pb2.Call, edit: str | None, reject: str | None, answer:
     if edit is not None:
         return answers.edit(call, edit.encode())
     if reject is not None:
-        return answers.reject(call, reject)
+        return decisions.reject(call, reject)
     if answer is not None:
-        return answers.answer(call, answers.chosen(answer.strip(), call))
+        return decisions.answer(call, answers.chosen(answer.strip(), call))
     if call.state == call_pb2.CALL_STATE_ASKED:
         raise CommandError('This is a question: answer it with --answer "...".')
-    return answers.approve(call)
+    return decisions.approve(call)

@@ -18,7 +18,7 @@ from pawl.cli.demo_ledger import read_ledger, verdicts
 from pawl.cli.demo_screen import Screen
 from pawl.cli.demo_story import Story
 from pawl.cli.failure import CommandError
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 
@@ -58,13 +58,7 @@ async def _play(folder: Path, screen: Screen) -> int:
     options = SuiteOptions(data=folder, replicas={"agent-loop": _REPLICAS})
     screen.line(f"Starting PostgreSQL, NATS, a scripted model and the four services in {folder} ...")
     async with asyncio.timeout(_SECONDS_MAX), Suite(options) as suite:
-        endpoints = suite.endpoints
-        target = Target(
-            agent=tuple(endpoints.addresses("agent-loop")),
-            tools=tuple(endpoints.addresses("tool-registry")),
-            notifications=tuple(endpoints.addresses("notifier")),
-            key=lambda: suite.local_key,
-        )
+        target = AsyncClient(data=folder, environment={})
         screen.line(
             f"Ready after {time.monotonic() - started:.1f} s. The agent-loop runs twice: {', '.join(target.agent)}"
         )

@@ -13,11 +13,9 @@ from email.message import EmailMessage
 from pathlib import Path
 from typing import Any, Final
 
-from pawl.agent.v1 import agent_pb2
 from pawl.cli.demo_story import Evidence
-from pawl.cli.target import Target
 from pawl.cli.transcript import ENDED
-from pawl.cli.watching import watch
+from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.notify.v1 import notify_pb2
 
@@ -52,17 +50,15 @@ class NotSo(Exception):
     """Something that should have happened did not; the message says what is there instead."""
 
 
-async def read_ledger(target: Target, run_id: str, outbox: Path) -> Ledger:
+async def read_ledger(target: AsyncClient, run_id: str, outbox: Path) -> Ledger:
     """Read everything anew, from the services and the outbox folder."""
-    agents = target.agents
-    run = (await agents.GetRun(agent_pb2.GetRunRequest(run_id=run_id))).run
-    of_conversation = agent_pb2.ListMessagesRequest(conversation_id=run.conversation_id, page_size=_PAGE)
+    run = await target.get(run_id)
     of_user = notify_pb2.ListNotificationsRequest(page_size=_PAGE)
     return Ledger(
         run=run,
-        calls=(await agents.ListCalls(agent_pb2.ListCallsRequest(run_id=run_id, page_size=_PAGE))).calls,
-        messages=(await agents.ListMessages(of_conversation)).messages,
-        events=[event async for event in watch(target, run_id) if isinstance(event, event_pb2.RunEvent)],
+        calls=[call async for call in target.calls(run_id)],
+        messages=[message async for message in target.messages(run.conversation_id)],
+        events=[event async for event in target.watch(run_id) if isinstance(event, event_pb2.RunEvent)],
         notifications=(await target.notifier.ListNotifications(of_user)).notifications,
         mails=await asyncio.to_thread(_mails, outbox),
     )

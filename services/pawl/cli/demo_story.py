@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 from urllib.request import urlopen
 
 import nats
@@ -14,16 +15,13 @@ from nats.aio.msg import Msg
 
 from pawl.chassis.bus import flush
 from pawl.chassis.tasks import within
-from pawl.cli import answers
-from pawl.cli.chat import PANEL_TOOL
-from pawl.cli.client import SessionClient
+from pawl.cli.chat import panel
 from pawl.cli.demo_screen import Screen
 from pawl.cli.failure import CommandError
-from pawl.cli.target import Target
+from pawl.client import AsyncClient, AsyncSession, answer, edit
 from pawl.event.v1 import call_pb2, event_pb2
 from pawl.launcher.suite import Suite
 from pawl.notify.v1 import notify_pb2
-from pawl.tool.v1 import tool_pb2
 
 LAST_NUMBER: Final = 60
 PROMPT: Final = (
@@ -65,12 +63,12 @@ class Evidence:
 class Story:
     """Plays the conversation once. `target` lists every replica."""
 
-    def __init__(self, suite: Suite, target: Target, screen: Screen) -> None:
+    def __init__(self, suite: Suite, target: AsyncClient, screen: Screen) -> None:
         self.evidence = Evidence()
         self._suite = suite
         self._target = target
         self._screen = screen
-        self._session: SessionClient | None = None
+        self._session: AsyncSession | None = None
         self._address = ""
         self._mailed = False
         self._final_deltas = 0
@@ -79,8 +77,6 @@ class Story:
 
     async def play(self) -> None:
         """Talk until the run has ended and its notification was heard, or should have been."""
-        request = tool_pb2.RegisterToolRequest(definition=PANEL_TOOL, replace=True)
-        await self._target.tool_register.RegisterTool(request)
         subscriber = await nats.connect(self._suite.nats_url())
         try:
             await subscriber.subscribe("pawl.v1.local.user.me.notifications", cb=self._hear)
@@ -93,7 +89,7 @@ class Story:
         self._screen.note(f"Prometheus: {self.evidence.metric}")
 
     async def _talk(self) -> None:
-        session = await self._connect(list(self._target.agent))
+        session = await self._connect(self._target.agent)
         try:
             self._screen.note(f"You: {PROMPT}")
             self.evidence.run_id = await session.start(PROMPT)
@@ -124,31 +120,32 @@ class Story:
         if call.state == call_pb2.CALL_STATE_ASKED and not self.evidence.answer:
             self.evidence.answer = call.question.options[0]
             self._screen.note(f"You answer: {self.evidence.answer}")
-            await self._current.decide(answers.answer(call, self.evidence.answer))
+            await self._current.decide(answer(call, self.evidence.answer))
         elif call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
             edited = json.loads(call.arguments_json) | {"subject": EDITED_SUBJECT}
             self._screen.note(f"You approve, with another subject: {EDITED_SUBJECT}")
-            await self._current.decide(answers.edit(call, json.dumps(edited).encode()))
+            await self._current.decide(edit(call, edited))
         elif call.tool_name == "send_email" and call.state == call_pb2.CALL_STATE_SUCCEEDED:
             self._mailed = True
 
-    async def _show_panel(self, arguments: dict[str, Any]) -> dict[str, str]:
-        self._screen.note(f"[{arguments.get('title')}] {arguments.get('content')}")
+    def _show_panel(self, title: str, content: str) -> dict[str, str]:
+        self._screen.note(f"[{title}] {content}")
         return {"shown_as": self.evidence.panel}
 
     # Which replica does what.
 
     @property
-    def _current(self) -> SessionClient:
+    def _current(self) -> AsyncSession:
         if self._session is None:
             raise CommandError("There is no session.")
         return self._session
 
-    async def _connect(self, addresses: list[str]) -> SessionClient:
-        self._session = SessionClient(
-            addresses,
-            tools={"show_panel": self._show_panel},
-            metadata=lambda: self._target.metadata,
+    async def _connect(self, addresses: Sequence[str]) -> AsyncSession:
+        self._session = self._target.session(
+            addresses=addresses,
+            tools=[panel(self._show_panel)],
+            # Its calls come to it, whichever session it has.
+            client_id="demo",
             on_connected=self._connected,
         )
         return await self._session.__aenter__()

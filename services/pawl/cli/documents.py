@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -12,10 +12,8 @@ from pawl.cli import wording
 from pawl.cli.command import command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.tool.v1 import document_pb2
-
-_TEXT_BYTES_MAX: Final = 1024 * 1024
 
 commands = typer.Typer(
     name="documents", help="List, add and remove the documents that the model can read.", no_args_is_help=True
@@ -26,10 +24,9 @@ OfStore = Annotated[bool, typer.Option("--shared", help="The store's, for all it
 
 @commands.command(name="list")
 @command(asks="tools")
-async def list_documents(target: Target, console: Console) -> None:
+async def list_documents(target: AsyncClient, console: Console) -> None:
     """List your documents, and those of the store."""
-    pages = target.pages(target.documents.ListDocuments, document_pb2.ListDocumentsRequest())
-    found = [document async for page in pages for document in page.documents]
+    found = [document async for document in target.documents()]
     if found or not console.is_terminal:
         show_table(console, ("owner", "bytes", "language", "changed", "name"), [_row(each) for each in found])
     else:
@@ -39,7 +36,7 @@ async def list_documents(target: Target, console: Console) -> None:
 @commands.command()
 @command(asks="tools")
 async def add(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     file: Annotated[Path, typer.Argument(help="A text in UTF-8, at most 1 MiB.")],
     *,
@@ -48,10 +45,10 @@ async def add(
     shared: OfStore = False,
 ) -> None:
     """Add a document, or replace the one of its name."""
-    request = document_pb2.PutDocumentRequest(
-        name=name or file.name, text=_read(file), language=language, owner=_owner(shared=shared)
-    )
-    put = await target.documents.PutDocument(request)
+    try:
+        put = await target.upload(file, name=name, language=language, shared=shared)
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.") from None
     done = "Added" if put.created else "Replaced"
     console.print(f"{done} {wording.one_line(put.document.name)}.", markup=False, soft_wrap=True)
 
@@ -59,39 +56,15 @@ async def add(
 @commands.command()
 @command(asks="tools")
 async def remove(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     name: Annotated[str, typer.Argument(help="Its name, as `pawl documents list` shows it.")],
     *,
     shared: OfStore = False,
 ) -> None:
     """Remove a document."""
-    request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
-    await target.documents.DeleteDocument(request)
+    await target.delete_document(name, shared=shared)
     console.print(f"Removed {wording.one_line(name)}.", markup=False, soft_wrap=True)
-
-
-def _owner(*, shared: bool) -> document_pb2.DocumentOwner.ValueType:
-    return document_pb2.DOCUMENT_OWNER_STORE if shared else document_pb2.DOCUMENT_OWNER_USER
-
-
-def _read(file: Path) -> str:
-    """Return the text of a file.
-
-    Raises:
-        CommandError: it cannot be read, is too large or no text in UTF-8.
-    """
-    try:
-        with file.open("rb") as opened:
-            content = opened.read(_TEXT_BYTES_MAX + 1)
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}.") from None
-    if len(content) > _TEXT_BYTES_MAX:
-        raise CommandError(f"{file} is over {_TEXT_BYTES_MAX} bytes. Cut it into several documents.")
-    try:
-        return content.decode()
-    except UnicodeDecodeError:
-        raise CommandError(f"{file} is not a text in UTF-8. Convert it first.") from None
 
 
 def _row(document: document_pb2.Document) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from rich.console import Console
 from pawl.cli.command import command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Json
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.event.v1 import event_pb2
 from pawl.notify.v1 import notify_pb2
 
@@ -30,7 +30,7 @@ _PENDING_MAX: Final = 10_000
 
 @command()
 async def events(
-    target: Target,
+    target: AsyncClient,
     _console: Console,
     *,
     subject: Annotated[str, typer.Option(help="Only these subjects; `*` and `>` as on NATS.")] = _ALL,

@@ -5,26 +5,14 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from typing import Final, Literal, TypeAlias
-
-import grpc
+from typing import Final
 
 from pawl.chassis.settings import split_address
-from pawl.chassis.status import from_rpc_error
-from pawl.cli.client import Refused
-from pawl.errors import PawlError, by_reason
+from pawl.chassis.start import StartError
+from pawl.client import NoAnswer
+from pawl.client.target import SERVICES, Asks
+from pawl.errors import PawlError
 
-Asks: TypeAlias = Literal["agent", "tools", "notifications", "keys"]
-"""The service that a command talks to."""
-
-SERVICES: Final = {
-    "agent": "agent-loop",
-    "tools": "tool-registry",
-    "notifications": "notifier",
-    "keys": "job-store",
-}
-"""The names of the services, in logs and certificates."""
-_DETAILS_KEY: Final = "grpc-status-details-bin"
 _KEY: Final = "PAWL_API_KEY"
 _NOT_TAKEN: Final = (
     f"It came from {_KEY}: set that to a key that `pawl keys create` made here, or to a token that is still good."
@@ -36,6 +24,7 @@ _NEXT: Final = {
         " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them while no other user listens"
         " there."
     ),
+    "AGENT_NOT_FOUND": "`pawl agents list` shows those that you may use.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
     "NO_TOKEN_BUDGET": "It uses as many as it needs.",
@@ -43,7 +32,12 @@ _NEXT: Final = {
     "SOURCE_NOT_FOUND": "`pawl sources list` shows those of the store.",
     "SOURCE_EXISTS": "Add `--replace` to put this one in its place.",
     "KEY_NOT_FOUND": "`pawl keys list` shows those that you govern.",
-    "CONVERSATION_NOT_FOUND": "`pawl runs` shows your conversations.",
+    "CONVERSATION_ERASED": "`pawl conversations erase` with its id says how far that is.",
+    "FORK_POINT_OPEN": "`pawl conversations show CONV --numbers` shows the numbers.",
+    "CONVERSATION_NOT_FOUND": (
+        "`pawl conversations list` lists yours; one that another user shares can be read, and nothing else."
+    ),
+    "CONVERSATION_EXISTS": "`pawl conversations show --key` with it shows that one; go on there, or take another key.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",
     "ALREADY_DECIDED": "`pawl inbox` lists the calls that wait.",
@@ -79,19 +73,12 @@ class CommandError(Exception):
 
 def explain(error: Exception, addresses: list[str], asks: Asks = "agent") -> str:
     """Return what to tell about an error of a call to `addresses` of a service."""
-    if isinstance(error, CommandError):
+    if isinstance(error, CommandError | StartError):
         return str(error)
-    if isinstance(error, Refused):
-        known = by_reason.get(error.receipt.reason, PawlError)
-        return _sentence(known.restore(str(error), error.receipt.reason, {}))
-    if isinstance(error, grpc.aio.AioRpcError):
-        if _unreachable(error):
-            return _about_tls(error.details() or "", addresses) or _silent(addresses, asks)
-        return _sentence(from_rpc_error(error))
+    if isinstance(error, NoAnswer):
+        return _about_tls(error.message, addresses) or _silent(addresses, asks)
     if isinstance(error, PawlError):
         return _sentence(error)
-    if isinstance(error, ConnectionError | TimeoutError):
-        return _silent(addresses, asks)
     return f"This should not have happened: {type(error).__name__}: {error}"
 
 
@@ -129,12 +116,6 @@ def _speaks_tls(address: str) -> bool:
             return True
     except (OSError, ValueError):
         return False
-
-
-def _unreachable(error: grpc.aio.AioRpcError) -> bool:
-    """Return whether nobody answered. A service that is there says itself what it cannot reach."""
-    answered = any(key == _DETAILS_KEY for key, _ in error.trailing_metadata() or ())
-    return error.code() is grpc.StatusCode.UNAVAILABLE and not answered
 
 
 def _sentence(error: PawlError) -> str:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, Final, TypeAlias
+from typing import Annotated
 
-import grpc
 import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli import answers, wording
-from pawl.cli.command import command, new_request_id
+from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
 from pawl.cli.remembering import Reach, remembered, told
-from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript, decides, hint, top_up_hint
-from pawl.cli.watching import responses
+from pawl.client import AsyncClient, approve
+from pawl.client.client import Item
+from pawl.client.decisions import TAKEN
+from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, run_pb2
-
-_BATCH: Final = 64
-_TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
 
 
 @command()
 async def inbox(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     only_list: Annotated[bool, typer.Option("--list", help="Do not ask for decisions.")] = False,
@@ -49,29 +47,17 @@ async def inbox(
     if watch:
         await desk.watch(wanted)
         return
-    waiting = await pending(target, wanted)
+    waiting = [item async for item in target.pending(wanted)]
     if not waiting:
         console.print("Nothing waits for you." if not all_users else "Nothing awaits an approval.")
         return
     await desk.go_through(waiting)
 
 
-Item: TypeAlias = call_pb2.Call | run_pb2.Run
-"""A call that waits for somebody, or a run that waits for tokens."""
-
-
-async def pending(target: Target, wanted: agent_pb2.PendingFilter) -> list[Item]:
-    """Return everything that waits: calls, oldest first, then runs that wait for tokens."""
-    items: list[Item] = []
-    async for page in target.pages(target.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
-        items += [*page.calls, *page.runs]
-    return items
-
-
 class Desk:
     """Puts what waits before a person, one after the other; without a keyboard it only shows it."""
 
-    def __init__(self, target: Target, console: Console, keyboard: LineReader | None) -> None:
+    def __init__(self, target: AsyncClient, console: Console, keyboard: LineReader | None) -> None:
         self._target = target
         self._console = console
         self._keyboard = keyboard
@@ -86,19 +72,13 @@ class Desk:
 
     async def watch(self, wanted: agent_pb2.PendingFilter) -> None:
         """Put before the person what waits and what comes, each as often as it changes."""
-        waiting: dict[str, Item] = {}
+        waiting: Mapping[str, Item] = {}
         more = asyncio.Event()
 
-        def begin() -> Any:
-            waiting.clear()  # A new stream begins with everything.
-            return self._target.agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted))
-
         async def follow() -> None:
-            async for response in responses(begin, ends=False):
-                waiting.update({call.call_id: call for call in response.calls})
-                waiting.update({run.run_id: run for run in response.runs})
-                for gone_id in [*response.gone_call_ids, *response.gone_run_ids]:
-                    waiting.pop(gone_id, None)
+            nonlocal waiting
+            async for found in self._target.watch_pending(wanted):
+                waiting = found
                 more.set()
 
         following = asyncio.create_task(follow(), name="inbox.follow")
@@ -124,10 +104,9 @@ class Desk:
 
     async def _decides(self, call: call_pb2.Call) -> bool:
         """Return whether the person may decide it: in another user's inbox only those see it who may."""
-        request = agent_pb2.GetRunRequest(run_id=call.run_id)
         try:
-            return decides((await self._target.agents.GetRun(request)).run)
-        except grpc.aio.AioRpcError:
+            return decides(await self._target.get(call.run_id))
+        except PawlError:
             return True
 
     async def put(self, item: Item, others: Sequence[Item]) -> bool:
@@ -190,24 +169,21 @@ class Desk:
         if call.state == call_pb2.CALL_STATE_OFFERED:
             return await self._return(answers.result_of(line, call))
         decision = answers.decision_of(line, call)
-        await decide(self._target, decision)
+        await self._target.decide(decision)
         return answers.done(decision, call)
 
     async def _always(self, call: call_pb2.Call) -> str:
         """Approve a call, and its tool for the rest of the conversation; both or neither."""
-        decision = answers.approve(call)
+        decision = approve(call)
         async with remembered(self._target, call, Reach.CONVERSATION) as rule:
-            await decide(self._target, decision)
+            await self._target.decide(decision)
         return f"{answers.done(decision, call)} {told(rule)}"
 
     async def _return(self, result: types_pb2.ToolResult) -> str:
-        request = agent_pb2.SubmitToolResultsRequest(
-            request_id=new_request_id(), run_id=result.run_id, results=[result]
-        )
-        response = await self._target.agents.SubmitToolResults(request)
-        (receipt,) = response.receipts
-        if receipt.status not in _TAKEN:
-            raise answers.Unclear(f"It was not taken: {receipt.message or receipt.reason}.")
+        try:
+            await self._target.submit(result)
+        except PawlError as error:
+            raise answers.Unclear(f"It was not taken: {error.message}.") from None
         return "The result was taken."
 
     async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
@@ -217,25 +193,11 @@ class Desk:
         line = await self._line(f"Approve these {len(calls)} calls as shown? [y/N]: ")
         if line is None or line.strip().lower() not in {"y", "yes"}:
             return line is not None
-        for start in range(0, len(calls), _BATCH):
-            decisions = [answers.approve(call) for call in calls[start : start + _BATCH]]
-            request = agent_pb2.DecideCallsRequest(request_id=new_request_id(), decisions=decisions)
-            response = await self._target.agents.DecideCalls(request)
-            for receipt in response.receipts:
-                taken = receipt.status in _TAKEN
-                said = "Approved." if taken else f"Not approved: {receipt.message or receipt.reason}."
-                self._console.print(f"{receipt.call_id}: {said}", style="green" if taken else "red", markup=False)
+        for receipt in await self._target.decide_all([approve(call) for call in calls]):
+            taken = receipt.status in TAKEN
+            said = "Approved." if taken else f"Not approved: {receipt.message or receipt.reason}."
+            self._console.print(f"{receipt.call_id}: {said}", style="green" if taken else "red", markup=False)
         return False
-
-
-async def decide(target: Target, decision: types_pb2.CallDecision) -> None:
-    """Send a decision about a call.
-
-    Raises:
-        grpc.aio.AioRpcError: it was not taken.
-    """
-    request = agent_pb2.DecideRequest(request_id=new_request_id(), run_id=decision.run_id, decision=decision)
-    await target.agents.Decide(request)
 
 
 def _shown(item: Item) -> tuple[object, ...]:

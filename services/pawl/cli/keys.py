@@ -20,7 +20,7 @@ from pawl.cli.command import Flags, command, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.rules import set_end
 from pawl.cli.runs import show_table
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.identity.v1 import key_pb2
 
 app = typer.Typer(
@@ -47,7 +47,7 @@ class EventKind(StrEnum):
 @app.command()
 @command(asks="keys")
 async def create(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     user: Annotated[str, typer.Argument(help="Whom the key stands for.", show_default=False)],
     *,
@@ -85,7 +85,7 @@ async def create(
 @app.command("list")
 @command(asks="keys")
 async def list_keys(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     ended: Annotated[bool, typer.Option("--all", help="Also those that are revoked or expired.")] = False,
@@ -104,7 +104,7 @@ async def list_keys(
 @app.command()
 @command(asks="keys")
 async def revoke(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     key_id: Annotated[str, typer.Argument(help="Id of the key.", show_default=False)],
 ) -> None:
@@ -116,7 +116,7 @@ async def revoke(
 @app.command()
 @command(asks="keys")
 async def events(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     key: Annotated[str, typer.Option("--key", help="Only of this key.")] = "",

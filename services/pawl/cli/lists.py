@@ -10,14 +10,14 @@ from rich.console import Console
 from pawl.cli import wording
 from pawl.cli.command import command
 from pawl.cli.runs import show_table
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2
 from pawl.tool.v1 import tool_pb2
 
 
 @command(asks="tools")
-async def tools(target: Target, console: Console) -> None:
+async def tools(target: AsyncClient, console: Console) -> None:
     """List the tools that the model may be given."""
     pages = target.pages(target.tool_register.ListTools, tool_pb2.ListToolsRequest())
     rows = [_tool_row(tool) async for page in pages for tool in page.tools]
@@ -38,7 +38,7 @@ def _tool_row(tool: tool_pb2.Tool) -> tuple[str, ...]:
 
 @command(asks="notifications")
 async def notifications(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     unread: Annotated[bool, typer.Option("--unread", help="Only those not read.")] = False,
@@ -72,3 +72,6 @@ def _show(console: Console, notification: notify_pb2.Notification) -> None:
     time = wording.time_text(notification.create_time)
     line = f"{mark} {notification.number:>4}  {time}  {notification.run_id}  {title}"
     console.print(line, markup=False, soft_wrap=True)
+    if notification.kind == notify_pb2.NOTIFICATION_KIND_APPROVAL_NEEDED:
+        how = f"pawl approve {notification.run_id} {notification.call_id}"
+        console.print(f"         decide with: {how}", markup=False, soft_wrap=True)

@@ -6,13 +6,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from enum import StrEnum
 
-import grpc
-
-from pawl.agent.v1 import agent_pb2
-from pawl.chassis.status import from_rpc_error
 from pawl.cli import rules
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
@@ -28,7 +24,7 @@ class Reach(StrEnum):
 
 @asynccontextmanager
 async def remembered(
-    target: Target, call: call_pb2.Call, reach: Reach, *, lasts: str | None = None, uses: int = 0
+    target: AsyncClient, call: call_pb2.Call, reach: Reach, *, lasts: str | None = None, uses: int = 0
 ) -> AsyncIterator[rule_pb2.Rule]:
     """Make the rule, then let the body approve the call; if the body fails, the rule is revoked again.
 
@@ -72,14 +68,12 @@ def told(rule: rule_pb2.Rule) -> str:
     return f"From now on: {rules.says(rule)}. End it with: pawl rules revoke {rule.rule_id}"
 
 
-async def _check(target: Target, call: call_pb2.Call) -> None:
+async def _check(target: AsyncClient, call: call_pb2.Call) -> None:
     if call.state != call_pb2.CALL_STATE_AWAITING_APPROVAL:
         raise CommandError("Only an approval can be remembered, and this call does not wait for one.")
     if call.approval.approvals_required > 1:
         raise CommandError("This call needs two people each time: no rule can stand for them.")
     try:
-        await target.agents.GetRun(agent_pb2.GetRunRequest(run_id=call.run_id))
-    except grpc.aio.AioRpcError as error:
-        if isinstance(from_rpc_error(error), RunNotFound):
-            raise CommandError("Rules count for your own runs, and this run is somebody else's.") from None
-        raise
+        await target.get(call.run_id)
+    except RunNotFound:
+        raise CommandError("Rules count for your own runs, and this run is somebody else's.") from None

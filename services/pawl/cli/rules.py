@@ -2,32 +2,32 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
-from typing import Annotated, Final
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command, new_request_id
+from pawl.cli.command import command, new_request_id, seconds_of
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.identity.v1 import key_pb2
 from pawl.tool.v1 import rule_pb2
 
 app = typer.Typer(help="Rules that allow, ask about or deny calls without asking you again.", no_args_is_help=True)
 
-_DURATION: Final = re.compile(r"(\d+)([smhd])")
-_UNIT_SECONDS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Tool = Annotated[
     str, typer.Argument(help="Name of a tool, `name.*` for all of a source, `*` for all.", show_default=False)
 ]
 Run = Annotated[str | None, typer.Option("--run", help="Only in this run.")]
 Conversation = Annotated[str | None, typer.Option("--conversation", help="Only in this conversation.")]
+Agent = Annotated[
+    str | None, typer.Option("--agent", help="For all runs of this agent of the store; needs the role admin.")
+]
 Everybody = Annotated[bool, typer.Option("--everybody", help="For all users of the store; needs the role admin.")]
 Like = Annotated[
     list[str] | None, typer.Option("--like", help="argument=text with * and ?, as in to=*@example.com. Repeatable.")
@@ -40,12 +40,13 @@ Reason = Annotated[str, typer.Option("--reason", help="Why, for whoever reads th
 @app.command()
 @command(asks="tools")
 async def allow(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     tool: Tool,
     *,
     run: Run = None,
     conversation: Conversation = None,
+    agent: Agent = None,
     everybody: Everybody = False,
     like: Like = None,
     equals: Equals = None,
@@ -56,7 +57,7 @@ async def allow(
     reason: Reason = "",
 ) -> None:
     """Let calls run without an approval. `pawl rules allow '*' --for 1h` is trust for an hour."""
-    rule = _rule(rule_pb2.RULE_EFFECT_ALLOW, tool, run, conversation, everybody=everybody, reason=reason)
+    rule = _rule(rule_pb2.RULE_EFFECT_ALLOW, tool, _where_of(run, conversation, agent, everybody=everybody), reason)
     rule.uses_max, rule.items_max, rule.includes_destructive = uses, items, destructive
     await _make(target, console, rule, like=like, equals=equals, lasts=lasts)
 
@@ -65,19 +66,20 @@ def _stricter(effect: rule_pb2.RuleEffect.ValueType, what: str) -> Callable[...,
     """Return a command that makes a rule which lets nothing pass that would not pass without it."""
 
     async def work(
-        target: Target,
+        target: AsyncClient,
         console: Console,
         tool: Tool,
         *,
         run: Run = None,
         conversation: Conversation = None,
+        agent: Agent = None,
         everybody: Everybody = False,
         like: Like = None,
         equals: Equals = None,
         lasts: For = None,
         reason: Reason = "",
     ) -> None:
-        rule = _rule(effect, tool, run, conversation, everybody=everybody, reason=reason)
+        rule = _rule(effect, tool, _where_of(run, conversation, agent, everybody=everybody), reason)
         await _make(target, console, rule, like=like, equals=equals, lasts=lasts)
 
     work.__doc__ = what
@@ -91,7 +93,7 @@ app.command("deny")(_stricter(rule_pb2.RULE_EFFECT_DENY, "Refuse calls without a
 @app.command()
 @command(asks="tools")
 async def revoke(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     rule_id: Annotated[str, typer.Argument(help="Id of the rule.", show_default=False)],
 ) -> None:
@@ -103,7 +105,7 @@ async def revoke(
 @app.command("list")
 @command(asks="tools")
 async def list_rules(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     ended: Annotated[bool, typer.Option("--all", help="Also those that are revoked, expired or used up.")] = False,
@@ -118,21 +120,21 @@ async def list_rules(
     show_table(console, ("rule", "says", "tool", "where", "calls", "until", "by"), list(map(_row, found)))
 
 
-async def create(target: Target, rule: rule_pb2.Rule) -> rule_pb2.Rule:
+async def create(target: AsyncClient, rule: rule_pb2.Rule) -> rule_pb2.Rule:
     """Make a rule; returns it as made.
 
     Raises:
-        grpc.aio.AioRpcError: it was not made.
+        PawlError: it was not made.
     """
     request = rule_pb2.CreateRuleRequest(request_id=new_request_id(), rule=rule)
     return (await target.rules.CreateRule(request)).rule
 
 
-async def end(target: Target, rule_id: str) -> None:
+async def end(target: AsyncClient, rule_id: str) -> None:
     """Revoke a rule for good. Idempotent.
 
     Raises:
-        grpc.aio.AioRpcError: it was not revoked.
+        PawlError: it was not revoked.
     """
     await target.rules.RevokeRule(rule_pb2.RevokeRuleRequest(rule_id=rule_id))
 
@@ -143,11 +145,7 @@ def set_end(thing: rule_pb2.Rule | key_pb2.Key, lasts: str) -> None:
     Raises:
         CommandError: that is no time.
     """
-    match = _DURATION.fullmatch(lasts)
-    if match is None:
-        raise CommandError(f"{lasts!r} is no duration like 30m, 2h or 7d.")
-    seconds = int(match[1]) * _UNIT_SECONDS[match[2]]
-    thing.expire_time.FromMicroseconds(int((time.time() + seconds) * 1e6))
+    thing.expire_time.FromMicroseconds(int((time.time() + seconds_of(lasts)) * 1e6))
 
 
 def says(rule: rule_pb2.Rule) -> str:
@@ -163,27 +161,34 @@ def says(rule: rule_pb2.Rule) -> str:
     return wording.one_line(f"{effect} {rule.tool_name}{where}, {_where(rule)}", 300)
 
 
+def _where_of(
+    run: str | None, conversation: str | None, agent: str | None, *, everybody: bool
+) -> tuple[rule_pb2.RuleScope.ValueType, str]:
+    """Return the scope that options name, and its id."""
+    named = [
+        (scope, scope_id)
+        for scope, scope_id in (
+            (rule_pb2.RULE_SCOPE_RUN, run),
+            (rule_pb2.RULE_SCOPE_CONVERSATION, conversation),
+            (rule_pb2.RULE_SCOPE_AGENT, agent),
+            (rule_pb2.RULE_SCOPE_STORE, "" if everybody else None),
+        )
+        if scope_id is not None
+    ]
+    if len(named) > 1:
+        raise typer.BadParameter("give only one of --run, --conversation, --agent and --everybody")
+    return named[0] if named else (rule_pb2.RULE_SCOPE_USER, "")
+
+
 def _rule(
-    effect: rule_pb2.RuleEffect.ValueType,
-    tool: str,
-    run: str | None,
-    conversation: str | None,
-    *,
-    everybody: bool,
-    reason: str,
+    effect: rule_pb2.RuleEffect.ValueType, tool: str, where: tuple[rule_pb2.RuleScope.ValueType, str], reason: str
 ) -> rule_pb2.Rule:
-    if sum((run is not None, conversation is not None, everybody)) > 1:
-        raise typer.BadParameter("give only one of --run, --conversation and --everybody")
-    scope = rule_pb2.RULE_SCOPE_STORE if everybody else rule_pb2.RULE_SCOPE_USER
-    if run is not None:
-        scope = rule_pb2.RULE_SCOPE_RUN
-    elif conversation is not None:
-        scope = rule_pb2.RULE_SCOPE_CONVERSATION
-    return rule_pb2.Rule(effect=effect, scope=scope, scope_id=run or conversation or "", tool_name=tool, reason=reason)
+    scope, scope_id = where
+    return rule_pb2.Rule(effect=effect, scope=scope, scope_id=scope_id, tool_name=tool, reason=reason)
 
 
 async def _make(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     rule: rule_pb2.Rule,
     *,
@@ -217,6 +222,8 @@ def _where(rule: rule_pb2.Rule) -> str:
             return "for everybody"
         case rule_pb2.RULE_SCOPE_USER:
             return "for your runs"
+        case rule_pb2.RULE_SCOPE_AGENT:
+            return f"for runs of the agent {rule.scope_id}"
         case _:
             return f"in {rule.scope_id}"
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Final
 
-import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from rich.console import Console
@@ -14,14 +16,19 @@ from rich.table import Table
 
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, new_request_id
-from pawl.cli.target import Target
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of
+from pawl.cli.failure import CommandError
 from pawl.cli.transcript import ENDED, Transcript, decides, hint
-from pawl.cli.watching import watch as watch_events
-from pawl.event.v1 import event_pb2, gap_pb2, run_pb2
+from pawl.client import AsyncClient, file, form, image
+from pawl.client.forms import SCHEMA_BYTES_MAX
+from pawl.errors import PawlError
+from pawl.event.v1 import event_pb2, gap_pb2, message_pb2, run_pb2
 
 Json = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's reasoning whole.")]
+Agent = Annotated[str, typer.Option(help="Agent of the store; 'default' if not given.")]
+Labels = Annotated[list[str] | None, typer.Option("--label", help="A label: key=value. Repeatable.")]
+WithLabels = Annotated[list[str] | None, typer.Option("--label", help="Only with this label: key=value. Repeatable.")]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
 _WIDE: Final = 120
@@ -29,17 +36,78 @@ _POLL_SECONDS: Final = 1.0
 _TOKENS_MAX: Final = 2**63 - 1
 
 
+class Thinking(StrEnum):
+    """The thinking of a model, as people type it."""
+
+    NONE = "none"
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    XHIGH = "xhigh"
+    MAX = "max"
+
+
+Effort = Annotated[Thinking | None, typer.Option(help="How much the model thinks.", show_default=False)]
+
+
+class Wait(StrEnum):
+    """The things that a run waits for, as people type them."""
+
+    TOOL_RESULT = "tool-result"
+    APPROVAL = "approval"
+    ANSWER = "answer"
+    BUDGET = "budget"
+    AGENT = "agent"
+
+
+class State(StrEnum):
+    """The states of a run, as people type them."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    CANCELLING = "cancelling"
+    NEEDS_ATTENTION = "needs-attention"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"
+
+
 @command()
 async def run(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     text: Annotated[str, typer.Argument(help="What the agent is to do.", show_default=False)],
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    conversation_key: Annotated[
+        str, typer.Option(help="Go on with your conversation of this key, or begin it: any text of up to 200 bytes.")
+    ] = "",
+    agent: Agent = "",
+    label: Labels = None,
     model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
     tokens_max: Annotated[
         int, typer.Option(help="Tokens that it may use; 0 for the deployment's budget.", min=0, max=_TOKENS_MAX)
     ] = 0,
+    images: Annotated[
+        list[Path] | None,
+        typer.Option("--image", help="An image that goes with the message. Repeatable.", show_default=False),
+    ] = None,
+    files: Annotated[
+        list[str] | None,
+        typer.Option("--file", help="A document of yours that goes with it, by name. Repeatable.", show_default=False),
+    ] = None,
+    shared_files: Annotated[
+        list[str] | None,
+        typer.Option("--shared-file", help="The same of a document of the store. Repeatable.", show_default=False),
+    ] = None,
+    effort: Effort = None,
+    schema: Annotated[
+        Path | None,
+        typer.Option(help="A file with the JSON Schema that the answer is to fit.", show_default=False),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
     json: Json = False,
     reasoning: Reasoning = False,
@@ -48,15 +116,24 @@ async def run(
 
     Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
     """
-    request = agent_pb2.StartRunRequest(
-        request_id=new_request_id(),
-        conversation_id=conversation,
-        text=text,
-        options=run_pb2.RunOptions(model=model),
-    )
+    options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort))
+    if schema is not None:
+        options.response_format.CopyFrom(form(_read_schema(schema)))
     if tokens_max:
-        request.options.limits.total_tokens_max = tokens_max
-    started = (await target.agents.StartRun(request)).run
+        options.limits.total_tokens_max = tokens_max
+    started = await target.start(
+        text,
+        parts=[
+            *map(_image, images or ()),
+            *map(file, files or ()),
+            *(file(name, shared=True) for name in shared_files or ()),
+        ],
+        conversation_id=conversation,
+        conversation_key=conversation_key,
+        agent=agent,
+        labels=labels_of(label),
+        options=options,
+    )
     if started.queue_position:
         # Not among the events or the id that others read.
         typer.echo(f"queued, place {started.queue_position}", err=True)
@@ -66,9 +143,29 @@ async def run(
     return await follow(target, console, started.run_id, 0, json=json, reasoning=reasoning)
 
 
+def effort_of(effort: Thinking | None) -> run_pb2.ReasoningEffort.ValueType:
+    """Return an effort as the contract has it."""
+    return run_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{effort.name if effort else 'UNSPECIFIED'}")
+
+
+def _image(path: Path) -> message_pb2.Part:
+    try:
+        return image(path)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _read_schema(path: Path) -> bytes:
+    try:
+        with path.open("rb") as opened:
+            return opened.read(SCHEMA_BYTES_MAX + 1)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
+
+
 @command()
 async def watch(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: RunId,
     *,
@@ -84,14 +181,14 @@ async def watch(
 
 
 async def follow(
-    target: Target, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
+    target: AsyncClient, console: Console, run_id: str, after_seq: int, *, json: bool = False, reasoning: bool = False
 ) -> int:
     """Show a run after an event to its end; returns the exit code."""
     transcript = Transcript(console, whole_reasoning=reasoning, hints=True)
     below = _Below(target, transcript, run_id)
     state = run_pb2.RUN_STATE_UNSPECIFIED
     try:
-        async for event in watch_events(target, run_id, after_seq):
+        async for event in target.watch(run_id, after_seq):
             if isinstance(event, event_pb2.RunEvent) and event.HasField("run_changed"):
                 state = event.run_changed.run.state
                 if not json:
@@ -110,8 +207,7 @@ async def follow(
         await below.close()
         transcript.end_line()
     if state not in ENDED:  # Attached after its last event.
-        request = agent_pb2.GetRunRequest(run_id=run_id)
-        state = (await target.agents.GetRun(request)).run.state
+        state = (await target.get(run_id)).state
     return 0 if state == run_pb2.RUN_STATE_COMPLETED else EXIT_UNSUCCESSFUL
 
 
@@ -121,7 +217,7 @@ class _Below:
     Shows, while it waits for others, what they wait for, each call once. Its task ends with `close`.
     """
 
-    def __init__(self, target: Target, transcript: Transcript, run_id: str) -> None:
+    def __init__(self, target: AsyncClient, transcript: Transcript, run_id: str) -> None:
         self._target = target
         self._transcript = transcript
         self._run_id = run_id
@@ -145,10 +241,9 @@ class _Below:
 
     async def _look(self) -> None:
         while True:
-            request = agent_pb2.GetRunRequest(run_id=self._run_id)
             try:
-                run = (await self._target.agents.GetRun(request)).run
-            except grpc.aio.AioRpcError:
+                run = await self._target.get(self._run_id)
+            except PawlError:
                 run = run_pb2.Run()  # Whoever watches says so, or it passes.
             for call in run.pending_calls:
                 key = (call.call_id, call.state)
@@ -166,19 +261,64 @@ def event_line(event: event_pb2.RunEvent | gap_pb2.Gap) -> str:
 
 @command()
 async def runs(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     *,
     conversation: Annotated[str, typer.Option(help="Only those of this conversation.")] = "",
+    state: Annotated[
+        list[State] | None, typer.Option("--state", help="Only those in this state. Repeatable.", show_default=False)
+    ] = None,
+    wait: Annotated[
+        list[Wait] | None, typer.Option("--wait", help="Only those that wait for this. Repeatable.", show_default=False)
+    ] = None,
+    parent: Annotated[str, typer.Option(help="Only those that do calls of this run.")] = "",
+    agent: Annotated[str, typer.Option(help="Only those of this agent.")] = "",
+    label: WithLabels = None,
+    since: Annotated[str, typer.Option(help="Only those created in the last 30m, 2h or 7d.", show_default=False)] = "",
+    oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first.")] = False,
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
 ) -> None:
     """List your runs, newest first."""
-    request = agent_pb2.ListRunsRequest(page_size=count, conversation_id=conversation)
+    request = agent_pb2.ListRunsRequest(
+        page_size=count,
+        conversation_id=conversation,
+        states=[run_pb2.RunState.Value(f"RUN_STATE_{each.name}") for each in state or ()],
+        waits=[run_pb2.WaitKind.Value(f"WAIT_KIND_{each.name}") for each in wait or ()],
+        parent_run_id=parent,
+        agent=agent,
+        labels=labels_of(label),
+        order=agent_pb2.RUN_ORDER_OLDEST_FIRST if oldest else agent_pb2.RUN_ORDER_NEWEST_FIRST,
+    )
+    if since:
+        request.create_time_from.FromMicroseconds(int((time.time() - seconds_of(since)) * 1e6))
     page = await target.agents.ListRuns(request)
+    if not page.runs and (conversation or state or wait or parent or agent or label or since):
+        console.print("There are no such runs.")
+        return
     if not page.runs:
         console.print('You have no runs. Start one with `pawl run "what is 17 * 23"`.', markup=False)
         return
     show_runs(console, list(page.runs))
+
+
+def labels_of(texts: Sequence[str] | None) -> dict[str, str]:
+    """Return labels that were given as key=value.
+
+    Raises:
+        CommandError: one is not of this form, or a key comes twice.
+    """
+    labels: dict[str, str] = {}
+    for text in texts or ():
+        key, equals, value = text.partition("=")
+        if not equals or key in labels:
+            raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.")
+        labels[key] = value
+    return labels
+
+
+def labels_text(labels: Mapping[str, str]) -> str:
+    """Return labels on one line, for people."""
+    return ", ".join(f"{key}={wording.clean(value)}" for key, value in sorted(labels.items()))
 
 
 def show_runs(console: Console, found: list[run_pb2.Run]) -> None:
@@ -215,31 +355,32 @@ def show_table(console: Console, headings: Sequence[str], rows: Sequence[tuple[s
 
 def _state_and_waits(run: run_pb2.Run) -> str:
     name = wording.state_name(run.state)
-    return f"{name} for {wording.wait_names(run.waits)}" if run.waits else name
+    if run.waits:
+        return f"{name} for {wording.wait_names(run.waits)}"
+    waits = wording.QUEUED_FOR.get(run.waiting.reason, "")
+    return f"{name} for {waits}" if waits else name
 
 
 @command()
 async def top_up(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: RunId,
     tokens: Annotated[int, typer.Argument(help="How many to add.", min=1, max=_TOKENS_MAX, show_default=False)],
 ) -> None:
     """Add tokens to the budget of a run. It goes on if it waits for them."""
-    request = agent_pb2.TopUpRunRequest(request_id=new_request_id(), run_id=run_id, tokens=tokens)
-    run = (await target.agents.TopUpRun(request)).run
+    run = await target.top_up(run_id, tokens)
     console.print(f"{run_id} {wording.budget_text(run)}.", markup=False)
 
 
 @command()
 async def cancel(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: RunId,
     *,
     reason: Annotated[str, typer.Option(help="For the log and the model.")] = "",
 ) -> None:
     """Stop a run. One that has ended stays as it is."""
-    request = agent_pb2.CancelRunRequest(request_id=new_request_id(), run_id=run_id, reason=reason)
-    stopped = (await target.agents.CancelRun(request)).run
+    stopped = await target.cancel(run_id, reason)
     console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)

@@ -12,7 +12,7 @@ from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2, tool_pb2
 
@@ -49,7 +49,7 @@ app = typer.Typer(
 
 @app.command("list")
 @command(asks="tools")
-async def list_sources(target: Target, console: Console) -> None:
+async def list_sources(target: AsyncClient, console: Console) -> None:
     """List the sources, as they were when they were last asked."""
     response = await target.sources.ListSources(source_pb2.ListSourcesRequest())
     rows = [
@@ -68,7 +68,7 @@ async def list_sources(target: Target, console: Console) -> None:
 @app.command("add-mcp")
 @command(asks="tools")
 async def add_mcp(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     name: Name,
     command: Annotated[
@@ -119,7 +119,7 @@ async def add_mcp(
 @app.command("add-http")
 @command(asks="tools")
 async def add_http(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     name: Name,
     *,
@@ -176,7 +176,7 @@ def _schema(given: str) -> bytes:
 
 @app.command()
 @command(asks="tools")
-async def check(target: Target, console: Console, name: Name) -> int:
+async def check(target: AsyncClient, console: Console, name: Name) -> int:
     """Ask a source for its tools, and show how they differ from what was approved."""
     request = source_pb2.CheckSourceRequest(name=name)
     checked = await target.sources.CheckSource(request, timeout=_SECONDS)
@@ -192,7 +192,7 @@ async def check(target: Target, console: Console, name: Name) -> int:
 @app.command()
 @command(asks="tools")
 async def approve(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     name: Name,
     definitions_hash: Annotated[str, typer.Argument(help="What `pawl sources check` showed.", show_default=False)],
@@ -205,7 +205,7 @@ async def approve(
 
 @app.command()
 @command(asks="tools")
-async def remove(target: Target, console: Console, name: Name) -> None:
+async def remove(target: AsyncClient, console: Console, name: Name) -> None:
     """Take a source and its tools out."""
     request = source_pb2.RemoveSourceRequest(name=name)
     await target.sources.RemoveSource(request, timeout=_SECONDS)
@@ -213,7 +213,7 @@ async def remove(target: Target, console: Console, name: Name) -> None:
 
 
 async def _add(
-    target: Target, console: Console, config: source_pb2.SourceConfig, policies: list[str] | None, *, replace: bool
+    target: AsyncClient, console: Console, config: source_pb2.SourceConfig, policies: list[str] | None, *, replace: bool
 ) -> None:
     config.policies.extend(map(_policy, policies or ()))
     request = source_pb2.AddSourceRequest(config=config, replace=replace)

@@ -12,7 +12,7 @@ from pawl.agent.v1 import steps_pb2
 from pawl.cli import wording
 from pawl.cli.command import command
 from pawl.cli.runs import RunId
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 
 _FOLDED_CHARACTERS_MAX: Final = 100
 _TYPES: Final = {
@@ -33,7 +33,7 @@ _STATUSES: Final = {
 
 @command()
 async def steps(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: RunId,
     *,

@@ -182,7 +182,8 @@ class Transcript:
     def _message_added(self, message: message_pb2.Message) -> None:
         match message.role:
             case message_pb2.ROLE_USER:
-                self.line("> " + wording.clean(message.text).replace("\n", "\n> "), "bold")
+                said = "\n".join((wording.clean(message.text), *wording.parts_of(message))).strip("\n")
+                self.line("> " + said.replace("\n", "\n> "), "bold")
             case message_pb2.ROLE_ASSISTANT if not self._text_shown and (message.text or message.refusal):
                 self.line(wording.clean(message.text or message.refusal))
             case _:

@@ -13,7 +13,7 @@ from pawl.agent.v1 import undo_pb2
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure, new_request_id
 from pawl.cli.runs import RunId, follow
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 
 _GOOD: Final = {
     undo_pb2.UNDO_STATE_UNDONE: ("✓", "undone", "green"),
@@ -32,7 +32,7 @@ _TOLD: Final = {
 
 @command()
 async def undo(
-    target: Target,
+    target: AsyncClient,
     console: Console,
     run_id: RunId,
     *,
@@ -66,7 +66,7 @@ async def undo(
     return code or (0 if all(each.state in _GOOD for each in found) else EXIT_UNSUCCESSFUL)
 
 
-async def _start(target: Target, run_id: str, call_id: str) -> str:
+async def _start(target: AsyncClient, run_id: str, call_id: str) -> str:
     request_id = new_request_id()
     if call_id:
         one = undo_pb2.UndoCallRequest(request_id=request_id, run_id=run_id, call_id=call_id)

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, waiting_pb2
 
 PREVIEW_CHARACTERS_MAX: Final = 100
 _MINUTE: Final = 60
@@ -35,6 +35,12 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
     run_pb2.WAIT_KIND_AGENT: "another agent",
 }
+QUEUED_FOR: Final = {
+    waiting_pb2.WAIT_REASON_TURN: "its turn",
+    waiting_pb2.WAIT_REASON_PLACE: "a place",
+    waiting_pb2.WAIT_REASON_WORKER: "a worker",
+}
+"""The words for what a run waits for that has not begun."""
 
 _ACTS: Final = {
     event_pb2.OPERATOR_ACT_RESOLVED: "said what became of a call",
@@ -207,3 +213,14 @@ def call_title(call: call_pb2.Call) -> str:
     danger = " (destructive)" if call.category == call_pb2.TOOL_CATEGORY_DESTRUCTIVE else ""
     doubt = ": did it happen?" if call.state == call_pb2.CALL_STATE_RUNNING else ""
     return f"{clean(call.tool_name)}{danger}{doubt}"
+
+
+def parts_of(message: message_pb2.Message) -> list[str]:
+    """Return a line for each image and document of a message."""
+    lines = []
+    for part in message.parts:
+        if part.HasField("image"):
+            lines.append(f"[{clean(part.image.media_type)}, {part.image.size_bytes} bytes]")
+        elif part.HasField("file"):
+            lines.append(f"[{one_line(part.file.document_name, 200)}, {part.file.size_bytes} bytes]")
+    return lines

@@ -14,9 +14,15 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
 from pawl.identity.v1.key_pb2_grpc import add_KeyServiceServicer_to_server
 from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_server
+from pawl.job.v1.agents_pb2_grpc import add_AgentLedgerServiceServicer_to_server
+from pawl.job.v1.erasure_pb2_grpc import add_ErasureServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from pawl.job_store.adapters.agents import PostgresAgentRepository
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
+from pawl.job_store.adapters.conversations import PostgresConversations
+from pawl.job_store.adapters.erasure_log import JetStreamErasures
+from pawl.job_store.adapters.erasures import PostgresErasures
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.adapters.leases import PostgresLeases
@@ -25,15 +31,20 @@ from pawl.job_store.adapters.metrics import CountedLeases, PrometheusMeter
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.search_index import PostgresSearchIndex
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
 from pawl.job_store.app import sweeps
+from pawl.job_store.app.agents import Agents
+from pawl.job_store.app.erasing import Erasing, ErasureLog, Erasures
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention
+from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
+from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
+from pawl.job_store.rpc.erasure_servicer import CANCEL, ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
-from pawl.job_store.rpc.messages import encode_event
+from pawl.job_store.rpc.messages import encode_event, head_of, text_of
 from pawl.job_store.rpc.servicer import LedgerServicer
 
 
@@ -44,8 +55,13 @@ class Upkeep:
     outbox: Outbox
     stream: LifecycleStream
     retention: Retention
+    search: SearchIndex
     stats: LedgerStats
     periods: RetentionPeriods
+    erasures: Erasures
+    erasure_log: ErasureLog | None
+    """None without a NATS."""
+    ids: IdSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +73,10 @@ class JobStore:
     servicer: LedgerServicer
     keys: Keys | None
     """None for one of runs alone."""
+    agents: Agents | None
+    """As `keys`."""
+    erasing: Erasing | None
+    """None without upkeep."""
     loops: Mapping[str, Callable[[], Awaitable[None]]]
 
     def add_to(self, server: RpcServer) -> None:
@@ -65,9 +85,19 @@ class JobStore:
         if self.keys is not None:
             server.add(add_KeyServiceServicer_to_server, KeyServicer(self.keys))
             server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
+        if self.agents is not None:
+            server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(self.agents), service_only=True)
+        if self.erasing is not None:
+            server.add(add_ErasureServiceServicer_to_server, ErasureServicer(self.erasing), service_only=True)
 
 
-def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None, keys: Keys | None = None) -> JobStore:
+def wire(
+    ports: Ports,
+    limits: Limits,
+    upkeep: Upkeep | None = None,
+    keys: Keys | None = None,
+    agents: Agents | None = None,
+) -> JobStore:
     """Return a job store over these ports; without `upkeep` its loops leave the database as it is."""
     relay = Relay(upkeep.outbox, upkeep.stream, ports.meter) if upkeep else None
     group_commit = GroupCommit(
@@ -77,17 +107,31 @@ def wire(ports: Ports, limits: Limits, upkeep: Upkeep | None = None, keys: Keys 
         monotonic=ports.clock.monotonic,
         lifecycle_written=relay.wake if relay else lambda: None,
     )
-    ledger = Ledger(ports, group_commit, limits)
+    ledger = Ledger(ports, group_commit, limits, head_of)
     loops: dict[str, Callable[[], Awaitable[None]]] = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": ClockSweep(ports.due_times, ports.clock).run,
         "quarantine": QuarantineSweep(ledger, ports.meter, ports.clock).run,
     }
+    erasing = None
     if relay and upkeep:
+        erasing = Erasing(
+            upkeep.erasures, upkeep.erasure_log, group_commit, ports.conversations, upkeep.ids, cancel=CANCEL
+        )
+        loops["erasing"] = erasing.run
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
+        loops["search"] = partial(sweeps.take_in_texts, upkeep.search, ports.clock)
         loops["stats"] = partial(sweeps.collect_stats, upkeep.stats, ports.meter, ports.clock)
-    return JobStore(group_commit=group_commit, ledger=ledger, servicer=LedgerServicer(ledger), keys=keys, loops=loops)
+    return JobStore(
+        group_commit=group_commit,
+        ledger=ledger,
+        servicer=LedgerServicer(ledger),
+        keys=keys,
+        agents=agents,
+        erasing=erasing,
+        loops=loops,
+    )
 
 
 def on_postgres(
@@ -108,6 +152,7 @@ def on_postgres(
         leases=CountedLeases(leases, metrics),
         due_times=leases,
         reads=PostgresReads(database),
+        conversations=PostgresConversations(database),
         offer_repository=PostgresOfferRepository(database),
         attention_repository=PostgresAttentionRepository(database),
         announcer=NatsAnnouncer(bus),
@@ -118,7 +163,12 @@ def on_postgres(
         outbox=PostgresOutbox(database),
         stream=JetStreamLifecycle(bus),
         retention=PostgresRetention(database),
+        search=PostgresSearchIndex(database, text_of),
         stats=PostgresLedgerStats(database, limits.places),
         periods=periods,
+        erasures=PostgresErasures(database, call_kind),
+        erasure_log=JetStreamErasures(bus) if bus.is_configured else None,
+        ids=ids,
     )
-    return wire(ports, limits, upkeep, Keys(PostgresKeyRepository(database), clock, ids))
+    keys = Keys(PostgresKeyRepository(database), clock, ids)
+    return wire(ports, limits, upkeep, keys, Agents(PostgresAgentRepository(database)))

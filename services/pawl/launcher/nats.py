@@ -40,7 +40,7 @@ class Rights:
 
 USERS: Mapping[str, Rights] = {
     "job_store": Rights(
-        publish=(_LIVE, "pawl.v1.*.lifecycle.>", _INTERNAL, "$JS.API.>"),
+        publish=(_LIVE, "pawl.v1.*.lifecycle.>", "pawl.v1.*.erased.*", _INTERNAL, "$JS.API.>"),
         subscribe=("pawl.v1.>", _INTERNAL, _INBOX),
     ),
     "agent_loop": Rights(publish=(_INTERNAL,), subscribe=(_LIVE, _INTERNAL, _INBOX)),
@@ -99,7 +99,7 @@ class Nats:
     def prepare(self) -> None:
         """Writes the configuration anew."""
         self.folder.mkdir(mode=0o700, exist_ok=True)
-        write_private(self._config_path, json.dumps(self.config(), indent=2))
+        write_private(self._config_path, json.dumps(self.config(), indent=2, ensure_ascii=False))
 
     def wipe(self) -> None:
         """Removes all that JetStream stored. Call it while the server is down."""
@@ -111,7 +111,7 @@ class Nats:
         return ProcessSpec(name="nats", command=lambda _: command, probe=self._probe)
 
     def config(self) -> dict[str, Any]:
-        """The configuration; nats-server reads JSON."""
+        """The configuration; nats-server reads JSON, but no characters that are written as their numbers."""
         users = [
             {
                 "user": name,

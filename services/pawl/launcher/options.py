@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.chassis.settings import read_secret
 from pawl.chassis.start import StartError
-from pawl.launcher.services import DEFAULT_PORTS, STAGES, ServiceSpec
+from pawl.launcher.services import STAGES, ServiceSpec
 
 PORT_MAX = 65535
 REPLICAS_MAX = 16
@@ -20,8 +21,9 @@ class SuiteOptions:
 
     `ports` maps the names of DEFAULT_PORTS to numbers; what is missing, or 0, takes a free port. Of `environment`
     each service gets what it reads, and what runs Python tools the variables that `tool_environment` names;
-    `service_environment` is added to that of one, as it is. `local_key` is the key of callers on this machine;
-    without it the data folder's own.
+    `service_environment` is added to that of one, or of one replica (`agent-loop-1`), as it is. `agents` is a folder
+    of agents to be saved once it runs. `local_key` is the key of callers on this machine; without it the data folder's
+    own.
     """
 
     data: Path
@@ -38,6 +40,7 @@ class SuiteOptions:
     tool_environment: Sequence[str] = ()
     stages: tuple[tuple[ServiceSpec, ...], ...] = STAGES
     ready_seconds: float = 60.0
+    agents: Path | None = None
 
     def port(self, name: str, replica: int = 0) -> int:
         """The port chosen for one replica; 0 for a free one."""
@@ -87,6 +90,7 @@ def read_options(
         scripted_model=not (environment.get("OPENAI_API_KEY") or environment.get("OPENAI_BASE_URL")),
         environment=dict(environment),
         tool_environment=tuple(filter(None, map(str.strip, environment.get("PAWL_TOOL_ENVIRONMENT", "").split(",")))),
+        agents=Path(folder) if (folder := environment.get("PAWL_AGENTS")) else None,
     )
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pawl.chassis.endpoints import Endpoints
 from pawl.chassis.local_key import LOCAL_KEY
-from pawl.launcher.endpoints import Endpoints
 
 _NEXT = (
     ("talk to it", "chat"),

@@ -55,8 +55,8 @@ _READS = {
     | _PROXIES
     | {"OPENAI_BASE_URL", "OPENAI_API_KEY"}
     | pawl_variables(
-        "JOB_STORE_ADDRESS TOOL_REGISTRY_ADDRESS MODEL INSTRUCTIONS REASONING_ECHO OUTPUT_TOKENS_FIELD ROLE RUNS_MAX"
-        " LEASE_SECONDS LEASE_RENEW_SECONDS POLL_SECONDS ROUNDS_MAX CALLS_PER_ROUND_MAX IDENTICAL_CALLS_MAX"
+        "JOB_STORE_ADDRESS TOOL_REGISTRY_ADDRESS MODEL INSTRUCTIONS MODEL_INPUT REASONING_ECHO OUTPUT_TOKENS_FIELD ROLE"
+        " RUNS_MAX LEASE_SECONDS LEASE_RENEW_SECONDS POLL_SECONDS ROUNDS_MAX CALLS_PER_ROUND_MAX IDENTICAL_CALLS_MAX"
         " TOOL_TIMEOUT_SECONDS ROUND_TIMEOUT_SECONDS RUN_TIMEOUT_SECONDS MODEL_HEADERS_TIMEOUT_SECONDS"
         " MODEL_IDLE_TIMEOUT_SECONDS MODEL_ATTEMPTS_MAX RESULT_BYTES_PER_ROUND_MAX APPROVAL_EXPIRY_SECONDS"
         " APPROVALS_REQUIRED OFFER_DEADLINE_SECONDS ANSWER_TIMEOUT_SECONDS CONTEXT_BYTES_MAX TOTAL_TOKENS_MAX"
@@ -101,18 +101,3 @@ STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
     (service("agent-loop"),),
 )
 """A stage starts when everything before it is ready, and knows the addresses of all that. Stopping goes backwards."""
-
-DEFAULT_PORTS = {
-    "agent-loop": 7601,
-    "tool-registry": 7602,
-    "job-store": 7603,
-    "notifier": 7604,
-    "agent-loop-metrics": 7611,
-    "tool-registry-metrics": 7612,
-    "job-store-metrics": 7613,
-    "notifier-metrics": 7614,
-    "postgres": 7620,
-    "nats": 7621,
-    "model": 7622,
-}
-"""The port of everything that listens; further replicas of a service take free ones."""

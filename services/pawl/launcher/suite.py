@@ -12,9 +12,10 @@ from typing import Self
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY
 from pawl.launcher import orphans
-from pawl.launcher.endpoints import Endpoints, Replica, remove_endpoints, write_endpoints
+from pawl.launcher.endpoints import remove_endpoints, write_endpoints
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.nats import USERS, Nats
 from pawl.launcher.options import SuiteOptions

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+from collections.abc import Awaitable, Callable
 
 from pawl.chassis import logs
 from pawl.chassis.start import StartError
@@ -16,21 +17,25 @@ from pawl.launcher.suite import Suite
 _CANNOT_START = 2
 
 
-def up(options: SuiteOptions) -> int:
-    """Runs the suite until SIGTERM, SIGINT or SIGHUP, then stops it in order.
+async def _nothing(_: SuiteOptions) -> None:
+    """Do nothing."""
+
+
+def up(options: SuiteOptions, when_ready: Callable[[SuiteOptions], Awaitable[None]] = _nothing) -> int:
+    """Runs the suite until SIGTERM, SIGINT or SIGHUP, then stops it in order; does `when_ready` once it answers.
 
     Returns the exit code: 0 after an orderly stop, 2 with one sentence on standard error if it could not start.
     """
     logs.configure(service="launcher", instance_id=str(os.getpid()), level="info", log_format="auto")
     try:
-        asyncio.run(_run(Suite(options)))
+        asyncio.run(_run(Suite(options), when_ready))
     except StartError as error:
         print(error, file=sys.stderr)
         return _CANNOT_START
     return 0
 
 
-async def _run(suite: Suite) -> None:
+async def _run(suite: Suite, when_ready: Callable[[SuiteOptions], Awaitable[None]]) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -45,6 +50,7 @@ async def _run(suite: Suite) -> None:
             screen.show(suite.endpoints)
             for line in suite.broken_tools:
                 print(f"PAWL_TOOLS: {line}", flush=True)
+            await when_ready(suite.options)
             await told
             print("Stopping.", flush=True)
     finally:

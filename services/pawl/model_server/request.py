@@ -68,6 +68,8 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[Tool, ...] = ()
     tool_choice: Any = None
+    response_format: Any = None
+    reasoning_effort: Any = None
     stream: bool = False
     include_usage: bool = False
 
@@ -95,6 +97,14 @@ class ChatRequest:
         function = choice.get("function") if isinstance(choice, dict) else None
         name = function.get("name") if isinstance(function, dict) else None
         return name if isinstance(name, str) else None
+
+    @property
+    def answer_schema(self) -> Mapping[str, Any] | None:
+        """The JSON Schema that the answer is to fit, if one is asked for."""
+        form = self.response_format
+        asked = form.get("json_schema") if isinstance(form, dict) else None
+        schema = asked.get("schema") if isinstance(asked, dict) else None
+        return schema if isinstance(schema, dict) else None
 
     def tool(self, name: str) -> Tool | None:
         """The offered tool of that name; None also when the caller forbids tools."""
@@ -167,6 +177,8 @@ def read_request(data: bytes) -> ChatRequest:
         messages=tuple(messages),
         tools=tuple(_read_tools(body.get("tools"))),
         tool_choice=body.get("tool_choice"),
+        response_format=body.get("response_format"),
+        reasoning_effort=body.get("reasoning_effort"),
         stream=body.get("stream") is True,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
     )

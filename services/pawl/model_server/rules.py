@@ -10,6 +10,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from pawl.model_server.errands import next_call
+from pawl.model_server.forms import filled
 from pawl.model_server.intents import AddTask, CompleteTasks, Say, UpdateProject, UseTool, stages_of
 from pawl.model_server.outcome import describe, failure, note
 from pawl.model_server.reply import Reply, ToolCall
@@ -93,6 +94,8 @@ def _final_reply(
             elif number >= first_open:
                 parts.append(_say(intent, request))
                 delay = max(delay, intent.chunk_delay)
+    if request.answer_schema is not None:
+        parts = [json.dumps(filled(request.answer_schema, "\n\n".join(parts)), ensure_ascii=False)]
     reasoning = "Every stage is done; I report the results." if done else "The prompt needs no tool, or none that fits."
     return Reply(reasoning=reasoning, text="\n\n".join(parts), chunk_delay=delay)
 

@@ -32,13 +32,15 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     `user_contains` looks for a piece of text in the last user message, ignoring case; `user_matches` is a regular
     expression searched in it. `round` counts the assistant messages after it: 0 is the first model call for this
-    prompt, 1 the call with the first results. `tools` tells calls with tools from calls without.
+    prompt, 1 the call with the first results. `tools` tells calls with tools from calls without. `model` is the name of
+    the model that is asked.
     """
 
     user_contains: str | None = None
     user_matches: str | None = None
     round: int | None = None
     tools: bool | None = None
+    model: str | None = None
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -128,6 +130,7 @@ def matches(when: When | None, request: ChatRequest) -> bool:
         and (when.user_matches is None or re.search(when.user_matches, prompt) is not None)
         and (when.round is None or when.round == request.round)
         and (when.tools is None or when.tools == bool(request.tools))
+        and (when.model is None or when.model == request.model)
     )
 
 

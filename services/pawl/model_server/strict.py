@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING
 from pawl.model_server.request import Message, RefusedRequest, calls_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from pawl.model_server.request import ChatRequest, Tool
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 TOOLS_MAX = 128
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")
+FORMATS = ("text", "json_object", "json_schema")
+PARTS = ("text", "image_url", "input_audio", "file")
+_URL = re.compile(r"^(https://|data:image/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/]+={0,2}$)")
 _NAME = re.compile(r"^[a-zA-Z0-9_-]{1,64}$")
 _TOOL_MESSAGES_MISSING = (
     "An assistant message with 'tool_calls' must be followed by tool messages responding to each 'tool_call_id'. "
@@ -34,6 +39,8 @@ def check_request(request: ChatRequest, *, reasoning_echo: bool = False) -> None
     DeepSeek models do.
     """
     _check_tools(request)
+    _check_effort(request.reasoning_effort)
+    _check_format(request)
     for number, message in enumerate(request.messages):
         _check_message(number, message)
         if reasoning_echo and message.get("tool_calls") and "reasoning_content" not in message:
@@ -72,6 +79,53 @@ def _check_tools(request: ChatRequest) -> None:
         )
 
 
+def _check_effort(effort: object) -> None:
+    if effort is not None and effort not in EFFORTS:
+        raise RefusedRequest(
+            f"Invalid value: '{effort}'. Supported values are: {', '.join(repr(name) for name in EFFORTS)}.",
+            param="reasoning_effort",
+            code="invalid_value",
+        )
+
+
+def _check_format(request: ChatRequest) -> None:
+    form = request.response_format
+    if form is None:
+        return
+    kind = form.get("type") if isinstance(form, dict) else None
+    if kind not in FORMATS:
+        raise RefusedRequest(
+            f"Invalid value: '{kind}'. Supported values are: {', '.join(repr(name) for name in FORMATS)}.",
+            param="response_format.type",
+            code="invalid_value",
+        )
+    if kind != "json_schema":
+        return
+    asked, place = form.get("json_schema"), "response_format.json_schema"
+    if not isinstance(asked, dict) or not isinstance(asked.get("name"), str):
+        raise RefusedRequest(
+            f"Missing required parameter: '{place}.name'.", param=f"{place}.name", code="missing_required_parameter"
+        )
+    _check_name(asked["name"], f"{place}.name")
+    problem = _form_problem(request.answer_schema, is_strict=asked.get("strict") is True)
+    if problem:
+        raise RefusedRequest(
+            f"Invalid schema for response_format '{asked['name']}': {problem}.", param="response_format"
+        )
+
+
+def _form_problem(schema: Mapping[str, Any] | None, *, is_strict: bool) -> str:
+    if schema is None or schema.get("type") != "object":
+        return "schema must be a JSON Schema of 'type: \"object\"'"
+    if not is_strict:
+        return ""
+    if schema.get("additionalProperties") is not False:
+        return "'additionalProperties' is required to be supplied and to be false"
+    names, required = schema.get("properties", {}), schema.get("required", [])
+    missing = [name for name in names if name not in required]
+    return f"'required' is required to include every key in properties. Missing '{missing[0]}'" if missing else ""
+
+
 def _schema_problem(tool: Tool) -> str:
     if tool.parameters and tool.parameters.get("type") != "object":
         return "schema must be a JSON Schema of 'type: \"object\"'"
@@ -104,12 +158,34 @@ def _check_message(number: int, message: Message) -> None:
             param=f"{place}.content",
             code="invalid_type",
         )
+    for position, part in enumerate(content if isinstance(content, list) else ()):
+        _check_part(f"{place}.content.[{position}]", role, part)
     if content is None and not (role == "assistant" and ("tool_calls" in message or message.get("refusal"))):
         raise RefusedRequest(
             f"Invalid value for 'content': expected a string, got null. ({place}.content)", param=f"{place}.content"
         )
     if "tool_calls" in message:
         _check_calls(place, message)
+
+
+def _check_part(place: str, role: object, part: object) -> None:
+    kind = part.get("type") if isinstance(part, dict) else None
+    allowed = PARTS if role == "user" else PARTS[:1]
+    if not isinstance(part, dict) or kind not in allowed:
+        raise RefusedRequest(
+            f"Invalid value: '{kind}'. Supported values are: {', '.join(repr(name) for name in allowed)}.",
+            param=f"{place}.type",
+            code="invalid_value",
+        )
+    if kind == "text" and not isinstance(part.get("text"), str):
+        raise RefusedRequest(f"Missing required parameter: '{place}.text'.", param=f"{place}.text")
+    image = part.get("image_url")
+    if kind == "image_url" and not (isinstance(image, dict) and _URL.match(str(image.get("url")))):
+        raise RefusedRequest(
+            f"Invalid '{place}.image_url.url'. Expected a base64-encoded data URL with an image MIME type.",
+            param=f"{place}.image_url.url",
+            code="invalid_value",
+        )
 
 
 def _check_calls(place: str, message: Message) -> None:

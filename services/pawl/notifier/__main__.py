@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from pawl.chassis.erasures import ErasureWork
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
@@ -25,8 +26,9 @@ async def main(stop: asyncio.Event) -> None:
         await service.migrate(database, SCHEMA, MIGRATIONS)
         bus = await service.open_bus()
 
+        store = PostgresStore(database)
         parts = wire(
-            store=PostgresStore(database),
+            store=store,
             announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write),
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
@@ -38,6 +40,7 @@ async def main(stop: asyncio.Event) -> None:
             service.background.start(name, loop)
         # For keys: who has one of a file, or the local one, needs no job-store.
         job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
+        service.background.start("erasures", ErasureWork(job_store, store.erase, service.clock).run)
         server = service.rpc_server(KeySyncClient(job_store))
         parts.add_to(server)
         await service.serve(server, stop)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
 from pawl.chassis.database import Database
+from pawl.chassis.erasures import ErasurePart, ErasureWork
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
@@ -22,6 +23,8 @@ from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_file
 from pawl.tool_registry.adapters.metrics import RegistryMetrics
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
+from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
+from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
 from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
 from pawl.tool_registry.adapters.process.helpers import Helpers
@@ -35,6 +38,7 @@ from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.documents import document_tools
 from pawl.tool_registry.builtin.files import file_tools
 from pawl.tool_registry.builtin.mail import mail_tools
+from pawl.tool_registry.builtin.memory import memory_tools
 from pawl.tool_registry.builtin.planning import planning_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
@@ -44,6 +48,9 @@ from pawl.tool_registry.domain.mail_server import read_smtp_url
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.settings import ToolRegistrySettings, module_names
 from pawl.tool_registry.wiring import Limits, Ports, Record, wire
+
+if TYPE_CHECKING:  # The chassis comes before gRPC.
+    import grpc
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -95,11 +102,16 @@ async def main(stop: asyncio.Event) -> None:
             processes_busy=lambda: processes.processes_busy,
         )
         await service.enter(registry.hub)
-        own = _builtin_tools(service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers)
+        file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
+        files = FileFolders(settings.files_dir, file_limits, service.clock.now)
+        own = _builtin_tools(
+            service, settings, database=database, ledger=ledger, egress=egress, helpers=helpers, files=files
+        )
         await registry.catalog.load("builtin", own)
         for module in load_modules(module_names(settings.tools)):
             await registry.catalog.load(f"module:{module.name}", module.tools)
         await service.enter(registry.executor)
+        service.background.start("erasures", _erasures(service, database, job_store, files).run)
         server = service.rpc_server(KeySyncClient(job_store))
         registry.add_to(server)
         await service.serve(server, stop)
@@ -113,23 +125,35 @@ def _builtin_tools(
     ledger: LedgerReads,
     egress: GuardedEgress,
     helpers: Helpers,
+    files: FileFolders,
 ) -> list[Tool[..., Any]]:
     """Return the tools that come along."""
     url = settings.smtp_url
     mailer = SmtpMailer(read_smtp_url(url.get_secret_value())) if url else OutboxFolder(settings.outbox_dir)
-    file_limits = FileLimits(file_bytes_max=settings.file_bytes_max, store_bytes_max=settings.files_bytes_max)
     return [
         *clock_tools(service.clock),
         *calculator_tools(),
         *planning_tools(PostgresPlanRepository(database), service.ids),
         *document_tools(PostgresDocumentRepository(database)),
-        *file_tools(FileFolders(settings.files_dir, file_limits, service.clock.now)),
+        *memory_tools(PostgresMemoryRepository(database)),
+        *file_tools(files),
         *mail_tools(mailer, service.clock, sender=settings.mail_from),
         *question_tools(),
         *agent_tools(),
         *result_tools(ledger),
         *web_tools(egress, helpers),
     ]
+
+
+def _erasures(service: Service, database: Database, job_store: grpc.aio.Channel, files: FileFolders) -> ErasureWork:
+    """Return what removes erased conversations: rows, then what file tools keep for calls that are made again."""
+    rows = PostgresErasures(database)
+
+    async def erase(part: ErasurePart) -> None:
+        await rows.erase(part)
+        await asyncio.to_thread(files.forget, part.store_id, part.call_ids)
+
+    return ErasureWork(job_store, erase, service.clock)
 
 
 def _is_ones_own(settings: ToolRegistrySettings) -> bool:

@@ -13,6 +13,7 @@ from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
@@ -21,6 +22,7 @@ from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
+from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
 from pawl.tool_registry.adapters.postgres.rates import PostgresRateLimits
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository
@@ -29,6 +31,7 @@ from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepositor
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.catalog.ports import Helper, ToolRepository
 from pawl.tool_registry.app.documents.documents import DocumentRepository, Documents
+from pawl.tool_registry.app.documents.memories import Memories, MemoryRepository
 from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
@@ -54,6 +57,7 @@ from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.rpc.audit_servicer import AuditServicer
 from pawl.tool_registry.rpc.document_servicer import DocumentServicer
 from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
+from pawl.tool_registry.rpc.memory_servicer import MemoryServicer
 from pawl.tool_registry.rpc.rule_servicer import RuleServicer
 from pawl.tool_registry.rpc.source_servicer import SourceServicer
 from pawl.tool_registry.rpc.tool_servicer import ToolServicer
@@ -68,6 +72,7 @@ class Record:
     workers: WorkerRepository
     sources: SourceRepository
     documents: DocumentRepository
+    memories: MemoryRepository
     rules: RuleRepository
     journal: ExecutionJournal
     locks: ResourceLocks
@@ -90,6 +95,7 @@ class Record:
             workers=PostgresWorkerRepository(database, instance_id=instance_id),
             sources=PostgresSourceRepository(database),
             documents=PostgresDocumentRepository(database),
+            memories=PostgresMemoryRepository(database),
             rules=PostgresRuleRepository(database),
             journal=journal,
             locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
@@ -137,6 +143,7 @@ class ToolRegistry:
     rules: Rules
     sources: Sources
     documents: Documents
+    memories: Memories
     hub: WorkerHub
     worker_tools: WorkerTools
     executor: Executor
@@ -150,6 +157,7 @@ class ToolRegistry:
         server.add(add_RuleServiceServicer_to_server, RuleServicer(self.rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(self.audit))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(self.documents))
+        server.add(add_MemoryServiceServicer_to_server, MemoryServicer(self.memories))
         server.add(add_SourceServiceServicer_to_server, SourceServicer(self.sources, is_ones_own=self.is_ones_own))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, self.execution, service_only=True, drain_streams=True)
@@ -176,6 +184,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         locks=record.locks, runner=ports.runner, secrets=ports.secrets, admission=admission, clock=clock
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
+    documents = Documents(record.documents)
     return ToolRegistry(
         is_ones_own=limits.is_ones_own,
         catalog=catalog,
@@ -183,10 +192,13 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         sources=Sources(
             repository=record.sources, tools=record.tools, catalog=catalog, connectors=ports.connectors, clock=clock
         ),
-        documents=Documents(record.documents),
+        documents=documents,
+        memories=Memories(record.memories),
         hub=hub,
         worker_tools=WorkerTools(record.tools, record.workers, catalog),
         executor=executor,
-        execution=ExecutionServicer(catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit),
+        execution=ExecutionServicer(
+            catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit, documents
+        ),
         audit=record.audit,
     )

@@ -24,7 +24,7 @@ from pawl.chassis import logs, tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import IN_CLEAR, check_hidden, find_key
 from pawl.chassis.rpc_client import open_channel
-from pawl.chassis.tasks import end, within
+from pawl.chassis.tasks import delivered, end, within
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
@@ -300,7 +300,7 @@ class Worker:
         made = function.bind(call, context)
         is_async = inspect.iscoroutinefunction(function.reconcile if is_question else function.function)
         value = await (
-            made() if is_async else asyncio.get_running_loop().run_in_executor(self._threads, _delivered, made)
+            made() if is_async else asyncio.get_running_loop().run_in_executor(self._threads, delivered, made)
         )
         if value is DID_NOT_HAPPEN:
             return {"did_not_happen": worker_pb2.DidNotHappen()}
@@ -320,11 +320,3 @@ class Worker:
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)
-
-
-def _delivered(function: Callable[[], Any]) -> Any:
-    """Call a function in a thread; no future takes StopIteration, and Python makes the same of a coroutine's."""
-    try:
-        return function()
-    except StopIteration as error:
-        raise RuntimeError("the function raised StopIteration") from error

@@ -20,6 +20,7 @@ from pawl.chassis.credentials import ApiKey
 from pawl.chassis.ids import IdSource
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_server import RpcServer
+from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
@@ -81,15 +82,32 @@ def times() -> SessionTimes:
 
 @pytest.fixture
 async def clients(
-    ledger: PlayedLedger, live: FakeLive, times: SessionTimes, clock: ManualClock, ids: IdSource
+    ledger: PlayedLedger,
+    live: FakeLive,
+    times: SessionTimes,
+    clock: ManualClock,
+    ids: IdSource,
+    *,
+    checker: FakeChecker,
 ) -> AsyncIterator[ClientSide]:
-    clients = client_side(ledger, live, clock, ids, times)
+    clients = client_side(ledger, live, clock, ids, times, checker=checker)
     async with clients.watches:
         yield clients
 
 
+@pytest.fixture
+def checker() -> FakeChecker:
+    return FakeChecker()
+
+
 def client_side(
-    ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, times: SessionTimes | None = None
+    ledger: PlayedLedger,
+    live: FakeLive,
+    clock: ManualClock,
+    ids: IdSource,
+    times: SessionTimes | None = None,
+    *,
+    checker: FakeChecker | None = None,
 ) -> ClientSide:
     """Return what serves clients over this ledger, quick to look and to give signs of life."""
     quick = ClientTimes(
@@ -101,10 +119,14 @@ def client_side(
     return ClientSide(
         ledger=ledger,
         live=live,
-        checker=FakeChecker(),
+        agents=MemoryAgents(),
+        documents=FakeChecker(),
+        checker=checker or FakeChecker(),
+        tools=checker or FakeChecker(),
         clock=clock,
         ids=ids,
         defaults=RunDefaults(model="the-model", instructions="Be brief."),
+        takes_images=True,
         times=quick,
     )
 

@@ -13,7 +13,9 @@ from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc import convert
 from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.agent_loop.wiring import ClientSide
 from pawl.event.v1 import run_pb2
+from tests.fakes.checker import FakeChecker
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -23,14 +25,22 @@ if TYPE_CHECKING:
 
 
 async def test_a_deploy_with_other_defaults_leaves_requests_as_they_are(
-    stub: AgentServiceAsyncStub, servicer: AgentServicer, ledger: PlayedLedger
+    stub: AgentServiceAsyncStub, clients: ClientSide, servicer: AgentServicer, ledger: PlayedLedger
 ) -> None:
     """I2: what a request left open is no part of it."""
     asked = run_pb2.RunOptions(temperature=0.5, limits=run_pb2.RunLimits(rounds_max=3))
     request = agent_pb2.StartRunRequest(request_id="r1", text="Hello", options=asked)
     before = (await stub.StartRun(request, metadata=ME)).run
     limits = Limits(run_timeout_seconds=100.0)
-    servicer._messages = Messages(ledger=ledger, defaults=RunDefaults(model="a-newer-model", limits=limits))
+    servicer._messages = Messages(
+        ledger=ledger,
+        agents=clients.agents,
+        defaults=RunDefaults(model="a-newer-model", limits=limits),
+        checker=FakeChecker(),
+        documents=FakeChecker(),
+        takes_images=False,
+        tools=FakeChecker(),
+    )
     again = (await stub.StartRun(request, metadata=ME)).run
     assert (again.run_id, again.options.model) == (before.run_id, "the-model")
     request.options.limits.rounds_max = 4

@@ -25,6 +25,7 @@ from pawl.chassis.status import from_rpc_error
 from pawl.errors import SlowConsumer
 from pawl.event.v1 import event_pb2, run_pb2
 from tests.fakes import virtual_time
+from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
@@ -58,7 +59,10 @@ class Replicas:
         clients = ClientSide(
             ledger=self.ledger,
             live=self.live,
+            agents=MemoryAgents(),
             checker=FakeChecker(),
+            tools=FakeChecker(),
+            documents=FakeChecker(),
             clock=self._clock,
             ids=self._ids,
             defaults=RunDefaults(model="the-model"),

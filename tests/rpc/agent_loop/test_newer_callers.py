@@ -40,6 +40,8 @@ async def test_a_frame_with_a_value_that_is_unknown_is_refused_and_the_session_g
     await client.hello()
     for field, request in CALLS["Session"]:
         kind = request.WhichOneof("frame")
+        if kind == "hello":
+            continue  # What is wrong with its tools is said when they come with a run.
         receipt = await client.ask(**{kind: getattr(request, kind)})
         assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_FIELD"), field
 
@@ -57,5 +59,5 @@ def test_there_are_such_fields() -> None:
         "WatchPending",
     }
     frames = {request.WhichOneof("frame") for _, request in CALLS["Session"]}
-    assert frames == {"start", "decision", "message"}
+    assert frames == {"hello", "start", "decision", "message"}
     assert frames < set(session_pb2.SessionRequest.DESCRIPTOR.fields_by_name)

@@ -16,6 +16,7 @@ from pawl.agent_loop.adapters import views
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.call import CallState, DecisionKind, EffectClass, ExecutionContext
+from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
     Disposition,
@@ -27,12 +28,13 @@ from pawl.agent_loop.domain.tool import (
     RecordedResult,
     Tool,
 )
+from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import CallId, ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
-from pawl.errors import InvalidArguments, MethodNotFound, ToolNotFound
+from pawl.errors import DependencyUnavailable, InvalidArguments, InvalidSchema, MethodNotFound, ToolNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 from tests.fakes.anybody import Anybody
@@ -72,6 +74,13 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
         definition = tool_pb2.ToolDefinition(name="write", description="Writes.", fallback_tool_name="other")
         return execution_pb2.ResolveToolsResponse(tools=[tool_pb2.Tool(definition=definition, version=2)])
 
+    async def CheckOwnTools(self, request: Any, context: Any) -> execution_pb2.CheckOwnToolsResponse:
+        self.asked.append(request)
+        if request.definitions[0].name == "old":
+            raise MethodNotFound
+        tools = [tool_pb2.OwnTool(definition=each, definition_sha256="ab" * 32) for each in request.definitions]
+        return execution_pb2.CheckOwnToolsResponse(tools=tools)
+
     async def CheckCalls(self, request: Any, context: Any) -> execution_pb2.CheckCallsResponse:
         self.asked.append(request)
         known = execution_pb2.Verdict(
@@ -91,6 +100,18 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
         if request.answer == "old":
             raise MethodNotFound
         return execution_pb2.CheckAnswerResponse()
+
+    async def CheckOutput(self, request: Any, context: Any) -> execution_pb2.CheckOutputResponse:
+        self.asked.append(request)
+        if request.output == b"old":
+            raise MethodNotFound
+        if not request.HasField("output"):
+            raise InvalidSchema("it must be an object")
+        return execution_pb2.CheckOutputResponse(faults=["answer: is not JSON"])
+
+    async def ReadDocument(self, request: Any, context: Any) -> execution_pb2.ReadDocumentResponse:
+        self.asked.append(request)
+        return execution_pb2.ReadDocumentResponse(text="Water the plants.")
 
     async def ExecuteTool(self, request: Any, context: Any) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
         self.asked.append(request)
@@ -170,6 +191,31 @@ async def test_a_verdict_that_this_version_does_not_understand_is_a_refusal(regi
     assert (known.disposition, known.context) == (Disposition.RUN, ExecutionContext.BACKEND)
     assert (known.effect_class, known.resource_keys) == (EffectClass.IDEMPOTENT, ("a",))
     assert newer.disposition is Disposition.REFUSE
+
+
+async def test_tools_that_come_with_a_run_go_along_with_their_calls(
+    registry: RegistryClient, stand_in: StandIn
+) -> None:
+    definition = tool_pb2.ToolDefinition(name="show", description="Shows.", arguments_schema_json=b"{}", parallel=True)
+    caller = Principal(store_id=StoreId("s"), user_id=UserId("u"), roles=frozenset({"member"}))
+    (own,) = await registry.check_own(caller, [definition.SerializeToString()])
+    assert (own.name, own.version, own.context) == ("show", 1, ExecutionContext.FRONTEND)
+    assert (own.description, own.arguments_schema_json, own.is_own) == ("Shows.", b"{}", True)
+    proposed = ProposedCall(
+        call_id=CallId("call_1"), tool_name="show", tool_version=1, arguments_json=b"", own_tool=own
+    )
+    await registry.check(CONTEXT, [proposed], ["show"])
+    asked = stand_in.asked[0].context
+    assert (asked.store_id, asked.user_id, list(asked.user_roles)) == ("s", "u", ["member"])
+    (call,) = stand_in.asked[1].calls
+    assert call.own_tool == tool_pb2.OwnTool(definition=definition, definition_sha256="ab" * 32)
+
+
+async def test_a_registry_that_knows_no_tools_of_runs_is_not_there_yet(registry: RegistryClient) -> None:
+    """I23: nothing is started without them."""
+    caller = Principal(store_id=StoreId("s"), user_id=UserId("u"))
+    with pytest.raises(DependencyUnavailable, match="try again"):
+        await registry.check_own(caller, [tool_pb2.ToolDefinition(name="old").SerializeToString()])
 
 
 async def test_decisions_are_reported_with_who_made_them(registry: RegistryClient, stand_in: StandIn) -> None:
@@ -261,6 +307,16 @@ async def test_an_answer_is_checked_by_a_registry_that_can(
     )
 
 
+async def test_the_form_of_an_answer_is_checked_and_never_passes_unchecked(channel: grpc.aio.Channel) -> None:
+    checker = RegistryClient(channel)
+    found = await checker.check_output(StoreId("acme"), b"{}", "many")
+    assert found == OutputChecked(faults=("answer: is not JSON",))
+    with pytest.raises(InvalidSchema, match="it must be an object"):
+        await checker.check_output(StoreId("acme"), b"{}", None)
+    with pytest.raises(DependencyUnavailable, match="older version"):
+        await checker.check_output(StoreId("acme"), b"{}", "old")
+
+
 async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channel, stand_in: StandIn) -> None:
     """Who edits decides for the user of the run: neither gives the roles of the one what the other may not call."""
     options = run_pb2.RunOptions(approvals_required=2)
@@ -270,6 +326,12 @@ async def test_an_edit_is_checked_with_what_its_run_may(channel: grpc.aio.Channe
 
     (request,) = stand_in.asked
     assert request.context == execution_pb2.CallContext(
-        store_id="s", user_id="u", conversation_id="c", run_id="r", user_roles=["member"], approvals_required=2
+        store_id="s",
+        user_id="u",
+        conversation_id="c",
+        run_id="r",
+        user_roles=["member"],
+        approvals_required=2,
+        agent_name="default",
     )
     assert [(call.call_id, call.edited) for call in request.calls] == [("call_1", True)]

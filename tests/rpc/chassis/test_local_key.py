@@ -18,8 +18,7 @@ import pytest
 from pawl.agent.v1 import agent_pb2
 from pawl.chassis import local_key
 from pawl.chassis.local_key import LOCAL_KEY, users_at
-from pawl.cli.client import SessionClient
-from pawl.cli.target import Target, find
+from pawl.client import AsyncClient, PawlError
 from pawl.launcher.secrets import SecretFiles
 from pawl.worker import Worker
 from tests.poll import until
@@ -112,19 +111,19 @@ def write_folder(folder: Path, address: str, *, launcher: int) -> None:
     (folder / "endpoints.json").write_text(json.dumps(endpoints))
 
 
-def target(folder: Path) -> Target:
-    return find(address=None, data=folder, store=None, user=None, environment={})
+def target(folder: Path) -> AsyncClient:
+    return AsyncClient(data=folder, retry_seconds=0, environment={})
 
 
 async def a_command(folder: Path, _: str) -> None:
     async with target(folder) as found:
-        with contextlib.suppress(grpc.aio.AioRpcError):
+        with contextlib.suppress(PawlError):
             await found.agents.ListRuns(agent_pb2.ListRunsRequest())
 
 
 async def a_session(folder: Path, address: str) -> None:
     with contextlib.suppress(Exception):
-        async with SessionClient([address], metadata=lambda: target(folder).metadata, give_up_seconds=0.1) as session:
+        async with target(folder).session(give_up_seconds=0.1) as session:
             await session.next_frame()
 
 

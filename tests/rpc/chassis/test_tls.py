@@ -21,6 +21,7 @@ from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.rpc_server import RpcServer
 from pawl.cli.failure import explain
+from pawl.client.target import error_of
 from pawl.errors import DependencyUnavailable, Unauthenticated
 from tests import certificates
 from tests.certificates import Files
@@ -175,14 +176,14 @@ async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refu
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await EchoStub(channel).call("unary", "hello", timeout=5)
-            told = explain(caught.value, [server.address])
+            told = explain(error_of(caught.value, server.address), [server.address])
             assert words in told
             assert server.address in told
     of_itself = of(certificates.write(tmp_path, "job-store", authority), clock)
     async with serve(tls=of_itself, listen=LOOPBACK) as server, open_channel(server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await EchoStub(channel).call("unary", "hello", timeout=5)
-        told = await asyncio.to_thread(explain, caught.value, [server.address])
+        told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
         assert (
             told
             == f"{server.address} speaks TLS. Give the certificate of its authority with --ca FILE or PAWL_TLS_CA_FILE."

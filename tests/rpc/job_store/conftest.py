@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from pawl.chassis import rpc_limits
@@ -54,6 +55,7 @@ RETENTION = RetentionPeriods(
 class Replica:
     """One job store: its API as a client sees it, and its inside."""
 
+    channel: grpc.aio.Channel
     stub: LedgerServiceAsyncStub
     ledger: Ledger
     database: Database
@@ -126,6 +128,7 @@ async def start(database: Database, tmp_path: Path) -> AsyncIterator[StartReplic
             await stack.enter_async_context(server)
             channel = await stack.enter_async_context(open_channel(address, message_bytes_max=32 * 1024 * 1024))
             return Replica(
+                channel=channel,
                 stub=LedgerServiceStub(channel),
                 ledger=parts.ledger,
                 database=database,

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
+from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from tests.rpc.job_store.user import User, result
@@ -49,6 +54,68 @@ async def test_a_run_goes_from_its_message_to_its_answer(user: User) -> None:
         "run.completed",
     ]
     assert run.last_seq == events[-1].seq == events[-1].run_changed.run.last_seq
+
+
+async def test_an_answer_in_a_form_is_kept_as_json_and_older_workers_leave_its_run_alone(user: User) -> None:
+    """I23: they would end it with an answer that nobody checked. Its user sees a message like any other."""
+    options = run_pb2.RunOptions(response_format=run_pb2.ResponseFormat(schema_json=b"{}"))
+    owner = await user.start("What is 2 + 2?", options=options)
+    (first,) = (await owner.load()).messages
+    assert first.role == message_pb2.ROLE_USER_EXTENDED
+    listed = pb.ListMessagesRequest(store_id=user.store_id, user_id=user.user_id, conversation_id=first.conversation_id)
+    assert [message.role for message in (await user.stub.ListMessages(listed)).messages] == [message_pb2.ROLE_USER]
+    told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
+    assert [message.role for message in told] == [message_pb2.ROLE_USER]
+    wrong = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="four", misfit="answer: is not JSON")
+    await owner.commit(messages=[wrong], output_text="four")
+    assert (await owner.load()).messages[-1].misfit == "answer: is not JSON"
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text='{"sum": 4}', output_json=b'{"sum":4}')
+    run = await user.run(owner.run_id)
+    assert (run.output_text, run.output_json) == ('{"sum": 4}', b'{"sum":4}')
+
+
+def image(size_bytes: int) -> message_pb2.Part:
+    data = bytes(size_bytes)
+    return message_pb2.Part(image=message_pb2.ImagePart(data=data, media_type="image/png", size_bytes=size_bytes))
+
+
+async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_else(user: User) -> None:
+    file = message_pb2.Part(file=message_pb2.FilePart(document_name="a.txt", text="Hello", size_bytes=5))
+    parts = [message_pb2.Part(text="Look\nhere"), image(9), file, message_pb2.Part(text="and there")]
+    owner = await user.start("", parts=parts)
+    (message,) = (await owner.load()).messages
+    assert (message.role, message.text) == (message_pb2.ROLE_USER_EXTENDED, "Look\nhere\n\nand there")
+    assert list(message.parts) == parts
+    told = [event.message_added.message for event in await user.events(owner.run_id) if event.type == "message.added"]
+    listed = pb.ListMessagesRequest(
+        store_id=user.store_id, user_id=user.user_id, conversation_id=message.conversation_id
+    )
+    for shown in (told[0], (await user.stub.ListMessages(listed)).messages[0]):
+        assert (shown.role, shown.parts[1].image.data, shown.parts[1].image.size_bytes) == (1, b"", 9)
+        assert (shown.parts[2].file.text, shown.parts[2].file.size_bytes) == ("", 5)
+    asked = pb.GetConversationRequest(
+        store_id=user.store_id, user_id=user.user_id, conversation_id=message.conversation_id
+    )
+    assert (await user.stub.GetConversation(asked)).conversation.title == "Look"
+
+
+async def test_a_run_is_loaded_with_the_newest_images_only(user: User) -> None:
+    owner = await user.start("", parts=[image(900_000)], conversation_id="c")
+    for _ in range(9):
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        owner = await user.start("", parts=[image(900_000)], conversation_id="c")
+    sizes = [len(message.parts[0].image.data) for message in (await owner.load()).messages]
+    assert sizes == [0] + [900_000] * 9
+    assert all(message.parts[0].image.size_bytes == 900_000 for message in (await owner.load()).messages)
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"), [("", {}), ("a", {"parts": [image(1)]}), ("", {"parts": [image(1)], "policy": 2})]
+)
+async def test_parts_are_the_whole_message_and_enter_no_run(user: User, text: str, fields: dict[str, Any]) -> None:
+    """I23: a job-store of the version before sees no text, and refuses what it would lose."""
+    with pytest.raises(InvalidField):
+        await user.submit(text, **fields)
 
 
 async def test_of_messages_that_interrupt_a_run_before_it_has_stopped_the_last_one_wins(user: User) -> None:

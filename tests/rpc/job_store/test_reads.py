@@ -15,7 +15,7 @@ from pawl.chassis.database import Database
 from pawl.errors import SeqBeyondEnd
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.reads import RUNS_IN_STATES
+from pawl.job_store.adapters.run_lists import LISTS
 from tests.rpc.job_store.user import Owner, User, result
 
 Method = Callable[[Any], Awaitable[Any]]
@@ -48,6 +48,20 @@ async def test_runs_come_newest_first_by_pages(user: User) -> None:
     found = await pages(user.stub.ListRuns, request, "runs")
     assert [len(page) for page in found] == [3, 3, 1]
     assert [run.run_id for page in found for run in page] == runs[::-1]
+
+
+@pytest.mark.parametrize("narrowed", [{}, {"conversation_id": "c"}, {"states": [run_pb2.RUN_STATE_QUEUED]}])
+async def test_runs_are_listed_in_either_order_and_between_two_times(user: User, narrowed: dict[str, Any]) -> None:
+    """By pages, along each index; the first time is in, the last one is not."""
+    runs = [(await user.submit(conversation_id="c")).run for _ in range(5)]
+    names = [run.run_id for run in runs]
+    between: dict[str, Any] = {"create_time_from": runs[1].create_time, "create_time_before": runs[4].create_time}
+    for oldest_first in (False, True):
+        order = {"oldest_first": oldest_first, "page_size": 2, **narrowed}
+        for wanted, times in ((names, {}), (names[1:4], between)):
+            request = pb.ListRunsRequest(store_id="acme", user_id="ann", **order, **times)
+            found = [run.run_id for page in await pages(user.stub.ListRuns, request, "runs") for run in page]
+            assert found == (wanted if oldest_first else wanted[::-1])
 
 
 async def test_runs_are_filtered_by_conversation_and_state(user: User) -> None:
@@ -305,8 +319,8 @@ async def test_runs_in_some_states_are_found_without_a_look_at_all_others(user: 
         await connection.execute("ANALYZE job_store.runs")
         states = [run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_QUEUED]
         # As it is planned for all arguments, and not for these.
-        await connection.execute(f"PREPARE listing AS {RUNS_IN_STATES}")
-        execute = "EXECUTE listing (3, 1000000, 'acme', 'ann', '', '{1,2}', NULL, '')"
+        await connection.execute(f"PREPARE listing AS {LISTS['runs_of_user_in_state'][False]}")
+        execute = "EXECUTE listing (3, 1000000, 'acme', 'ann', '', '{1,2}', NULL, '', NULL, '', '', '{}', '{}')"
         plan = str(await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {execute}"))
         await connection.execute("DEALLOCATE listing")
     request = pb.ListRunsRequest(store_id="acme", user_id="ann", states=states)

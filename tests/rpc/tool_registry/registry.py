@@ -22,10 +22,12 @@ from pawl.chassis.ids import CallKey, IdSource, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
+from pawl.event.v1 import run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
+from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
 from pawl.tool.v1.source_pb2_grpc import SourceServiceStub
 from pawl.tool.v1.tool_pb2_grpc import ToolServiceStub
@@ -49,6 +51,7 @@ if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
+    from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
     from pawl.tool.v1.rule_pb2_grpc import RuleServiceAsyncStub
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
@@ -86,7 +89,7 @@ ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 
 
 class KnownRuns:
-    """A ledger with the run `run` of ann of acme, and its call `approved` of pay."""
+    """A ledger with the run `run` of ann of acme, its call `approved` of pay, and the agents clerk and counter."""
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
         return (run.store_id, user_id, run.run_id) == ("acme", "ann", "run")
@@ -94,13 +97,31 @@ class KnownRuns:
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         return "pay" if (key.store_id, user_id, key.call_id) == ("acme", "ann", "approved") else None
 
+    async def has_agent(self, store_id: StoreId, name: str) -> bool:
+        return name == "default" or (store_id, name) in {("acme", "clerk"), ("acme", "counter")}
+
 
 def context(
-    store: str = "acme", user: str = "ann", run: str = "run", roles: Sequence[str] = ()
+    store: str = "acme",
+    user: str = "ann",
+    run: str = "run",
+    roles: Sequence[str] = (),
+    *,
+    agent: str = "default",
+    above: Sequence[str] = (),
 ) -> execution_pb2.CallContext:
-    """On whose behalf a call is made."""
+    """On whose behalf a call is made; `above` are the agents of the runs above."""
     return execution_pb2.CallContext(
-        store_id=store, user_id=user, conversation_id="conversation", run_id=run, user_roles=roles
+        store_id=store,
+        user_id=user,
+        conversation_id="conversation",
+        run_id=run,
+        user_roles=roles,
+        agent_name=agent,
+        above=[
+            run_pb2.RunAbove(run_id=f"above_{number}", conversation_id=f"c_{number}", agent_name=name)
+            for number, name in enumerate(above)
+        ],
     )
 
 
@@ -115,6 +136,7 @@ class Registry:
     sources: Mapping[tuple[str, str], SourceServiceAsyncStub]
     auditors: Mapping[tuple[str, str], AuditServiceAsyncStub]
     documents: Mapping[tuple[str, str], DocumentServiceAsyncStub]
+    memories: Mapping[tuple[str, str], MemoryServiceAsyncStub]
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -130,7 +152,7 @@ class Registry:
         return self.users["acme", "ann"]
 
     async def check(
-        self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, **who: str
+        self, tool: str, arguments: Any = None, *, call: str = "call", version: int = 1, **who: Any
     ) -> execution_pb2.Verdict:
         """Check one call; `arguments` are bytes as written, or a value."""
         proposed = execution_pb2.ProposedCall(
@@ -257,8 +279,7 @@ async def running(
             database, instance_id=instance_id, lease_seconds=lease, watch_seconds=min(lease, watch_seconds)
         )
         known_secrets = FileSecrets(secrets or {})
-        kinds = connectors(PostgresSourceRepository(database), known_secrets)
-        mcp = kinds.get("mcp")
+        mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
         ports = Ports(
             record=replace(record, journal=wrap_journal(record.journal)),
             runs=KnownRuns(),
@@ -287,6 +308,7 @@ async def running(
                 sources=channels.stubs(SourceServiceStub),
                 auditors=channels.stubs(AuditServiceStub),
                 documents=channels.stubs(DocumentServiceStub),
+                memories=channels.stubs(MemoryServiceStub),
                 executor=registry.executor,
                 catalog=registry.catalog,
                 metrics=metrics,

@@ -257,6 +257,9 @@ async def test_a_task_for_an_agent_is_delegated_and_never_run_here(registry: Reg
     verdict = await registry.check("run_agent", {"task": "look", "tool_names": ["a", "b", "c", "d"]})
     assert verdict.disposition == execution_pb2.DISPOSITION_DELEGATE
     assert verdict.context == call_pb2.EXECUTION_CONTEXT_AGENT
-    assert verdict.arguments_json == b'{"instructions":"","rounds_max":0,"task":"look","tool_names":["a","b","c","d"]}'
+    assert (
+        verdict.arguments_json
+        == b'{"agent":"","instructions":"","rounds_max":0,"task":"look","tool_names":["a","b","c","d"]}'
+    )
     refused = await registry.check("run_agent", {"task": ""})
     assert refused.error_reason == "INVALID_ARGUMENTS"

@@ -319,7 +319,7 @@ async def test_caller_to_others_a_tool_does_not_exist(registry: Registry, who: t
     assert {found.definition.name for found in everything.tools} & RESTRICTED == CALLERS[who]
     for name in sorted(RESTRICTED):
         is_known = name in CALLERS[who]
-        verdict = await registry.check(name, user=user, roles=roles)  # type: ignore[arg-type]  # roles are a list
+        verdict = await registry.check(name, user=user, roles=roles)
         assert verdict.error_reason == ("" if is_known else "TOOL_NOT_FOUND")
         assert verdict.tool_version == is_known
         named = execution_pb2.ResolveToolsRequest(context=behalf, tool_names=[name])

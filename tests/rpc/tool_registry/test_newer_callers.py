@@ -55,6 +55,8 @@ def test_there_are_such_fields() -> None:
     assert CALLS.keys() == {
         "AddSource",
         "AttachWorker",
+        "CheckCalls",
+        "CheckOwnTools",
         "CreateRule",
         "ListAudit",
         "RecordDecisions",

@@ -32,10 +32,10 @@ RUN, APPROVE, REFUSE = (
     execution_pb2.DISPOSITION_REFUSE,
 )
 ALLOW, ASK, DENY = rule_pb2.RULE_EFFECT_ALLOW, rule_pb2.RULE_EFFECT_ASK, rule_pb2.RULE_EFFECT_DENY
-USER, STORE = rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE
+USER, STORE, AGENT = rule_pb2.RULE_SCOPE_USER, rule_pb2.RULE_SCOPE_STORE, rule_pb2.RULE_SCOPE_AGENT
 
 
-def _tools(*, changed: bool = False) -> list[Tool[..., Any]]:
+def tools(*, changed: bool = False) -> list[Tool[..., Any]]:
     @tool(description="Pay a bill now." if changed else "Pay a bill.")
     async def pay(amount: int = 1, to: str = "ann", items: list[str] | None = None) -> str:
         return f"paid {amount}"
@@ -55,7 +55,7 @@ def _tools(*, changed: bool = False) -> list[Tool[..., Any]]:
 
 @pytest.fixture
 async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
-    async with running(database_url, tmp_path, _tools()) as registry:
+    async with running(database_url, tmp_path, tools()) as registry:
         yield registry
 
 
@@ -188,7 +188,7 @@ async def test_a_new_version_of_the_tool_suspends_the_rule(
 ) -> None:
     await make(registry, ALLOW)
     await make(registry, ALLOW, tool_name="*", expires_in=60)
-    async with running(database_url, tmp_path, _tools(changed=True), name="b") as newer:
+    async with running(database_url, tmp_path, tools(changed=True), name="b") as newer:
         for version in (1, 2):
             assert (await newer.check("pay", version=version)).disposition == APPROVE
         assert (await newer.check("erase")).disposition == APPROVE

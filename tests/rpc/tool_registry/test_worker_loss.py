@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepositor
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from tests.poll import until
 from tests.rpc.tool_registry.attached import AttachedWorker, EffectClass, Purpose, Status, attached, definition
+from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 # Long enough for a test's steps, short enough to wait for its end.
@@ -179,7 +179,9 @@ async def ended_entries(registry: Registry) -> list[audit_pb2.AuditEntry]:
     return [entry for entry in page.entries if entry.kind == audit_pb2.AUDIT_KIND_RETURNED and entry.reason != "LATE"]
 
 
-async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit(lasting: Registry) -> None:
+async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit(
+    lasting: Registry, database_url: str
+) -> None:
     async with attached(lasting, AT_MOST_ONCE) as first:
         asked, call = await begun(lasting, first)
         first.vanish()
@@ -188,7 +190,7 @@ async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit(
         assert await answer(back, call, content_json=b'  "late"') == Status.RESULT_STATUS_LATE
         (entry,) = await told_late(lasting, 1)
         (ended,) = await ended_entries(lasting)
-        assert (entry.verdict, entry.result_sha256) == ("SUCCEEDED", hashlib.sha256(b'"late"').hexdigest())
+        assert (entry.verdict, entry.result_sha256) == ("SUCCEEDED", await digest_of(database_url, b'"late"'))
         for name in ("user_id", "run_id", "call_id", "tool_name", "tool_version", "arguments_sha256"):
             assert getattr(entry, name) == getattr(ended, name), name
 

@@ -31,6 +31,7 @@ from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceStub
+from tests.fakes.agents import MemoryAgents
 from tests.fakes.anybody import Anybody
 from tests.fakes.checker import FakeChecker
 from tests.keys import ENVIRONMENT, SERVICE_KEY
@@ -121,7 +122,10 @@ async def _replica(
     clients = ClientSide(
         ledger=PublicLedgerClient(ledger_channel),
         live=BusEvents(bus),
+        agents=MemoryAgents(),
         checker=FakeChecker(),
+        tools=FakeChecker(),
+        documents=FakeChecker(),
         clock=clock,
         ids=ids,
         defaults=RunDefaults(model="the-model"),

@@ -61,11 +61,14 @@ def _running(folder: Path, shop: Shop) -> Iterator[CommandLine]:
     line = CommandLine(folder / "data")
     egress = folder / "egress.json"
     egress.write_text(json.dumps({"*": {"private": [f"127.0.0.1:{shop.port}"]}}))
+    agents = folder / "agents"
+    agents.mkdir()
+    (agents / "greeter.yaml").write_text("name: greeter\noptions: {instructions: Greet people.}\n")
     screen = folder / "screen"
     with screen.open("wb") as output:
         suite = subprocess.Popen(
             [sys.executable, "-m", "pawl.cli", "up", "--port", "all=0"],
-            env=line.environment() | {"PAWL_EGRESS_FILE": str(egress)},
+            env=line.environment() | {"PAWL_EGRESS_FILE": str(egress), "PAWL_AGENTS": str(agents)},
             stdout=output,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,

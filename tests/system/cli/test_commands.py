@@ -25,9 +25,9 @@ def pending_call(pawl: CommandLine, run_id: str) -> str:
     return found[1]
 
 
-def started(pawl: CommandLine, text: str) -> str:
+def started(pawl: CommandLine, text: str, *options: str) -> str:
     """A run that waits for somebody."""
-    run_id = pawl.succeed("run", "--detach", text).strip()
+    run_id = pawl.succeed("run", "--detach", *options, text).strip()
     for _ in range(100):
         if run_id in pawl.succeed("inbox", "--list"):
             return run_id
@@ -42,20 +42,19 @@ def test_a_run_is_shown_and_its_outcome_is_the_exit_code(pawl: CommandLine) -> N
 
 
 def test_the_first_program_of_the_readme_works(pawl: CommandLine, tmp_path: Path) -> None:
-    """It finds the key where `pawl up` keeps it."""
+    """It finds the suite and the key where `pawl up` keeps them."""
     program = (ROOT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    endpoints = json.loads((pawl.data / "endpoints.json").read_text())
     (tmp_path / ".pawl").symlink_to(pawl.data)
-    address = endpoints["services"]["agent-loop"][0]["grpc"]
     done = subprocess.run(
-        [sys.executable, "-c", program.replace("127.0.0.1:7601", address)],
+        [sys.executable, "-c", program],
         cwd=tmp_path,
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    assert done.stdout.splitlines()[-1].endswith("run.completed")
+    assert "391" in done.stdout
+    assert done.stderr == ""
 
 
 def test_without_the_key_a_command_says_where_it_is(pawl: CommandLine) -> None:
@@ -311,3 +310,77 @@ def test_what_an_agent_waits_for_is_shown_at_the_top_and_decided_in_the_chat(paw
         rest = running.stdout.read()
     assert f"watch it with: pawl watch {run_id}" in shown
     assert "completed" in rest.splitlines()[-1]
+
+
+def test_whoami_says_who_calls_and_what_there_is(pawl: CommandLine) -> None:
+    output = pawl.succeed("whoami", "--limits")
+    assert "me of the store local" in output
+    assert "credential: local, without an end" in output
+    assert "decides: gated calls of the whole store" in output
+    assert re.search(r"^Pawl \S+: model \S+, \d+ tools$", output, re.MULTILINE)
+    assert re.search(r"^agents: .*\bdefault\b", output, re.MULTILINE)
+    assert "rounds_max\t10\t1000" in output
+    told = json.loads(pawl.succeed("--user", "ann", "whoami", "--json"))
+    assert (told["caller"]["user_id"], told["caller"]["store_id"]) == ("ann", "local")
+
+
+def test_status_says_why_a_run_waits_and_what_lets_it_go_on(pawl: CommandLine) -> None:
+    run_id = started(pawl, "send an e-mail to ann@example.com about lunch: at noon")
+    output = pawl.succeed("status", run_id)
+    assert f"{run_id} is waiting" in output
+    assert "It waits for an approval of send_email." in output
+    assert "what lets it go on: Approve, edit or reject it" in output
+    assert "1 awaiting approval" in output
+    assert f"decide with: pawl approve {run_id}" in output
+    waiting = pawl.succeed(
+        "run", "--detach", "--conversation", conversation_of(pawl, run_id), "what time is it in Oslo"
+    )
+    assert "It waits for its turn in the conversation" in pawl.succeed("status", waiting.strip())
+    assert re.search(rf"^{waiting.strip()}\tqueued for its turn\t", pawl.succeed("runs"), re.MULTILINE)
+    pawl.succeed("cancel", waiting.strip())
+    pawl.succeed("approve", run_id, pending_call(pawl, run_id), "--yes")
+    pawl.succeed("watch", run_id)
+    assert f"{run_id} is completed" in (output := pawl.succeed("status", run_id))
+    assert "1 succeeded" in output
+    assert "waits" not in output
+
+
+def conversation_of(pawl: CommandLine, run_id: str) -> str:
+    """The conversation of a run."""
+    found = re.search(rf"^{run_id}\t.*\t(conv_\w+)\t", pawl.succeed("runs", "-n", "200"), re.MULTILINE)
+    assert found is not None
+    return found[1]
+
+
+def test_approvers_are_told_of_calls_of_others_and_decide_with_what_they_are_told(pawl: CommandLine) -> None:
+    """HITL-4: who has read notifications as an approver is one."""
+    pawl.succeed("--user", "bob", "notifications")
+    run_id = pawl.succeed("--user", "ann", "run", "--detach", "e-mail eve@example.com about lunch: at noon").strip()
+    told = ""
+    for _ in range(100):
+        told = pawl.succeed("--user", "bob", "notifications", "--unread")
+        if run_id in told:
+            break
+    assert "send_email of ann awaits your approval" in told
+    command = re.search(rf"decide with: pawl (approve {run_id} call_\w+)$", told, re.MULTILINE)
+    assert command is not None, told
+    assert "send_email of ann" not in pawl.succeed("--user", "ann", "notifications"), "it is told of its own run"
+    pawl.succeed("--user", "bob", *command[1].split(), "--yes")
+    assert "completed" in pawl.succeed("--user", "ann", "watch", run_id).splitlines()[-1]
+
+
+def test_runs_are_listed_by_state_time_and_order(pawl: CommandLine) -> None:
+    ids = [pawl.succeed("--user", "lea", "run", "--detach", f"what is {n} * 3").strip() for n in range(2)]
+    for run_id in ids:
+        pawl.succeed("--user", "lea", "watch", run_id)
+
+    def listed(*options: str) -> list[str]:
+        lines = pawl.succeed("--user", "lea", "runs", *options).splitlines()
+        return [line.partition("\t")[0] for line in lines]
+
+    assert listed("--state", "completed", "--since", "2h") == ids[::-1]
+    assert listed("--oldest") == ids
+    assert listed("--state", "waiting") == ["There are no such runs."]
+    code, _, errors = pawl.run("--user", "lea", "runs", "--since", "soon")
+    assert code == 2
+    assert "no duration like 30m, 2h or 7d" in errors

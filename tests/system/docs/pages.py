@@ -33,6 +33,7 @@ _IDS: Final = {
     "RUN": re.compile(r"\brun_[a-z0-9]{26}\b"),
     "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|undo_\d+_[0-9a-f]{32})\b"),
     "RULE": re.compile(r"\brule_[a-z0-9]{26}\b"),
+    "CONV": re.compile(r"\bconv_[a-z0-9]{26}\b"),
     "KEY": re.compile(r"\bkey_[a-z0-9]{26}\b"),
 }
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}

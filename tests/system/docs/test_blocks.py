@@ -17,11 +17,14 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (
     ("tools.md",),
+    ("agents.md",),
     ("tool-sources.md",),
     ("builtin-tools.md", "approvals.md"),
     ("nats.md",),
     ("from-node.md",),
+    ("python-client.md",),
     ("identity.md",),
+    ("conversations.md",),
 )
 """Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from pawl.chassis.endpoints import read_endpoints
 from pawl.chassis.start import StartError
 from pawl.launcher import Suite, SuiteOptions, orphans
-from pawl.launcher.endpoints import read_endpoints
 
 Options = Callable[..., SuiteOptions]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from pawl.chassis.endpoints import Endpoints, read_endpoints
 from pawl.launcher import orphans
-from pawl.launcher.endpoints import Endpoints, read_endpoints
 
 PROGRAM = """
 import sys

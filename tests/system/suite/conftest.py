@@ -28,7 +28,8 @@ async def suite() -> AsyncIterator[Suite]:
             local_key=LOCAL_KEY,
             replicas={"agent-loop": 2},
             service_environment={
-                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"}
+                "agent-loop": {"PAWL_MODEL_INPUT": "text,image"},
+                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"},
             },
         )
         async with Suite(options) as suite:

@@ -12,7 +12,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc
-from pawl.launcher.endpoints import Replica
+from pawl.chassis.endpoints import Replica
 from pawl.launcher.suite import Suite
 from tests.keys import keyed_channel
 from tests.poll import until

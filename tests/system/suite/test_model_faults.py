@@ -63,7 +63,7 @@ async def model(suite: Suite) -> AsyncIterator[Model]:
 
 
 async def _run(
-    agent: Agent, model: Model, *steps: Step, limits: dict[str, Any] | None = None, **options: Any
+    agent: Agent, model: Model, /, *steps: Step, limits: dict[str, Any] | None = None, **options: Any
 ) -> run_pb2.Run:
     """Play a run to its end, and one more in its conversation, which must complete."""
     prompt = await model.play(*steps)
@@ -239,3 +239,25 @@ async def test_a_cancel_closes_the_models_stream(agent: Agent, model: Model) -> 
     await model.forget()
     after = await agent.start("what is 6 * 7?", conversation_id=run.conversation_id)
     assert "42" in (await agent.until_ended(after.run_id)).output_text
+
+
+async def test_a_run_goes_on_with_another_model_which_takes_its_history(agent: Agent, model: Model) -> None:
+    """In the middle of its work, and the conversation goes on with a third one."""
+    look: Step = {"reasoning": "Well.", "tool_calls": [{"name": "get_current_time", "arguments": {}}]}
+    run = await _run(
+        agent,
+        model,
+        {"when": {"model": "first", "round": 0}, "reply": look},
+        {**_fault("status", status=503), "when": {"model": "first"}},
+        {"when": {"model": "second"}, "reply": ANSWER},
+        limits={"model_attempts_max": 1},
+        model="first",
+        model_fallbacks=["second"],
+    )
+    assert run.state == run_pb2.RUN_STATE_COMPLETED, run.failure
+    assert run.output_text == ANSWER["text"]
+    events = await agent.events(run.run_id)
+    assert [event.round_retrying.model for event in events if event.HasField("round_retrying")] == ["second"]
+    assert [event.warning.reason for event in events if event.HasField("warning")] == ["MODEL_FALLBACK"]
+    said = [event.message_added.message for event in events if event.HasField("message_added")]
+    assert [message.model for message in said] == ["", "first", "second"]

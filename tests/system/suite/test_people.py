@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
-import hashlib
 import json
 
 import pytest
@@ -15,6 +14,7 @@ from pawl.launcher.suite import Suite
 from pawl.tool.v1 import audit_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from tests.keys import keyed_channel
+from tests.rpc.tool_registry.digests import digest_of
 from tests.system.suite import refusals
 from tests.system.suite.client import Agent
 
@@ -61,8 +61,10 @@ async def test_an_edit_begins_the_approvals_anew_and_what_two_approved_is_sent(s
         ("APPROVE", "cyd"),
     ]
     about = [entry.arguments_sha256 for entry in chain]
-    assert about[0] == hashlib.sha256(call.arguments_json).hexdigest()
-    assert about[1] == about[2] == hashlib.sha256(settled.arguments_json).hexdigest()
+    digests = [
+        await digest_of(suite.database_url, each.arguments_json, run.conversation_id) for each in (call, settled)
+    ]
+    assert about == [digests[0], digests[1], digests[1]]
 
 
 async def test_an_approval_is_audited_though_the_call_is_never_made(suite: Suite, agent: Agent) -> None:

@@ -48,13 +48,13 @@ class OldRegistry(FakeRegistry):
 
 
 class AwayOnce(FakeRegistry):
-    """One that is away when the first result is told."""
+    """One that is away when the first result is told, or as often as `times` says."""
 
-    is_back = False
+    times = 1
 
     async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        if not self.is_back:
-            self.is_back = True
+        if self.times > 0:
+            self.times -= 1
             raise DependencyUnavailable("away")
         await super().record_results(context, results)
 
@@ -285,6 +285,23 @@ def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> 
         world.ledger.fault = lease
         await world.finish(key)
         assert [note.state for note in world.registry.returned] == [CallState.CANCELLED]
+
+    virtual_time.run(main())
+
+
+def test_a_call_that_was_given_up_rounds_ago_is_recorded_when_the_registry_is_back() -> None:
+    async def main() -> None:
+        looks = [calls(f'look {{"n":{number}}}') for number in range(4)]
+        registry = AwayOnce(VERDICTS)
+        registry.times = 5
+        world = with_registry(World(VERDICTS, [calls('show {"n":1}'), *looks, says("Done.")]), registry)
+        key = world.ledger.submit("hello")
+        assert await world.drive() is Left.PARKED
+        show = await held(world, key)
+        await world.ledger.send(key, Steer(text="in blue, please"))
+        await world.finish(key)
+        assert registry.times == 0
+        assert [(note.call_id, note.state) for note in registry.returned] == [(show.call_id, CallState.CANCELLED)]
 
     virtual_time.run(main())
 

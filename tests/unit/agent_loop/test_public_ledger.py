@@ -6,16 +6,19 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
+from pawl.agent_loop.app.public_values import BroughtTools, MessagePolicy, NewMessage
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import RunOptions, StopCause
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CommandId, ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.chassis.ids import ClientId, CommandId, ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.errors import DependencyUnavailable, MethodNotFound
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from tests.fakes.registry import own_tool
 
 CALLER = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
 MESSAGE = NewMessage(
@@ -70,3 +73,20 @@ async def test_a_run_that_may_be_due_is_looked_for(state: str, count: int) -> No
     assert await looks(taken, cancel) == count
     late = pb.SendCommandResponse(outcome=pb.COMMAND_OUTCOME_LATE, run=run)
     assert await looks(late, cancel) == 0
+
+
+async def test_a_ledger_that_knows_no_tools_of_runs_is_not_there_yet() -> None:
+    """I23: nothing is started without them."""
+
+    class Before(Channel):
+        def unary_unary(self, *method: object, **__: object) -> Callable[[object], Awaitable[Any]]:
+            async def answer(_: object) -> Any:
+                assert method == ("/pawl.job.v1.LedgerService/StartRun",)
+                raise MethodNotFound
+
+            return answer
+
+    channel: Any = Before(None)
+    brought = BroughtTools(tools=(own_tool("show"),), client_id=ClientId("tab"), asked_sha256=b"asked")
+    with pytest.raises(DependencyUnavailable, match="try again"):
+        await PublicLedgerClient(channel).submit_message(CALLER, replace(MESSAGE, brought=brought))

@@ -196,7 +196,7 @@ def test_who_only_views_changes_nothing() -> None:
     for name, callers in CALLERS.items():
         verb = name.rpartition("/")[2]
         if Role.VIEWER in callers and not verb.startswith("ServerReflection"):
-            assert verb.startswith(("Get", "List", "Watch", "Preview", "Subscribe")), name
+            assert verb.startswith(("Get", "List", "Watch", "Preview", "Subscribe", "WhoAmI")), name
     assert all(callers <= ANYBODY for callers in CALLERS.values())
 
 

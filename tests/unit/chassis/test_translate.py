@@ -47,6 +47,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
 class Above(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     conversation_id: str
+    agent_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,9 +111,8 @@ def test_maps_and_flat_structs() -> None:
         tool_names: list[str]
         pinned_versions: dict[str, int]
 
-    resolves = STRICT.struct(
-        Resolve, execution_pb2.ResolveToolsRequest, Exceptions(of_message=("context", "tools_max"))
-    )
+    rest = set(execution_pb2.ResolveToolsRequest.DESCRIPTOR.fields_by_name) - {"tool_names", "pinned_versions"}
+    resolves = STRICT.struct(Resolve, execution_pb2.ResolveToolsRequest, Exceptions(of_message=rest))
     resolve = Resolve(tool_names=["x"], pinned_versions={"x": 3})
     assert resolves.read(resolves.write(resolve)) == resolve
 
@@ -233,6 +233,7 @@ def test_a_field_of_one_side_only_is_refused_unless_it_is_named() -> None:
     class More(msgspec.Struct, frozen=True, kw_only=True):
         run_id: str
         conversation_id: str
+        agent_name: str
         depth: int = 4
 
     with pytest.raises(TypeError, match="depth is a field of the struct only"):

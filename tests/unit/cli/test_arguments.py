@@ -13,14 +13,23 @@ from unittest.mock import MagicMock
 import pytest
 from typer.testing import CliRunner
 
-from pawl.agent.v1 import types_pb2
+from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli.__main__ import app
-from pawl.cli.client import Refused
-from pawl.cli.failure import CommandError, explain
-from pawl.cli.target import Target, find
-from pawl.errors import AttentionNotNeeded, Internal, InvalidId, PermissionDenied, RunNotFound, Unauthenticated
-from pawl.launcher.endpoints import Endpoints, Replica, write_endpoints
+from pawl.cli.failure import explain
+from pawl.client import AsyncClient, StartError
+from pawl.errors import (
+    AlreadyDecided,
+    AttentionNotNeeded,
+    ConversationExists,
+    ConversationNotFound,
+    Internal,
+    InvalidId,
+    PermissionDenied,
+    RunNotFound,
+    Unauthenticated,
+)
+from pawl.launcher.endpoints import write_endpoints
 from pawl.launcher.secrets import SecretFiles
 
 NOBODY = "127.0.0.1:1"
@@ -47,13 +56,14 @@ def invoke(*arguments: str, input_text: str = "") -> tuple[int, str]:
         ("resolve", "run_1", "call_1", "--tell-model"),
         ("redrive", "run_1"),
         ("end", "run_1"),
+        ("fork", "conv_1", "--at", "3", "hello"),
     ],
     ids=" ".join,
 )
 def test_without_a_suite_a_command_says_so_in_one_sentence_and_ends_with_2(
     command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pawl.cli.watching._GIVE_UP_SECONDS", 0.0)
+    monkeypatch.setattr("pawl.client.streams.GIVE_UP_SECONDS", 0.0)
     code, output = invoke(*command)
     assert output.splitlines()[-1] == f"No Pawl suite answers at {NOBODY}. Start one with `pawl up`."
     assert "Traceback" not in output
@@ -98,14 +108,14 @@ def test_the_data_folder_says_where_every_replica_is(tmp_path: Path) -> None:
 
     services = {"agent-loop": [replica(1), replica(2)], "tool-registry": [replica(3)], "notifier": [replica(4)]}
     write_endpoints(Endpoints(launcher_pid=1, data=str(tmp_path), secrets="", services=services))
-    target = find(address=None, data=tmp_path, store=None, user=None, environment={})
+    target = AsyncClient(data=tmp_path, environment={})
     assert target.agent == ("127.0.0.1:1", "127.0.0.1:2")
     assert (target.tools, target.notifications) == (("127.0.0.1:3",), ("127.0.0.1:4",))
 
 
 def test_a_data_folder_without_a_suite_is_not_taken_for_another_suite(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match=f"No Pawl suite runs on {tmp_path}"):
-        find(address=None, data=tmp_path, store=None, user=None, environment={})
+    with pytest.raises(StartError, match=f"No Pawl suite runs on {tmp_path}"):
+        AsyncClient(data=tmp_path, environment={})
 
 
 @pytest.mark.parametrize(
@@ -123,7 +133,7 @@ def test_a_finding_that_says_nothing_is_refused(options: tuple[str, ...], answer
 
 
 def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_it(tmp_path: Path) -> None:
-    target = find(address="10.0.0.1:9, 10.0.0.2:9", data=tmp_path, store=None, user=None, environment={})
+    target = AsyncClient(address="10.0.0.1:9, 10.0.0.2:9", data=tmp_path, environment={})
     assert target.agent == ("10.0.0.1:9", "10.0.0.2:9")
     assert target.tools == ("10.0.0.1:7602", "10.0.0.2:7602")
     assert target.notifications == ("10.0.0.1:7604", "10.0.0.2:7604")
@@ -131,7 +141,7 @@ def test_an_address_wins_over_the_data_folder_and_the_rest_is_looked_for_beside_
 
 def test_key_store_and_user_go_with_every_call(tmp_path: Path) -> None:
     environment = {"PAWL_API_KEY": "k"}
-    target = find(address="127.0.0.1:1", data=tmp_path, store="acme", user="ann", environment=environment)
+    target = AsyncClient(address="127.0.0.1:1", data=tmp_path, store="acme", user="ann", environment=environment)
     assert target.metadata == (("authorization", "Bearer k"), ("pawl-store", "acme"), ("pawl-user", "ann"))
 
 
@@ -141,13 +151,13 @@ def test_a_key_goes_beyond_this_machine_over_tls_only(
 ) -> None:
     """OPS-1: and the answer says what to do."""
     for name in ("open_channel", "connect"):
-        monkeypatch.setattr(f"pawl.cli.target.{name}", lambda *_, **__: MagicMock())
+        monkeypatch.setattr(f"pawl.client.target.{name}", lambda *_, **__: MagicMock())
 
-    def found(key: str = "the-key-of-ann", **more: Any) -> Target:
+    def found(key: str = "the-key-of-ann", **more: Any) -> AsyncClient:
         environment = {"PAWL_API_KEY": key} if key else {}
-        return find(address=address, data=tmp_path, store=None, user=None, environment=environment, **more)
+        return AsyncClient(address=address, data=tmp_path, environment=environment, **more)
 
-    asks: list[Callable[[Target], object]] = [
+    asks: list[Callable[[AsyncClient], object]] = [
         lambda target: target.agents,
         lambda target: target.key_register,
         lambda target: target.connect("10.0.0.1:7601"),
@@ -175,8 +185,8 @@ def test_a_key_that_was_meant_to_be_given_is_not_made_up_for_by_the_local_one(
     tmp_path: Path, given: str, told: str
 ) -> None:
     """What `$(cat ann.key)` gives of a file that is empty, or not there, must not call as the owner of the machine."""
-    with pytest.raises(CommandError, match=told) as caught:
-        find(address="127.0.0.1:1", data=tmp_path, store=None, user=None, environment={"PAWL_API_KEY": given})
+    with pytest.raises(StartError, match=told) as caught:
+        AsyncClient(address="127.0.0.1:1", data=tmp_path, environment={"PAWL_API_KEY": given})
     assert "secret" not in str(caught.value)
 
 
@@ -196,7 +206,7 @@ def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_
         return Replica(grpc=address, metrics="", pid=1, ready=True)
 
     def shown(address: str | None, environment: Mapping[str, str] = MappingProxyType({})) -> dict[str, str]:
-        return dict(find(address=address, data=tmp_path, store=None, user=None, environment=environment).metadata)
+        return dict(AsyncClient(address=address, data=tmp_path, environment=environment).metadata)
 
     SecretFiles(tmp_path / "secrets").put(LOCAL_KEY, "the-key-of-the-folder")
     services = {
@@ -218,8 +228,8 @@ def test_without_a_key_of_ones_own_the_one_of_the_data_folder_goes_to_its_suite_
 
 @pytest.mark.parametrize("address", ["localhost", ":7601", "a:b", ",", "127.0.0.1:99999"])
 def test_an_address_of_another_form_is_refused(address: str, tmp_path: Path) -> None:
-    with pytest.raises(CommandError):
-        find(address=address, data=tmp_path, store=None, user=None, environment={})
+    with pytest.raises(StartError):
+        AsyncClient(address=address, data=tmp_path, environment={})
 
 
 @pytest.mark.parametrize("address", ["http://127.0.0.1:7601", "https://pawl.example"])
@@ -255,6 +265,20 @@ def test_a_service_that_does_not_answer_is_named(command: str, service: str, mon
     [
         (RunNotFound(), "No such run, or none that the caller may see. `pawl runs` lists yours."),
         (
+            ConversationNotFound(),
+            (
+                "No such conversation, or none that the caller may see. `pawl conversations list` lists yours; one that"
+                " another user shares can be read, and nothing else."
+            ),
+        ),
+        (
+            ConversationExists("you have a conversation with this key"),
+            (
+                "You have a conversation with this key. `pawl conversations show --key` with it shows that one; go on"
+                " there, or take another key."
+            ),
+        ),
+        (
             Unauthenticated("the key is not known"),
             (
                 "The key is not known. Set PAWL_API_KEY to your key. That of a suite on this machine is found without,"
@@ -267,7 +291,7 @@ def test_a_service_that_does_not_answer_is_named(command: str, service: str, mon
             "Internal error err_1. The log of the service has the details under that id.",
         ),
         (
-            Refused(types_pb2.Receipt(reason="ALREADY_DECIDED", message="decided by bob")),
+            AlreadyDecided("decided by bob"),
             "Decided by bob. `pawl inbox` lists the calls that wait.",
         ),
         (
@@ -315,7 +339,35 @@ def test_a_folder_that_somebody_else_made_does_not_send_the_key_elsewhere(
     services = {"agent-loop": [replica]}
     write_endpoints(Endpoints(launcher_pid=os.getpid(), data=".pawl", secrets="", services=services))
     environment = {"PAWL_API_KEY": "key"}
-    target = find(address=None, data=None, store=None, user=None, environment=environment)
+    target = AsyncClient(data=None, environment=environment)
     assert target.agent == ("127.0.0.1:7601",)
-    with pytest.raises(CommandError, match="No Pawl suite"):
-        find(address=None, data=Path(".pawl"), store=None, user=None, environment=environment)
+    with pytest.raises(StartError, match="No Pawl suite"):
+        AsyncClient(data=Path(".pawl"), environment=environment)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"nothing", "is no JSON"),
+        (b"\xff\xfe", "is no JSON"),
+        (b"[" * 100_000, "is no JSON"),
+        (b'{"model": "m"}', "no list of messages"),
+        (b" " * (4 * 1024 * 1024 + 1), "bytes. Leave out the beginning"),
+        (b'[{"role": "user", "content": 7}, 8]', "Message 1: content is neither"),
+        (b'[{"role": "user", "content": 7}, 8]', "message 2: it is no object"),
+        (b'[{"role": "user", "content": "\\ud800"}]', "surrogate"),
+        (b'[{"role": "user", "content": "hello"}]', "No Pawl suite answers"),
+    ],
+)
+def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, content: bytes, said: str) -> None:
+    file = tmp_path / "history.json"
+    file.write_bytes(content)
+    code, output = invoke("conversations", "import", str(file))
+    assert said in output
+    assert "Traceback" not in output
+    assert code == 2
+
+
+def test_a_history_that_is_not_there_is_said_to_be_unreadable(tmp_path: Path) -> None:
+    code, output = invoke("conversations", "import", str(tmp_path / "absent.json"))
+    assert (code, "cannot be read: No such file" in output) == (2, True)

@@ -9,12 +9,11 @@ from typing import Any, Self
 import pytest
 from rich.console import Console
 
-from pawl.agent.v1 import agent_pb2, session_pb2
-from pawl.cli import chat as chat_module
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.cli.chat import Chat
-from pawl.cli.target import Target
 from pawl.cli.transcript import Transcript
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.client import AsyncClient
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 
 
 class Session:
@@ -33,7 +32,7 @@ class Session:
     async def next_frame(self) -> session_pb2.SessionResponse:
         return await self.frames.get()
 
-    async def start(self, text: str, *, conversation_id: str = "") -> str:
+    async def start(self, text: str, *, conversation_id: str = "", agent: str = "", options: Any = None) -> str:
         self.started.append(text)
         await asyncio.sleep(0)
         run_id = f"run_{len(self.started)}"
@@ -60,8 +59,8 @@ class Keyboard:
 
 
 async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chat_module, "SessionClient", Session)
-    target = Target(agent=("127.0.0.1:1",), tools=(), notifications=())
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    target = AsyncClient("127.0.0.1:1", environment={})
     output = io.StringIO()
     console = Console(file=output, width=200)
     keyboard: Any = Keyboard("first", "second")
@@ -88,7 +87,7 @@ async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(mo
 class HeldSession(Session):
     """Its runs wait: for tokens, or for an operator."""
 
-    async def start(self, text: str, *, conversation_id: str = "") -> str:
+    async def start(self, text: str, *, conversation_id: str = "", agent: str = "", options: Any = None) -> str:
         self.started.append(text)
         run = run_pb2.Run(run_id=f"run_{len(self.started)}", state=run_pb2.RUN_STATE_NEEDS_ATTENTION)
         if text == "spend":
@@ -120,12 +119,12 @@ async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancel
         sessions.append(HeldSession())
         return sessions[0]
 
-    monkeypatch.setattr(chat_module, "SessionClient", session)
-    monkeypatch.setattr(Target, "agents", Agents())
+    monkeypatch.setattr(AsyncClient, "session", session)
+    monkeypatch.setattr(AsyncClient, "agents", Agents())
     output = io.StringIO()
     console = Console(file=output, width=200)
     keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
-    talk = Chat(Target(agent=("127.0.0.1:1",), tools=(), notifications=()), console, Transcript(console), keyboard)
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
     async with asyncio.timeout(10):
         assert await talk.run() == 0
     assert topped_up == [("run_1", 500)]
@@ -134,3 +133,45 @@ async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancel
     assert "/top-up TOKENS adds some" in shown
     assert "pawl attention run_2 shows what to do" in shown
     assert "No run waits for tokens." in shown
+
+
+async def test_what_an_earlier_chat_was_to_show_is_shown_by_the_one_that_resumes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its calls belong to the earlier client: unless that one holds the call, this one gives the result."""
+
+    def call(call_id: str, **fields: Any) -> call_pb2.Call:
+        arguments = b'{"title":"Plan","content":"Sleep"}'
+        state = call_pb2.CALL_STATE_OFFERED
+        values: dict[str, Any] = {"run_id": "run_1", "tool_name": "show_panel", "arguments_json": arguments}
+        return call_pb2.Call(call_id=call_id, state=state, **(values | fields))
+
+    left_behind = call("call_1")
+    held = call("call_2", offer=call_pb2.OfferLease(client_id="earlier"))
+    others = [call("call_3", tool_name="show_map"), call("call_4", run_id="run_2")]
+    submitted: list[types_pb2.ToolResult] = []
+
+    async def get(_: object, run_id: str) -> run_pb2.Run:
+        return run_pb2.Run(run_id=run_id, pending_calls=[left_behind, held, *others])
+
+    async def submit(_: object, result: types_pb2.ToolResult) -> run_pb2.Run:
+        submitted.append(result)
+        return run_pb2.Run()
+
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    monkeypatch.setattr(AsyncClient, "get", get)
+    monkeypatch.setattr(AsyncClient, "submit", submit)
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    keyboard: Any = Keyboard()
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    session: Any = talk._session
+    talk._active["run_1"] = None
+    for resumed in (False, True):
+        talk._resumed = {"run_1"} if resumed else set()
+        changed = event_pb2.RunEvent(run_id="run_1", call_changed=event_pb2.CallChanged(call=left_behind))
+        session.frames.put_nowait(session_pb2.SessionResponse(event=changed))
+        await talk._take_next()
+        assert [result.call_id for result in submitted] == (["call_1"] if resumed else [])
+    assert submitted[0].content_json == b'{"shown":true}'
+    assert "Sleep" in output.getvalue()

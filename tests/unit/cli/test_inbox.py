@@ -11,7 +11,7 @@ from rich.console import Console
 from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.cli.inbox import Desk
 from pawl.cli.lines import LineReader
-from pawl.cli.target import Target
+from pawl.client import AsyncClient
 from pawl.errors import AlreadyDecided, PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import rule_pb2
@@ -97,7 +97,7 @@ class Rules:
 async def typed(agents: Agents, text: str, *calls: call_pb2.Call | run_pb2.Run, rules: Rules | None = None) -> str:
     """Go through calls with these lines typed; return what was shown."""
     shown = io.StringIO()
-    target = Target(agent=("127.0.0.1:1",), tools=("127.0.0.1:2",), notifications=())
+    target = AsyncClient("127.0.0.1:1", environment={})
     vars(target).update(agents=agents, rules=rules or Rules())
     console = Console(file=shown, width=200, highlight=False)
     await Desk(target, console, LineReader(io.StringIO(text))).go_through(calls)

@@ -9,7 +9,8 @@ from datetime import UTC, datetime
 import pytest
 
 from pawl.cli import wording
-from pawl.event.v1 import call_pb2
+from pawl.cli.runs import State
+from pawl.event.v1 import call_pb2, run_pb2
 
 HIDDEN = {
     "override": "\u202e",
@@ -62,3 +63,10 @@ def test_pictures_and_letters_stay_as_they_are() -> None:
     text = "Grüße, \u2764\ufe0f \U0001f469\u200d\U0001f4bb \u65e5\u672c\t\u05e2\u05d1\nline"
     assert wording.clean(text) == text
     assert wording.clean("a\r\nb") == "a\nb"
+
+
+def test_each_state_of_a_run_can_be_typed() -> None:
+    assert [f"RUN_STATE_{state.name}" for state in State] == run_pb2.RunState.keys()[1:]
+    assert [state.value.replace("-", " ") for state in State] == [
+        wording.state_name(number) for number in run_pb2.RunState.values()[1:]
+    ]

@@ -159,6 +159,17 @@ def test_parking_with_an_unread_command_is_over_at_once() -> None:
     assert world.claim(run_id) == 2
 
 
+def test_a_run_is_parked_again_by_an_owner_who_has_not_heard_of_its_stop() -> None:
+    """It waits on as far as the owner knows: the step says nothing of the state."""
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, state=RunState.WAITING, waits=(1,))
+    world.cancel(run_id)
+    assert world.commit(run_id, lease=LeaseAction.PARK).commands_pending
+    assert world.run(run_id).state is RunState.CANCELLING
+    assert world.claim(run_id) == 2
+
+
 def test_a_command_to_a_parked_run_makes_it_claimable() -> None:
     world = World()
     run_id = world.begin()

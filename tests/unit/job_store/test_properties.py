@@ -14,6 +14,7 @@ from pawl.job_store.domain import call_table
 from pawl.job_store.domain.commit import Commit, NewMessage
 from pawl.job_store.domain.events import CallChanged, MessageAdded, OwnerEvent, RunChanged
 from pawl.job_store.domain.offers import ReleaseOffers
+from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import CallRow, ConversationKey, RunRow
 from pawl.job_store.domain.states import (
     CallState,
@@ -23,7 +24,10 @@ from pawl.job_store.domain.states import (
     MessagePolicy,
     RunState,
     StopCause,
+    WaitReason,
 )
+from pawl.job_store.domain.waiting import Situation, explain
+from tests.unit.job_store.test_waiting import check
 from tests.unit.job_store.world import DIGEST, STORE, World, change
 
 WORKERS = ("w1", "w2")
@@ -265,6 +269,24 @@ class Conversation(RuleBasedStateMachine):
                 assert run.claim_at is not None or asleep
             else:
                 assert (run.state, run.claim_at, run.worker_id) == (RunState.QUEUED, None, None)
+
+    @invariant()
+    def every_run_that_does_not_go_on_says_why(self) -> None:
+        conversation = self.world.unit.conversations.get(ConversationKey(STORE, ConversationId("conv")))
+        assert conversation is not None
+        for run_id in self.runs:
+            run, queue = self.world.run(run_id), conversation.queue
+            before = [conversation.active_run_id, *queue[: queue.index(run.run_id)]] if run.run_id in queue else []
+            situation = Situation(
+                run=run,
+                time=self.world.now,
+                calls=self.world.unit.open_calls(run),
+                before=tuple(each for each in before if each is not None),
+            )
+            waiting = explain(situation, PlaceLimits(per_store=9, per_user=9))
+            check(situation, waiting)
+            assert waiting is None or (waiting.reason is WaitReason.TURN) == (run.run_id in queue)
+            assert waiting is None or waiting.reason is not WaitReason.TURN or waiting.run_ids
 
     @invariant()
     def a_call_is_settled_and_decided_once(self) -> None:

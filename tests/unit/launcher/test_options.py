@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pawl.chassis.endpoints import DEFAULT_PORTS
 from pawl.chassis.start import StartError
 from pawl.launcher.options import SuiteOptions, read_options
-from pawl.launcher.services import DEFAULT_PORTS
 
 
 def test_without_any_choice_the_documented_ports_are_used() -> None:

@@ -14,17 +14,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from pawl.chassis.endpoints import Endpoints, Replica, read_endpoints
 from pawl.chassis.start import StartError
 from pawl.launcher import logfile, orphans
-from pawl.launcher.endpoints import (
-    Endpoints,
-    Replica,
-    read_endpoints,
-    remove_endpoints,
-    write_endpoints,
-)
+from pawl.launcher.endpoints import remove_endpoints, write_endpoints
 from pawl.launcher.logfile import LogFile
-from pawl.launcher.nats import USERS, Nats
+from pawl.launcher.nats import USERS, Nats, program
 from pawl.launcher.ports import check_port, free_port
 from pawl.launcher.processes import next_delay
 from pawl.launcher.screen import commands, show
@@ -172,6 +167,13 @@ def test_the_screen_hides_nothing_about_replaced_servers(tmp_path: Path) -> None
     show(replaced, console=Console(file=output))
     assert "PAWL_DATABASE_URL" in output.getvalue()
     assert "scripted" not in output.getvalue()
+
+
+@pytest.mark.parametrize("name", ["plain", "é ü", "a#b%20", "quo'te\"", "日本"])
+def test_nats_reads_its_configuration_whatever_the_folder_is_called(tmp_path: Path, name: str) -> None:
+    nats = Nats(folder=tmp_path / name, port=1, secrets=SecretFiles(tmp_path / "s"))
+    nats.prepare()
+    subprocess.run([program(), "-t", "--config", str(tmp_path / name / "nats.conf")], check=True, timeout=60)
 
 
 def test_every_nats_user_has_rights_of_its_own_and_nobody_the_system_s(tmp_path: Path) -> None:

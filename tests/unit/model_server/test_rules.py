@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import jsonschema_rs
 import pytest
 
 from pawl.model_server.intents import STORY_LINES
@@ -243,3 +244,31 @@ def test_several_tasks_in_projects_are_one_batch() -> None:
         ("create_task", {"title": "B", "project": "P"}),
         ("create_task", {"title": "C"}),
     ]
+
+
+def test_an_answer_in_a_form_fits_it() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "answer": {"type": "string"},
+            "short": {"type": "string", "maxLength": 3},
+            "kind": {"enum": ["one", "two"]},
+            "count": {"type": ["integer", "null"], "minimum": 2},
+            "parts": {"type": "array", "items": {"$ref": "#/$defs/part"}, "minItems": 2},
+            "sure": {"type": "boolean"},
+            "nothing": {"anyOf": [{"type": "null"}, {"type": "string"}]},
+        },
+        "required": ["answer"],
+        "$defs": {"part": {"type": "object", "properties": {"name": {"const": "x"}}}},
+    }
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
+    value = json.loads(ask("who are you?", response_format=form).text)
+    validator = jsonschema_rs.Draft202012Validator(schema)
+    assert validator.is_valid(value)
+    assert value["answer"].startswith("I am")
+    assert value["parts"] == [{"name": "x"}] * 2
+
+
+def test_a_form_stops_no_call() -> None:
+    form = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    assert calls(ask("what is 2+2", response_format=form)) == [("calculate", {"expression": "2+2"})]

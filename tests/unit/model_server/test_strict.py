@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -99,3 +100,61 @@ def test_reasoning_must_come_back_where_the_provider_insists() -> None:
     with pytest.raises(RefusedRequest, match="reasoning_content"):
         check(USER, call("a"), result("a"), reasoning_echo=True)
     check(USER, {**call("a"), "reasoning_content": ""}, result("a"), reasoning_echo=True)
+
+
+FORM = {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"], "additionalProperties": False}
+
+
+def asked(schema: object = FORM, *, name: str = "sum", strict: bool = True) -> dict[str, Any]:
+    return {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}}
+
+
+@pytest.mark.parametrize(
+    "form", [None, {"type": "text"}, {"type": "json_object"}, asked(), asked({"type": "object"}, strict=False)]
+)
+def test_a_form_of_the_answer_is_taken(form: object) -> None:
+    check(USER, response_format=form, reasoning_effort="low")
+
+
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"reasoning_effort": "hard"}, "Invalid value: 'hard'"),
+        ({"response_format": "json"}, "Supported values are: 'text'"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema.name"),
+        ({"response_format": asked(name="two words")}, "does not match pattern"),
+        ({"response_format": asked({"type": "array"})}, "Invalid schema for response_format 'sum'"),
+        ({"response_format": asked({"type": "object"})}, "'additionalProperties' is required"),
+        ({"response_format": asked({**FORM, "required": []})}, "include every key in properties. Missing 'a'"),
+    ],
+)
+def test_a_form_that_openai_refuses_is_refused(body: dict[str, Any], part: str) -> None:
+    with pytest.raises(RefusedRequest, match=re.escape(part)):
+        check(USER, **body)
+
+
+def in_parts(*parts: object, role: str = "user") -> dict[str, Any]:
+    return {"role": role, "content": list(parts)}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0K"}}
+
+
+def test_an_image_is_taken() -> None:
+    check(in_parts({"type": "text", "text": "look"}, IMAGE))
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        in_parts({"type": "image", "data": "x"}),
+        in_parts("look"),
+        in_parts({"type": "text"}),
+        in_parts({"type": "image_url", "image_url": {"url": "data:image/svg;base64,AAAA"}}),
+        in_parts({"type": "image_url", "image_url": "data:image/png;base64,iVBORw0K"}),
+        in_parts(IMAGE, role="system"),
+    ],
+)
+def test_a_part_that_openai_refuses_is_refused(message: dict[str, Any]) -> None:
+    with pytest.raises(RefusedRequest, match=r"Invalid|Missing"):
+        check(message)

@@ -7,13 +7,15 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId, is_id
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
 from pawl.notifier.domain.announcement import (
     BODY_BYTES_MAX,
     TITLE_BYTES_MAX,
+    ApprovalAsked,
     RunChange,
     Wait,
     draft_notification,
+    draft_requests,
     notification_id,
 )
 from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind
@@ -121,4 +123,53 @@ def test_what_runs_are_to_each_other_is_told_to_nobody() -> None:
 def test_a_run_that_waits_for_tokens_is_told() -> None:
     draft = draft_notification(replace(CHANGE, type="run.waiting", waits=frozenset({Wait.BUDGET})))
     assert draft is not None
-    assert draft.title == "Run waits for more tokens: its budget is used up"
+    assert draft.title == "Run waits for more tokens: its budget has too few left"
+
+
+ASKED = ApprovalAsked(
+    event_id=EventId("evt_2"),
+    time=datetime(2026, 5, 1, tzinfo=UTC),
+    store_id=StoreId("acme"),
+    user_id=UserId("ann"),
+    run_id=RunId("run_1"),
+    call_id=CallId("call_1"),
+    conversation_id=ConversationId("conv_1"),
+    tool_name="send_email",
+    preview="An e-mail to bob",
+)
+APPROVERS = [UserId("ann"), UserId("bob"), UserId("eve"), UserId("bob")]
+
+
+def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversation() -> None:
+    """HITL-4: their own runs they are told of with the run."""
+    drafts = draft_requests(ASKED, APPROVERS)
+    assert [draft.inbox.user_id for draft in drafts] == ["bob", "eve"]
+    assert {draft.kind for draft in drafts} == {NotificationKind.APPROVAL_NEEDED}
+    assert {(draft.title, draft.body) for draft in drafts} == {
+        ("send_email of ann awaits your approval", "An e-mail to bob")
+    }
+    assert {(draft.run_id, draft.call_id, draft.conversation_id) for draft in drafts} == {("run_1", "call_1", "")}
+    ids = [draft.notification_id for draft in drafts]
+    assert ids == [draft.notification_id for draft in draft_requests(ASKED, APPROVERS)]
+    assert len(set(ids)) == 2
+
+
+def test_who_has_approved_is_not_told_again() -> None:
+    drafts = draft_requests(replace(ASKED, approved_by=frozenset({UserId("bob")})), APPROVERS)
+    assert [draft.inbox.user_id for draft in drafts] == ["eve"]
+
+
+def test_a_request_that_is_escalated_is_told_to_all_and_to_the_user() -> None:
+    """D6."""
+    drafts = draft_requests(replace(ASKED, escalated=True), APPROVERS)
+    assert [(draft.inbox.user_id, draft.title) for draft in drafts] == [
+        ("bob", "send_email of ann still awaits your approval: nobody decided in time"),
+        ("eve", "send_email of ann still awaits your approval: nobody decided in time"),
+        ("ann", "Run still waits for an approval of send_email: nobody decided in time"),
+    ]
+    assert drafts[-1].kind is NotificationKind.INPUT_NEEDED
+    assert drafts[-1].conversation_id == "conv_1"
+
+
+def test_without_approvers_nobody_is_told() -> None:
+    assert draft_requests(ASKED, []) == []

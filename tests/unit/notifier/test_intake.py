@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 
 import pytest
 
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
 from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import RunChange
+from pawl.notifier.domain.announcement import ApprovalAsked, RunChange
 from pawl.notifier.domain.notification import Draft, EventId, Inbox
 
 
@@ -29,7 +29,9 @@ def change(name: str, event_type: str = "run.completed") -> RunChange:
 class ScriptedDelivery:
     """An event that remembers how it was answered, and what was stored by then."""
 
-    def __init__(self, content: RunChange | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1) -> None:
+    def __init__(
+        self, content: RunChange | ApprovalAsked | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1
+    ) -> None:
         self._content = content
         self._store = store
         self._attempt = attempt
@@ -40,7 +42,7 @@ class ScriptedDelivery:
     def attempt(self) -> int:
         return self._attempt
 
-    def read(self) -> RunChange | None:
+    def read(self) -> RunChange | ApprovalAsked | None:
         if isinstance(self._content, PoisonEvent):
             raise self._content
         return self._content
@@ -57,12 +59,17 @@ class ScriptedDelivery:
 
 
 class BrittleStore:
-    """The one method that the intake uses; it can be away, and chokes on a draft of `run_bad`."""
+    """The methods that the intake uses; it can be away, and chokes on a draft of `run_bad`."""
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
         self.away = False
         self.broken = False
+
+    async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
+        if self.away or self.broken:
+            raise DependencyUnavailable
+        return {store_id: [UserId("bob"), UserId("eve")] for store_id in store_ids}
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         if self.away:
@@ -94,12 +101,14 @@ class Scene:
         self.store = BrittleStore()
         self.tally = Tally()
         self.woken = 0
-        self.intake = Intake(self.store, self.tally, on_new=self._wake)  # type: ignore[arg-type]  # one method of it
+        self.intake = Intake(self.store, self.tally, on_new=self._wake)  # type: ignore[arg-type]  # two methods of it
 
     def _wake(self) -> None:
         self.woken += 1
 
-    def delivery(self, content: RunChange | PoisonEvent | None, *, attempt: int = 1) -> ScriptedDelivery:
+    def delivery(
+        self, content: RunChange | ApprovalAsked | PoisonEvent | None, *, attempt: int = 1
+    ) -> ScriptedDelivery:
         return ScriptedDelivery(content, self.store, attempt=attempt)
 
 
@@ -160,3 +169,32 @@ async def test_a_fault_of_the_store_never_costs_an_event(scene: Scene) -> None:
     deliveries = [scene.delivery(change("a"), attempt=ATTEMPTS_MAX), scene.delivery(change("b"), attempt=1000)]
     await scene.intake.take(deliveries)
     assert [delivery.answers for delivery in deliveries] == [["retry in 30"], ["retry in 30"]]
+
+
+def asked(name: str, *, escalated: bool = False) -> ApprovalAsked:
+    return ApprovalAsked(
+        event_id=EventId(f"evt_{name}"),
+        time=datetime(2026, 5, 1, tzinfo=UTC),
+        store_id=StoreId("acme"),
+        user_id=UserId("ann"),
+        run_id=RunId(f"run_{name}"),
+        call_id=CallId("call_1"),
+        conversation_id=ConversationId("conv_1"),
+        tool_name="pay",
+        escalated=escalated,
+    )
+
+
+async def test_a_request_for_approval_is_accepted_once_all_its_notifications_are_stored(scene: Scene) -> None:
+    deliveries = [scene.delivery(asked("a", escalated=True)), scene.delivery(change("b"))]
+    await scene.intake.take(deliveries)
+    assert [delivery.answers for delivery in deliveries] == [["accepted"], ["accepted"]]
+    assert [draft.inbox.user_id for draft in scene.store.drafts] == ["bob", "eve", "ann", "ann"]
+    assert deliveries[0].stored_when_answered == 4
+
+
+async def test_while_it_is_not_known_who_approves_only_requests_come_again(scene: Scene) -> None:
+    scene.store.away = True
+    request, queued = scene.delivery(asked("a")), scene.delivery(change("b", "run.queued"))
+    await scene.intake.take([request, queued])
+    assert (request.answers, queued.answers) == (["retry in 1"], ["accepted"])

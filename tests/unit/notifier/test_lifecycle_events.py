@@ -6,10 +6,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.adapters.lifecycle import read_change
 from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.announcement import Wait
+from pawl.notifier.domain.announcement import ApprovalAsked, RunChange, Wait
 
 SUBJECT = "pawl.v1.acme.lifecycle.waiting"
 
@@ -28,7 +28,7 @@ def event(store_id: str = "acme", user_id: str = "ann") -> event_pb2.RunEvent:
 
 def test_a_change_of_a_run_is_read_whole() -> None:
     change = read_change(SUBJECT, event().SerializeToString())
-    assert change is not None
+    assert isinstance(change, RunChange)
     assert (change.event_id, change.type, change.run_id) == ("evt_1", "run.waiting", "run_1")
     assert (change.inbox.store_id, change.inbox.user_id) == ("acme", "ann")
     assert change.waits == {Wait.ANSWER, Wait.TOOL_RESULT}
@@ -40,7 +40,7 @@ def test_what_operators_are_wanted_for_and_did_is_read() -> None:
     message.run_changed.run.attention.reason = run_pb2.ATTENTION_REASON_QUARANTINED
     message.run_changed.run.stop_cause = run_pb2.STOP_CAUSE_OPERATOR
     change = read_change(SUBJECT, message.SerializeToString())
-    assert change is not None
+    assert isinstance(change, RunChange)
     assert (change.quarantined, change.ended_by_operator, change.superseded) == (True, True, False)
 
 
@@ -48,7 +48,7 @@ def test_a_wait_of_a_later_version_is_passed_over() -> None:
     message = event()
     message.run_changed.run.waits.append(99)  # type: ignore[arg-type]  # as an open enum allows
     change = read_change(SUBJECT, message.SerializeToString())
-    assert change is not None
+    assert isinstance(change, RunChange)
     assert change.waits == {Wait.ANSWER, Wait.TOOL_RESULT}
 
 
@@ -77,3 +77,36 @@ def test_an_event_of_another_store_than_its_subject_is_poison() -> None:
     """I13."""
     with pytest.raises(PoisonEvent):
         read_change(SUBJECT, event(store_id="other").SerializeToString())
+
+
+def asked(state: call_pb2.CallState.ValueType = call_pb2.CALL_STATE_AWAITING_APPROVAL) -> event_pb2.RunEvent:
+    message = event_pb2.RunEvent(
+        store_id="acme", conversation_id="conv_1", run_id="run_1", event_id="evt_1", type="tool.awaiting_approval"
+    )
+    message.time.FromDatetime(datetime(2026, 5, 1, tzinfo=UTC))
+    call = message.call_changed.call
+    call.call_id, call.user_id, call.tool_name, call.state = "call_1", "ann", "send_email", state
+    call.approval.cause = "category SENSITIVE"
+    call.approval.approvals.add(user_id="bob")
+    call.approval.escalated = True
+    return message
+
+
+def test_a_call_that_awaits_an_approval_is_read_whole() -> None:
+    found = read_change("pawl.v1.acme.lifecycle.awaiting_approval", asked().SerializeToString())
+    assert isinstance(found, ApprovalAsked)
+    assert (found.event_id, found.store_id, found.run_id, found.call_id) == ("evt_1", "acme", "run_1", "call_1")
+    assert (found.user_id, found.tool_name, found.preview) == ("ann", "send_email", "category SENSITIVE")
+    assert (found.approved_by, found.escalated) == ({"bob"}, True)
+
+
+def test_another_change_of_a_call_asks_for_nothing() -> None:
+    message = asked(call_pb2.CALL_STATE_RUNNING)
+    assert read_change(SUBJECT, message.SerializeToString()) is None
+
+
+def test_a_call_of_nobody_is_poison() -> None:
+    message = asked()
+    message.call_changed.call.user_id = ""
+    with pytest.raises(PoisonEvent):
+        read_change(SUBJECT, message.SerializeToString())

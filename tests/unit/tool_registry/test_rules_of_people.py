@@ -94,7 +94,37 @@ calls = st.builds(
     approvals_required=st.integers(0, 2),
     tool_versions=st.sets(st.integers(1, 2), min_size=1).map(frozenset),
     tool_create_time=st.floats(0, 100),
+    agent_name=st.sampled_from(["", "r", "c", "x"]),
+    agents_above=st.sets(st.sampled_from(["", "r", "c", "x"])).map(frozenset),
 )
+
+
+@given(rules.map(lambda rule: replace(rule, scope=RuleScope.AGENT)), calls)
+def test_a_rule_of_an_agent_restricts_what_may_be_of_it_and_allows_what_is(rule: Rule, asked: RuledCall) -> None:
+    same_for_all = replace(rule, scope=RuleScope.STORE)
+    if ruling([same_for_all], asked, NOW) is None:
+        assert ruling([rule], asked, NOW) is None
+        return
+    its = {asked.agent_name, *asked.agents_above}
+    if rule.effect is RuleEffect.ALLOW:
+        expected = asked.agent_name != "" and rule.scope_id == asked.agent_name
+    else:
+        expected = rule.scope_id in its or "" in its
+    assert (ruling([rule], asked, NOW) is not None) == expected
+
+
+@given(st.lists(rules, max_size=8), calls, st.sampled_from(["", "r", "c", "x"]))
+def test_a_run_below_another_one_is_never_freer_than_beside_it(made: list[Rule], asked: RuledCall, above: str) -> None:
+    """Who delegates does not get what it may not do itself."""
+    below = replace(asked, agents_above=asked.agents_above | {above})
+
+    def severity(decides: Rule | None) -> int:
+        return 0 if decides is None else {RuleEffect.ALLOW: 0, RuleEffect.ASK: 1, RuleEffect.DENY: 2}[decides.effect]
+
+    lower = severity(ruling(made, below, NOW))
+    assert lower >= severity(ruling(made, asked, NOW))
+    restricting = [rule for rule in made if rule.effect is not RuleEffect.ALLOW]
+    assert lower >= severity(ruling(restricting, replace(asked, agent_name=above, agents_above=frozenset()), NOW))
 
 
 @given(st.lists(rules, max_size=8), calls)
@@ -104,7 +134,7 @@ def test_deny_wins_and_nothing_that_ended_or_is_of_others_decides(made: list[Rul
         return
     assert not decides.revoke_time
     assert decides.expire_time != NOW - 1
-    assert decides.scope is RuleScope.STORE or decides.user_id == "ann"
+    assert decides.is_of_store or decides.user_id == "ann"
     assert decides.tool_name in {"files.write", "files.*", "*"}
     alone = [rule.effect for rule in made if ruling([rule], asked, NOW)]
     if RuleEffect.DENY in alone:

@@ -22,90 +22,107 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from pawl.agent.v1 import session_pb2 as pawl_dot_agent_dot_v1_dot_session__pb2
 from pawl.agent.v1 import steps_pb2 as pawl_dot_agent_dot_v1_dot_steps__pb2
 from pawl.agent.v1 import types_pb2 as pawl_dot_agent_dot_v1_dot_types__pb2
 from pawl.agent.v1 import undo_pb2 as pawl_dot_agent_dot_v1_dot_undo__pb2
+from pawl.agent.v1 import whoami_pb2 as pawl_dot_agent_dot_v1_dot_whoami__pb2
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.event.v1 import event_pb2 as pawl_dot_event_dot_v1_dot_event__pb2
 from pawl.event.v1 import gap_pb2 as pawl_dot_event_dot_v1_dot_gap__pb2
 from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
+from pawl.tool.v1 import tool_pb2 as pawl_dot_tool_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/agent.proto\x12\rpawl.agent.v1\x1a\x1bpawl/agent/v1/session.proto\x1a\x19pawl/agent/v1/steps.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/agent/v1/undo.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"\xa6\x01\n\x0fStartRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x05 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\"3\n\x10StartRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"4\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\\\n\x10WatchRunResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\x12\x1f\n\x03gap\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Gap\"j\n\x18SubmitToolResultsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.pawl.agent.v1.ToolResult\"f\n\x19SubmitToolResultsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"b\n\rDecideRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12-\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"Z\n\x0e\x44\x65\x63ideResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"X\n\x12\x44\x65\x63ideCallsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\tdecisions\x18\x02 \x03(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"?\n\x13\x44\x65\x63ideCallsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\"\xa9\x01\n\x12SendMessageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\"G\n\x13SendMessageResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x0f\n\x07steered\x18\x02 \x01(\x08\"F\n\x10\x43\x61ncelRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\x8e\x01\n\x12ResolveCallRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12-\n\nresolution\x18\x04 \x01(\x0e\x32\x19.pawl.agent.v1.Resolution\x12\x14\n\x0c\x63ontent_json\x18\x05 \x01(\x0c\"_\n\x13ResolveCallResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"E\n\x0fTopUpRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\\\n\x10TopUpRunResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"5\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"z\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.pawl.event.v1.RunState\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x10ListCallsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"U\n\x13ListMessagesRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x14ListMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x91\x01\n\rPendingFilter\x12*\n\x05scope\x18\x01 \x01(\x0e\x32\x1b.pawl.agent.v1.PendingScope\x12(\n\x06states\x18\x02 \x03(\x0e\x32\x18.pawl.event.v1.CallState\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x04 \x01(\t\"i\n\x12ListPendingRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12,\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1c.pawl.agent.v1.PendingFilter\"t\n\x13ListPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12 \n\x04runs\x18\x03 \x03(\x0b\x32\x12.pawl.event.v1.Run\"C\n\x13WatchPendingRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.PendingFilter\"\xae\x01\n\x14WatchPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x15\n\rgone_call_ids\x18\x02 \x03(\t\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x11\n\ttruncated\x18\x04 \x01(\x08\x12 \n\x04runs\x18\x05 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x14\n\x0cgone_run_ids\x18\x06 \x03(\t*v\n\nResolution\x12\x1a\n\x16RESOLUTION_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOLUTION_HAPPENED\x10\x01\x12\x18\n\x14RESOLUTION_RUN_AGAIN\x10\x02\x12\x19\n\x15RESOLUTION_TELL_MODEL\x10\x03*^\n\x0cPendingScope\x12\x1d\n\x19PENDING_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n\x12PENDING_SCOPE_MINE\x10\x01\x12\x17\n\x13PENDING_SCOPE_STORE\x10\x02\x32\xa2\x0e\n\x0c\x41gentService\x12K\n\x08StartRun\x12\x1e.pawl.agent.v1.StartRunRequest\x1a\x1f.pawl.agent.v1.StartRunResponse\x12L\n\x07Session\x12\x1d.pawl.agent.v1.SessionRequest\x1a\x1e.pawl.agent.v1.SessionResponse(\x01\x30\x01\x12M\n\x08WatchRun\x12\x1e.pawl.agent.v1.WatchRunRequest\x1a\x1f.pawl.agent.v1.WatchRunResponse0\x01\x12\x66\n\x11SubmitToolResults\x12\'.pawl.agent.v1.SubmitToolResultsRequest\x1a(.pawl.agent.v1.SubmitToolResultsResponse\x12\x45\n\x06\x44\x65\x63ide\x12\x1c.pawl.agent.v1.DecideRequest\x1a\x1d.pawl.agent.v1.DecideResponse\x12T\n\x0b\x44\x65\x63ideCalls\x12!.pawl.agent.v1.DecideCallsRequest\x1a\".pawl.agent.v1.DecideCallsResponse\x12T\n\x0bSendMessage\x12!.pawl.agent.v1.SendMessageRequest\x1a\".pawl.agent.v1.SendMessageResponse\x12N\n\tCancelRun\x12\x1f.pawl.agent.v1.CancelRunRequest\x1a .pawl.agent.v1.CancelRunResponse\x12T\n\x0bResolveCall\x12!.pawl.agent.v1.ResolveCallRequest\x1a\".pawl.agent.v1.ResolveCallResponse\x12K\n\x08TopUpRun\x12\x1e.pawl.agent.v1.TopUpRunRequest\x1a\x1f.pawl.agent.v1.TopUpRunResponse\x12T\n\x0bPreviewUndo\x12!.pawl.agent.v1.PreviewUndoRequest\x1a\".pawl.agent.v1.PreviewUndoResponse\x12H\n\x07UndoRun\x12\x1d.pawl.agent.v1.UndoRunRequest\x1a\x1e.pawl.agent.v1.UndoRunResponse\x12K\n\x08UndoCall\x12\x1e.pawl.agent.v1.UndoCallRequest\x1a\x1f.pawl.agent.v1.UndoCallResponse\x12Z\n\rGetUndoReport\x12#.pawl.agent.v1.GetUndoReportRequest\x1a$.pawl.agent.v1.GetUndoReportResponse\x12\x45\n\x06GetRun\x12\x1c.pawl.agent.v1.GetRunRequest\x1a\x1d.pawl.agent.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.pawl.agent.v1.ListRunsRequest\x1a\x1f.pawl.agent.v1.ListRunsResponse\x12N\n\tListCalls\x12\x1f.pawl.agent.v1.ListCallsRequest\x1a .pawl.agent.v1.ListCallsResponse\x12N\n\tListSteps\x12\x1f.pawl.agent.v1.ListStepsRequest\x1a .pawl.agent.v1.ListStepsResponse\x12S\n\nWatchSteps\x12 .pawl.agent.v1.WatchStepsRequest\x1a!.pawl.agent.v1.WatchStepsResponse0\x01\x12W\n\x0cListMessages\x12\".pawl.agent.v1.ListMessagesRequest\x1a#.pawl.agent.v1.ListMessagesResponse\x12T\n\x0bListPending\x12!.pawl.agent.v1.ListPendingRequest\x1a\".pawl.agent.v1.ListPendingResponse\x12Y\n\x0cWatchPending\x12\".pawl.agent.v1.WatchPendingRequest\x1a#.pawl.agent.v1.WatchPendingResponse0\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/agent.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1bpawl/agent/v1/session.proto\x1a\x19pawl/agent/v1/steps.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/agent/v1/undo.proto\x1a\x1apawl/agent/v1/whoami.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\x1a\x17pawl/tool/v1/tool.proto\"\x95\x03\n\x0fStartRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x05 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12\x18\n\x10\x63onversation_key\x18\x06 \x01(\t\x12\"\n\x05parts\x18\x07 \x03(\x0b\x32\x13.pawl.event.v1.Part\x12\x35\n\x0f\x66ront_end_tools\x18\t \x03(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\r\n\x05\x61gent\x18\x14 \x01(\t\x12:\n\x06labels\x18\x08 \x03(\x0b\x32*.pawl.agent.v1.StartRunRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"3\n\x10StartRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"4\n\x0fWatchRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\\\n\x10WatchRunResponse\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\x12\x1f\n\x03gap\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Gap\"j\n\x18SubmitToolResultsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12*\n\x07results\x18\x03 \x03(\x0b\x32\x19.pawl.agent.v1.ToolResult\"f\n\x19SubmitToolResultsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"b\n\rDecideRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12-\n\x08\x64\x65\x63ision\x18\x03 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"Z\n\x0e\x44\x65\x63ideResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"X\n\x12\x44\x65\x63ideCallsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12.\n\tdecisions\x18\x02 \x03(\x0b\x32\x1b.pawl.agent.v1.CallDecision\"?\n\x13\x44\x65\x63ideCallsResponse\x12(\n\x08receipts\x18\x01 \x03(\x0b\x32\x16.pawl.agent.v1.Receipt\"\xca\x02\n\x12SendMessageRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0c\n\x04text\x18\x03 \x01(\t\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x05 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12\"\n\x05parts\x18\x07 \x03(\x0b\x32\x13.pawl.event.v1.Part\x12\r\n\x05\x61gent\x18\x14 \x01(\t\x12=\n\x06labels\x18\x08 \x03(\x0b\x32-.pawl.agent.v1.SendMessageRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"G\n\x13SendMessageResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\x12\x0f\n\x07steered\x18\x02 \x01(\x08\"F\n\x10\x43\x61ncelRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"4\n\x11\x43\x61ncelRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\x8e\x01\n\x12ResolveCallRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12-\n\nresolution\x18\x04 \x01(\x0e\x32\x19.pawl.agent.v1.Resolution\x12\x14\n\x0c\x63ontent_json\x18\x05 \x01(\x0c\"_\n\x13ResolveCallResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"E\n\x0fTopUpRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06tokens\x18\x03 \x01(\x04\"\\\n\x10TopUpRunResponse\x12\'\n\x07receipt\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.Receipt\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"5\n\rGetRunRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x14\n\x0cwait_seconds\x18\x02 \x01(\x01\"1\n\x0eGetRunResponse\x12\x1f\n\x03run\x18\x01 \x01(\x0b\x32\x12.pawl.event.v1.Run\"\xc9\x03\n\x0fListRunsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12\'\n\x06states\x18\x04 \x03(\x0e\x32\x17.pawl.event.v1.RunState\x12&\n\x05order\x18\x05 \x01(\x0e\x32\x17.pawl.agent.v1.RunOrder\x12\x34\n\x10\x63reate_time_from\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x36\n\x12\x63reate_time_before\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x05waits\x18\x08 \x03(\x0e\x32\x17.pawl.event.v1.WaitKind\x12\x15\n\rparent_run_id\x18\t \x01(\t\x12\r\n\x05\x61gent\x18\n \x01(\t\x12:\n\x06labels\x18\x0b \x03(\x0b\x32*.pawl.agent.v1.ListRunsRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"M\n\x10ListRunsResponse\x12 \n\x04runs\x18\x01 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"I\n\x10ListCallsRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"P\n\x11ListCallsResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"U\n\x13ListMessagesRequest\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\r\x12\x12\n\npage_token\x18\x03 \x01(\t\"Y\n\x14ListMessagesResponse\x12(\n\x08messages\x18\x01 \x03(\x0b\x32\x16.pawl.event.v1.Message\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x91\x01\n\rPendingFilter\x12*\n\x05scope\x18\x01 \x01(\x0e\x32\x1b.pawl.agent.v1.PendingScope\x12(\n\x06states\x18\x02 \x03(\x0e\x32\x18.pawl.event.v1.CallState\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x04 \x01(\t\"i\n\x12ListPendingRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12,\n\x06\x66ilter\x18\x03 \x01(\x0b\x32\x1c.pawl.agent.v1.PendingFilter\"t\n\x13ListPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12 \n\x04runs\x18\x03 \x03(\x0b\x32\x12.pawl.event.v1.Run\"C\n\x13WatchPendingRequest\x12,\n\x06\x66ilter\x18\x01 \x01(\x0b\x32\x1c.pawl.agent.v1.PendingFilter\"\xae\x01\n\x14WatchPendingResponse\x12\"\n\x05\x63\x61lls\x18\x01 \x03(\x0b\x32\x13.pawl.event.v1.Call\x12\x15\n\rgone_call_ids\x18\x02 \x03(\t\x12\x10\n\x08\x63omplete\x18\x03 \x01(\x08\x12\x11\n\ttruncated\x18\x04 \x01(\x08\x12 \n\x04runs\x18\x05 \x03(\x0b\x32\x12.pawl.event.v1.Run\x12\x14\n\x0cgone_run_ids\x18\x06 \x03(\t*v\n\nResolution\x12\x1a\n\x16RESOLUTION_UNSPECIFIED\x10\x00\x12\x17\n\x13RESOLUTION_HAPPENED\x10\x01\x12\x18\n\x14RESOLUTION_RUN_AGAIN\x10\x02\x12\x19\n\x15RESOLUTION_TELL_MODEL\x10\x03*]\n\x08RunOrder\x12\x19\n\x15RUN_ORDER_UNSPECIFIED\x10\x00\x12\x1a\n\x16RUN_ORDER_NEWEST_FIRST\x10\x01\x12\x1a\n\x16RUN_ORDER_OLDEST_FIRST\x10\x02*^\n\x0cPendingScope\x12\x1d\n\x19PENDING_SCOPE_UNSPECIFIED\x10\x00\x12\x16\n\x12PENDING_SCOPE_MINE\x10\x01\x12\x17\n\x13PENDING_SCOPE_STORE\x10\x02\x32\xe9\x0e\n\x0c\x41gentService\x12K\n\x08StartRun\x12\x1e.pawl.agent.v1.StartRunRequest\x1a\x1f.pawl.agent.v1.StartRunResponse\x12L\n\x07Session\x12\x1d.pawl.agent.v1.SessionRequest\x1a\x1e.pawl.agent.v1.SessionResponse(\x01\x30\x01\x12M\n\x08WatchRun\x12\x1e.pawl.agent.v1.WatchRunRequest\x1a\x1f.pawl.agent.v1.WatchRunResponse0\x01\x12\x66\n\x11SubmitToolResults\x12\'.pawl.agent.v1.SubmitToolResultsRequest\x1a(.pawl.agent.v1.SubmitToolResultsResponse\x12\x45\n\x06\x44\x65\x63ide\x12\x1c.pawl.agent.v1.DecideRequest\x1a\x1d.pawl.agent.v1.DecideResponse\x12T\n\x0b\x44\x65\x63ideCalls\x12!.pawl.agent.v1.DecideCallsRequest\x1a\".pawl.agent.v1.DecideCallsResponse\x12T\n\x0bSendMessage\x12!.pawl.agent.v1.SendMessageRequest\x1a\".pawl.agent.v1.SendMessageResponse\x12N\n\tCancelRun\x12\x1f.pawl.agent.v1.CancelRunRequest\x1a .pawl.agent.v1.CancelRunResponse\x12T\n\x0bResolveCall\x12!.pawl.agent.v1.ResolveCallRequest\x1a\".pawl.agent.v1.ResolveCallResponse\x12K\n\x08TopUpRun\x12\x1e.pawl.agent.v1.TopUpRunRequest\x1a\x1f.pawl.agent.v1.TopUpRunResponse\x12T\n\x0bPreviewUndo\x12!.pawl.agent.v1.PreviewUndoRequest\x1a\".pawl.agent.v1.PreviewUndoResponse\x12H\n\x07UndoRun\x12\x1d.pawl.agent.v1.UndoRunRequest\x1a\x1e.pawl.agent.v1.UndoRunResponse\x12K\n\x08UndoCall\x12\x1e.pawl.agent.v1.UndoCallRequest\x1a\x1f.pawl.agent.v1.UndoCallResponse\x12Z\n\rGetUndoReport\x12#.pawl.agent.v1.GetUndoReportRequest\x1a$.pawl.agent.v1.GetUndoReportResponse\x12\x45\n\x06GetRun\x12\x1c.pawl.agent.v1.GetRunRequest\x1a\x1d.pawl.agent.v1.GetRunResponse\x12K\n\x08ListRuns\x12\x1e.pawl.agent.v1.ListRunsRequest\x1a\x1f.pawl.agent.v1.ListRunsResponse\x12N\n\tListCalls\x12\x1f.pawl.agent.v1.ListCallsRequest\x1a .pawl.agent.v1.ListCallsResponse\x12N\n\tListSteps\x12\x1f.pawl.agent.v1.ListStepsRequest\x1a .pawl.agent.v1.ListStepsResponse\x12S\n\nWatchSteps\x12 .pawl.agent.v1.WatchStepsRequest\x1a!.pawl.agent.v1.WatchStepsResponse0\x01\x12W\n\x0cListMessages\x12\".pawl.agent.v1.ListMessagesRequest\x1a#.pawl.agent.v1.ListMessagesResponse\x12T\n\x0bListPending\x12!.pawl.agent.v1.ListPendingRequest\x1a\".pawl.agent.v1.ListPendingResponse\x12Y\n\x0cWatchPending\x12\".pawl.agent.v1.WatchPendingRequest\x1a#.pawl.agent.v1.WatchPendingResponse0\x01\x12\x45\n\x06WhoAmI\x12\x1c.pawl.agent.v1.WhoAmIRequest\x1a\x1d.pawl.agent.v1.WhoAmIResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.agent_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_RESOLUTION']._serialized_start=3255
-  _globals['_RESOLUTION']._serialized_end=3373
-  _globals['_PENDINGSCOPE']._serialized_start=3375
-  _globals['_PENDINGSCOPE']._serialized_end=3469
-  _globals['_STARTRUNREQUEST']._serialized_start=286
-  _globals['_STARTRUNREQUEST']._serialized_end=452
-  _globals['_STARTRUNRESPONSE']._serialized_start=454
-  _globals['_STARTRUNRESPONSE']._serialized_end=505
-  _globals['_WATCHRUNREQUEST']._serialized_start=507
-  _globals['_WATCHRUNREQUEST']._serialized_end=559
-  _globals['_WATCHRUNRESPONSE']._serialized_start=561
-  _globals['_WATCHRUNRESPONSE']._serialized_end=653
-  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_start=655
-  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_end=761
-  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_start=763
-  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_end=865
-  _globals['_DECIDEREQUEST']._serialized_start=867
-  _globals['_DECIDEREQUEST']._serialized_end=965
-  _globals['_DECIDERESPONSE']._serialized_start=967
-  _globals['_DECIDERESPONSE']._serialized_end=1057
-  _globals['_DECIDECALLSREQUEST']._serialized_start=1059
-  _globals['_DECIDECALLSREQUEST']._serialized_end=1147
-  _globals['_DECIDECALLSRESPONSE']._serialized_start=1149
-  _globals['_DECIDECALLSRESPONSE']._serialized_end=1212
-  _globals['_SENDMESSAGEREQUEST']._serialized_start=1215
-  _globals['_SENDMESSAGEREQUEST']._serialized_end=1384
-  _globals['_SENDMESSAGERESPONSE']._serialized_start=1386
-  _globals['_SENDMESSAGERESPONSE']._serialized_end=1457
-  _globals['_CANCELRUNREQUEST']._serialized_start=1459
-  _globals['_CANCELRUNREQUEST']._serialized_end=1529
-  _globals['_CANCELRUNRESPONSE']._serialized_start=1531
-  _globals['_CANCELRUNRESPONSE']._serialized_end=1583
-  _globals['_RESOLVECALLREQUEST']._serialized_start=1586
-  _globals['_RESOLVECALLREQUEST']._serialized_end=1728
-  _globals['_RESOLVECALLRESPONSE']._serialized_start=1730
-  _globals['_RESOLVECALLRESPONSE']._serialized_end=1825
-  _globals['_TOPUPRUNREQUEST']._serialized_start=1827
-  _globals['_TOPUPRUNREQUEST']._serialized_end=1896
-  _globals['_TOPUPRUNRESPONSE']._serialized_start=1898
-  _globals['_TOPUPRUNRESPONSE']._serialized_end=1990
-  _globals['_GETRUNREQUEST']._serialized_start=1992
-  _globals['_GETRUNREQUEST']._serialized_end=2045
-  _globals['_GETRUNRESPONSE']._serialized_start=2047
-  _globals['_GETRUNRESPONSE']._serialized_end=2096
-  _globals['_LISTRUNSREQUEST']._serialized_start=2098
-  _globals['_LISTRUNSREQUEST']._serialized_end=2220
-  _globals['_LISTRUNSRESPONSE']._serialized_start=2222
-  _globals['_LISTRUNSRESPONSE']._serialized_end=2299
-  _globals['_LISTCALLSREQUEST']._serialized_start=2301
-  _globals['_LISTCALLSREQUEST']._serialized_end=2374
-  _globals['_LISTCALLSRESPONSE']._serialized_start=2376
-  _globals['_LISTCALLSRESPONSE']._serialized_end=2456
-  _globals['_LISTMESSAGESREQUEST']._serialized_start=2458
-  _globals['_LISTMESSAGESREQUEST']._serialized_end=2543
-  _globals['_LISTMESSAGESRESPONSE']._serialized_start=2545
-  _globals['_LISTMESSAGESRESPONSE']._serialized_end=2634
-  _globals['_PENDINGFILTER']._serialized_start=2637
-  _globals['_PENDINGFILTER']._serialized_end=2782
-  _globals['_LISTPENDINGREQUEST']._serialized_start=2784
-  _globals['_LISTPENDINGREQUEST']._serialized_end=2889
-  _globals['_LISTPENDINGRESPONSE']._serialized_start=2891
-  _globals['_LISTPENDINGRESPONSE']._serialized_end=3007
-  _globals['_WATCHPENDINGREQUEST']._serialized_start=3009
-  _globals['_WATCHPENDINGREQUEST']._serialized_end=3076
-  _globals['_WATCHPENDINGRESPONSE']._serialized_start=3079
-  _globals['_WATCHPENDINGRESPONSE']._serialized_end=3253
-  _globals['_AGENTSERVICE']._serialized_start=3472
-  _globals['_AGENTSERVICE']._serialized_end=5298
+  _globals['_STARTRUNREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_STARTRUNREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_SENDMESSAGEREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_SENDMESSAGEREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_LISTRUNSREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_RESOLUTION']._serialized_start=4077
+  _globals['_RESOLUTION']._serialized_end=4195
+  _globals['_RUNORDER']._serialized_start=4197
+  _globals['_RUNORDER']._serialized_end=4290
+  _globals['_PENDINGSCOPE']._serialized_start=4292
+  _globals['_PENDINGSCOPE']._serialized_end=4386
+  _globals['_STARTRUNREQUEST']._serialized_start=372
+  _globals['_STARTRUNREQUEST']._serialized_end=777
+  _globals['_STARTRUNREQUEST_LABELSENTRY']._serialized_start=732
+  _globals['_STARTRUNREQUEST_LABELSENTRY']._serialized_end=777
+  _globals['_STARTRUNRESPONSE']._serialized_start=779
+  _globals['_STARTRUNRESPONSE']._serialized_end=830
+  _globals['_WATCHRUNREQUEST']._serialized_start=832
+  _globals['_WATCHRUNREQUEST']._serialized_end=884
+  _globals['_WATCHRUNRESPONSE']._serialized_start=886
+  _globals['_WATCHRUNRESPONSE']._serialized_end=978
+  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_start=980
+  _globals['_SUBMITTOOLRESULTSREQUEST']._serialized_end=1086
+  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_start=1088
+  _globals['_SUBMITTOOLRESULTSRESPONSE']._serialized_end=1190
+  _globals['_DECIDEREQUEST']._serialized_start=1192
+  _globals['_DECIDEREQUEST']._serialized_end=1290
+  _globals['_DECIDERESPONSE']._serialized_start=1292
+  _globals['_DECIDERESPONSE']._serialized_end=1382
+  _globals['_DECIDECALLSREQUEST']._serialized_start=1384
+  _globals['_DECIDECALLSREQUEST']._serialized_end=1472
+  _globals['_DECIDECALLSRESPONSE']._serialized_start=1474
+  _globals['_DECIDECALLSRESPONSE']._serialized_end=1537
+  _globals['_SENDMESSAGEREQUEST']._serialized_start=1540
+  _globals['_SENDMESSAGEREQUEST']._serialized_end=1870
+  _globals['_SENDMESSAGEREQUEST_LABELSENTRY']._serialized_start=732
+  _globals['_SENDMESSAGEREQUEST_LABELSENTRY']._serialized_end=777
+  _globals['_SENDMESSAGERESPONSE']._serialized_start=1872
+  _globals['_SENDMESSAGERESPONSE']._serialized_end=1943
+  _globals['_CANCELRUNREQUEST']._serialized_start=1945
+  _globals['_CANCELRUNREQUEST']._serialized_end=2015
+  _globals['_CANCELRUNRESPONSE']._serialized_start=2017
+  _globals['_CANCELRUNRESPONSE']._serialized_end=2069
+  _globals['_RESOLVECALLREQUEST']._serialized_start=2072
+  _globals['_RESOLVECALLREQUEST']._serialized_end=2214
+  _globals['_RESOLVECALLRESPONSE']._serialized_start=2216
+  _globals['_RESOLVECALLRESPONSE']._serialized_end=2311
+  _globals['_TOPUPRUNREQUEST']._serialized_start=2313
+  _globals['_TOPUPRUNREQUEST']._serialized_end=2382
+  _globals['_TOPUPRUNRESPONSE']._serialized_start=2384
+  _globals['_TOPUPRUNRESPONSE']._serialized_end=2476
+  _globals['_GETRUNREQUEST']._serialized_start=2478
+  _globals['_GETRUNREQUEST']._serialized_end=2531
+  _globals['_GETRUNRESPONSE']._serialized_start=2533
+  _globals['_GETRUNRESPONSE']._serialized_end=2582
+  _globals['_LISTRUNSREQUEST']._serialized_start=2585
+  _globals['_LISTRUNSREQUEST']._serialized_end=3042
+  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_start=732
+  _globals['_LISTRUNSREQUEST_LABELSENTRY']._serialized_end=777
+  _globals['_LISTRUNSRESPONSE']._serialized_start=3044
+  _globals['_LISTRUNSRESPONSE']._serialized_end=3121
+  _globals['_LISTCALLSREQUEST']._serialized_start=3123
+  _globals['_LISTCALLSREQUEST']._serialized_end=3196
+  _globals['_LISTCALLSRESPONSE']._serialized_start=3198
+  _globals['_LISTCALLSRESPONSE']._serialized_end=3278
+  _globals['_LISTMESSAGESREQUEST']._serialized_start=3280
+  _globals['_LISTMESSAGESREQUEST']._serialized_end=3365
+  _globals['_LISTMESSAGESRESPONSE']._serialized_start=3367
+  _globals['_LISTMESSAGESRESPONSE']._serialized_end=3456
+  _globals['_PENDINGFILTER']._serialized_start=3459
+  _globals['_PENDINGFILTER']._serialized_end=3604
+  _globals['_LISTPENDINGREQUEST']._serialized_start=3606
+  _globals['_LISTPENDINGREQUEST']._serialized_end=3711
+  _globals['_LISTPENDINGRESPONSE']._serialized_start=3713
+  _globals['_LISTPENDINGRESPONSE']._serialized_end=3829
+  _globals['_WATCHPENDINGREQUEST']._serialized_start=3831
+  _globals['_WATCHPENDINGREQUEST']._serialized_end=3898
+  _globals['_WATCHPENDINGRESPONSE']._serialized_start=3901
+  _globals['_WATCHPENDINGRESPONSE']._serialized_end=4075
+  _globals['_AGENTSERVICE']._serialized_start=4389
+  _globals['_AGENTSERVICE']._serialized_end=6286
 # @@protoc_insertion_point(module_scope)

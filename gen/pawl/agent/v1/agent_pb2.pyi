@@ -33,6 +33,7 @@ pawl.error.v1.ErrorReason.
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.agent.v1 import types_pb2 as _types_pb2
@@ -41,6 +42,7 @@ from pawl.event.v1 import event_pb2 as _event_pb2
 from pawl.event.v1 import gap_pb2 as _gap_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
+from pawl.tool.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -79,6 +81,30 @@ RESOLUTION_RUN_AGAIN: Resolution.ValueType  # 2
 RESOLUTION_TELL_MODEL: Resolution.ValueType  # 3
 """It did not happen: tell the model."""
 Global___Resolution: _TypeAlias = Resolution  # noqa: Y015
+
+class _RunOrder:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _RunOrderEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RunOrder.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    RUN_ORDER_UNSPECIFIED: _RunOrder.ValueType  # 0
+    """The default: NEWEST_FIRST."""
+    RUN_ORDER_NEWEST_FIRST: _RunOrder.ValueType  # 1
+    """By the time at which they were created, the last one first."""
+    RUN_ORDER_OLDEST_FIRST: _RunOrder.ValueType  # 2
+    """By the time at which they were created, the first one first."""
+
+class RunOrder(_RunOrder, metaclass=_RunOrderEnumTypeWrapper):
+    """RunOrder is the order of a list of runs."""
+
+RUN_ORDER_UNSPECIFIED: RunOrder.ValueType  # 0
+"""The default: NEWEST_FIRST."""
+RUN_ORDER_NEWEST_FIRST: RunOrder.ValueType  # 1
+"""By the time at which they were created, the last one first."""
+RUN_ORDER_OLDEST_FIRST: RunOrder.ValueType  # 2
+"""By the time at which they were created, the first one first."""
+Global___RunOrder: _TypeAlias = RunOrder  # noqa: Y015
 
 class _PendingScope:
     ValueType = _typing.NewType("ValueType", _builtins.int)
@@ -120,26 +146,91 @@ class StartRunRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the package comment."""
     conversation_id: _builtins.str
     """The conversation to go on with; empty for a new one."""
     text: _builtins.str
     """The user's message, 1 byte to 256 KiB, without control characters other
-    than tab and line breaks.
+    than tab and line breaks. May be empty if there are `parts`.
     """
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if the conversation has an active run; default QUEUE. STEER
     is refused here: use SendMessage.
     """
+    conversation_key: _builtins.str
+    """In place of a conversation_id, a key that the client chooses, 1 to 200 bytes:
+    the message goes to the conversation of the caller that has this key, and one
+    is begun with it if there is none, once, however many ask at the same time.
+    Kept as a hash. A key is free again when its conversation is removed.
+    """
+    agent: _builtins.str
+    """Name of the agent (AgentRegistryService) that drives the run, with its newest
+    version; `draft/NAME` for a draft of the caller, empty for `default`. Of `default` the run takes what `options` leave
+    open. What another agent says stands: `options` may narrow its tools and
+    limits and fill what it leaves open, and nothing else (INVALID_FIELD).
+    """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """How to drive the run."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
+        """What the message has after its text: at most 32 texts, images and documents
+        in any order, together with the text at most 1 MiB, of it 256 KiB of texts.
+        A request that is sent again has its effect once, whatever became of its
+        documents, as long as they are there.
+        """
+
+    @_builtins.property
+    def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
+        """Front-end tools for this run only: at most 64 with 64 KiB in all, checked as
+        RegisterTool checks them, without `allowed_user_ids` and `allowed_roles`; an
+        unspecified `context` is FRONTEND. They need no place in the register and no
+        role beyond that of starting the run. A name that the user may call already is
+        TOOL_EXISTS, unless that is a front-end tool with the same definition; a tool
+        that is registered later is none of the run's. The model has them beside
+        `tool_names` and the tools of an agent; where one of the two says
+        `without_tools` they are INVALID_FIELD. Runs below have none of them. Their
+        calls go to clients of the user that are attached to the run and name the tool
+        in Hello.tools, or to SubmitToolResults.
+        """
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the run, as pawl.event.v1.Labels; ListRuns finds it by them, and
+        all its run.* events have them. Runs that do its calls do not.
+        """
 
     def __init__(
         self,
@@ -149,10 +240,15 @@ class StartRunRequest(_message.Message):
         text: _builtins.str = ...,
         options: _run_pb2.RunOptions | None = ...,
         policy: _types_pb2.MessagePolicy.ValueType = ...,
+        conversation_key: _builtins.str = ...,
+        parts: _abc.Iterable[_message_pb2.Part] | None = ...,
+        front_end_tools: _abc.Iterable[_tool_pb2.ToolDefinition] | None = ...,
+        agent: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "options", b"options", "policy", b"policy", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "front_end_tools", b"front_end_tools", "labels", b"labels", "options", b"options", "parts", b"parts", "policy", b"policy", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -428,11 +524,34 @@ class SendMessageRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the package comment."""
     conversation_id: _builtins.str
@@ -441,9 +560,19 @@ class SendMessageRequest(_message.Message):
     """As StartRunRequest.text."""
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if a run is active; default QUEUE."""
+    agent: _builtins.str
+    """As StartRunRequest.agent, of the run that this message starts."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """How to drive the run that this message starts, if it starts one."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
+        """As StartRunRequest.parts. Not with STEER: what enters a run is a text."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """As StartRunRequest.labels, of the run that this message starts."""
 
     def __init__(
         self,
@@ -453,10 +582,13 @@ class SendMessageRequest(_message.Message):
         text: _builtins.str = ...,
         policy: _types_pb2.MessagePolicy.ValueType = ...,
         options: _run_pb2.RunOptions | None = ...,
+        parts: _abc.Iterable[_message_pb2.Part] | None = ...,
+        agent: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "options", b"options", "policy", b"policy", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "labels", b"labels", "options", b"options", "parts", b"parts", "policy", b"policy", "request_id", b"request_id", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -731,19 +863,72 @@ class ListRunsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FROM_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_BEFORE_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     page_size: _builtins.int
     """Runs a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before; empty for the first."""
     conversation_id: _builtins.str
     """Only runs of this conversation; empty for all."""
+    order: Global___RunOrder.ValueType
+    """Which come first."""
+    parent_run_id: _builtins.str
+    """Only runs that do, or did, calls of this run; empty for all."""
+    agent: _builtins.str
+    """Only runs of this agent, `default` for those that were started without one;
+    empty for all.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only runs in these states; empty for all."""
+
+    @_builtins.property
+    def create_time_from(self) -> _timestamp_pb2.Timestamp:
+        """Only runs that were created then or later; absent for all."""
+
+    @_builtins.property
+    def create_time_before(self) -> _timestamp_pb2.Timestamp:
+        """Only runs that were created before then; absent for all."""
+
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.WaitKind.ValueType]:
+        """Only runs that wait for one of these; empty for all. `states` must be empty,
+        or have WAITING (INVALID_FIELD).
+        """
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only runs with all of these labels; empty for all."""
 
     def __init__(
         self,
@@ -752,10 +937,17 @@ class ListRunsRequest(_message.Message):
         page_token: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
         states: _abc.Iterable[_run_pb2.RunState.ValueType] | None = ...,
+        order: Global___RunOrder.ValueType = ...,
+        create_time_from: _timestamp_pb2.Timestamp | None = ...,
+        create_time_before: _timestamp_pb2.Timestamp | None = ...,
+        waits: _abc.Iterable[_run_pb2.WaitKind.ValueType] | None = ...,
+        parent_run_id: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token", "states", b"states"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "labels", b"labels", "order", b"order", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "states", b"states", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

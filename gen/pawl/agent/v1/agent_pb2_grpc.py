@@ -7,6 +7,7 @@ from pawl.agent.v1 import agent_pb2 as pawl_dot_agent_dot_v1_dot_agent__pb2
 from pawl.agent.v1 import session_pb2 as pawl_dot_agent_dot_v1_dot_session__pb2
 from pawl.agent.v1 import steps_pb2 as pawl_dot_agent_dot_v1_dot_steps__pb2
 from pawl.agent.v1 import undo_pb2 as pawl_dot_agent_dot_v1_dot_undo__pb2
+from pawl.agent.v1 import whoami_pb2 as pawl_dot_agent_dot_v1_dot_whoami__pb2
 
 GRPC_GENERATED_VERSION = '1.75.1'
 GRPC_VERSION = grpc.__version__
@@ -148,6 +149,11 @@ class AgentServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingResponse.FromString,
                 _registered_method=True)
+        self.WhoAmI = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/WhoAmI',
+                request_serializer=pawl_dot_agent_dot_v1_dot_whoami__pb2.WhoAmIRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_whoami__pb2.WhoAmIResponse.FromString,
+                _registered_method=True)
 
 
 class AgentServiceServicer(object):
@@ -159,8 +165,10 @@ class AgentServiceServicer(object):
         not the caller stays. If the conversation has an active run, `policy`
         decides. Idempotent by request id.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-        QUEUE_FULL, REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+        INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
+        DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -250,8 +258,9 @@ class AgentServiceServicer(object):
         and in all messages of 32 people besides those who started it; then
         QUEUE_FULL.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-        QUEUE_FULL, REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+        response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -348,16 +357,19 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListRuns(self, request, context):
-        """Lists the caller's runs, newest first. Read-only.
+        """Lists the caller's runs, newest first unless `order` says otherwise. What is
+        listed meets all filters. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (`labels`, `waits`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListCalls(self, request, context):
-        """Lists the calls of a run in call order, with whole results. Read-only.
+        """Lists the calls of a run in call order, with whole results; also of a run of
+        another user who shares its conversation with `shows_arguments`, without what
+        people decided or answered. Read-only.
 
         Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
         """
@@ -388,9 +400,11 @@ class AgentServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListMessages(self, request, context):
-        """Lists the messages of a conversation in order. Read-only.
+        """Lists the messages of a conversation in order; of one that another user
+        shares, what was said, without reasoning, parts and the texts of summaries.
+        Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -415,6 +429,17 @@ class AgentServiceServicer(object):
         itself. After a reconnect it begins with all of it again.
 
         Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def WhoAmI(self, request, context):
+        """Says who calls, what that one may do, and what the deployment offers: its
+        version, its model, its limits. For everybody with a credential, of whatever
+        role. Read-only.
+
+        Errors: those of every method.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -532,6 +557,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     servicer.WatchPending,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingResponse.SerializeToString,
+            ),
+            'WhoAmI': grpc.unary_unary_rpc_method_handler(
+                    servicer.WhoAmI,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_whoami__pb2.WhoAmIRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_whoami__pb2.WhoAmIResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1129,6 +1159,33 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/WatchPending',
             pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agent__pb2.WatchPendingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WhoAmI(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/WhoAmI',
+            pawl_dot_agent_dot_v1_dot_whoami__pb2.WhoAmIRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_whoami__pb2.WhoAmIResponse.FromString,
             options,
             channel_credentials,
             insecure,

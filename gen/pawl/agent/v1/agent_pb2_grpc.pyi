@@ -36,6 +36,7 @@ from pawl.agent.v1 import agent_pb2 as _agent_pb2
 from pawl.agent.v1 import session_pb2 as _session_pb2
 from pawl.agent.v1 import steps_pb2 as _steps_pb2
 from pawl.agent.v1 import undo_pb2 as _undo_pb2
+from pawl.agent.v1 import whoami_pb2 as _whoami_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -68,8 +69,10 @@ class AgentServiceStub:
     not the caller stays. If the conversation has an active run, `policy`
     decides. Idempotent by request id.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-    QUEUE_FULL, REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+    INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
+    DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
     """
     Session: _grpc.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]
     """A two-way stream for one front end: it says which tools it can run, starts
@@ -135,8 +138,9 @@ class AgentServiceStub:
     and in all messages of 32 people besides those who started it; then
     QUEUE_FULL.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-    QUEUE_FULL, REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+    response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]
     """Stops a run. Once answered, nothing new starts: open calls are settled,
@@ -197,12 +201,15 @@ class AgentServiceStub:
     Errors: RUN_NOT_FOUND.
     """
     ListRuns: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListRunsRequest, _agent_pb2.ListRunsResponse]
-    """Lists the caller's runs, newest first. Read-only.
+    """Lists the caller's runs, newest first unless `order` says otherwise. What is
+    listed meets all filters. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (`labels`, `waits`).
     """
     ListCalls: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListCallsRequest, _agent_pb2.ListCallsResponse]
-    """Lists the calls of a run in call order, with whole results. Read-only.
+    """Lists the calls of a run in call order, with whole results; also of a run of
+    another user who shares its conversation with `shows_arguments`, without what
+    people decided or answered. Read-only.
 
     Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
     """
@@ -221,9 +228,11 @@ class AgentServiceStub:
     Errors: as WatchRun.
     """
     ListMessages: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]
-    """Lists the messages of a conversation in order. Read-only.
+    """Lists the messages of a conversation in order; of one that another user
+    shares, what was said, without reasoning, parts and the texts of summaries.
+    Read-only.
 
-    Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
     """
     ListPending: _grpc.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]
     """Lists everything that waits for the caller over all runs: approvals,
@@ -241,6 +250,13 @@ class AgentServiceStub:
 
     Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
     """
+    WhoAmI: _grpc.UnaryUnaryMultiCallable[_whoami_pb2.WhoAmIRequest, _whoami_pb2.WhoAmIResponse]
+    """Says who calls, what that one may do, and what the deployment offers: its
+    version, its model, its limits. For everybody with a credential, of whatever
+    role. Read-only.
+
+    Errors: those of every method.
+    """
 
 @_typing.type_check_only
 class AgentServiceAsyncStub(AgentServiceStub):
@@ -252,8 +268,10 @@ class AgentServiceAsyncStub(AgentServiceStub):
     not the caller stays. If the conversation has an active run, `policy`
     decides. Idempotent by request id.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-    QUEUE_FULL, REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+    INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
+    DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
     """
     Session: _aio.StreamStreamMultiCallable[_session_pb2.SessionRequest, _session_pb2.SessionResponse]  # type: ignore[assignment]
     """A two-way stream for one front end: it says which tools it can run, starts
@@ -319,8 +337,9 @@ class AgentServiceAsyncStub(AgentServiceStub):
     and in all messages of 32 people besides those who started it; then
     QUEUE_FULL.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-    QUEUE_FULL, REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+    response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]  # type: ignore[assignment]
     """Stops a run. Once answered, nothing new starts: open calls are settled,
@@ -381,12 +400,15 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors: RUN_NOT_FOUND.
     """
     ListRuns: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListRunsRequest, _agent_pb2.ListRunsResponse]  # type: ignore[assignment]
-    """Lists the caller's runs, newest first. Read-only.
+    """Lists the caller's runs, newest first unless `order` says otherwise. What is
+    listed meets all filters. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (`labels`, `waits`).
     """
     ListCalls: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListCallsRequest, _agent_pb2.ListCallsResponse]  # type: ignore[assignment]
-    """Lists the calls of a run in call order, with whole results. Read-only.
+    """Lists the calls of a run in call order, with whole results; also of a run of
+    another user who shares its conversation with `shows_arguments`, without what
+    people decided or answered. Read-only.
 
     Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
     """
@@ -405,9 +427,11 @@ class AgentServiceAsyncStub(AgentServiceStub):
     Errors: as WatchRun.
     """
     ListMessages: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListMessagesRequest, _agent_pb2.ListMessagesResponse]  # type: ignore[assignment]
-    """Lists the messages of a conversation in order. Read-only.
+    """Lists the messages of a conversation in order; of one that another user
+    shares, what was said, without reasoning, parts and the texts of summaries.
+    Read-only.
 
-    Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
     """
     ListPending: _aio.UnaryUnaryMultiCallable[_agent_pb2.ListPendingRequest, _agent_pb2.ListPendingResponse]  # type: ignore[assignment]
     """Lists everything that waits for the caller over all runs: approvals,
@@ -425,6 +449,13 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
     """
+    WhoAmI: _aio.UnaryUnaryMultiCallable[_whoami_pb2.WhoAmIRequest, _whoami_pb2.WhoAmIResponse]  # type: ignore[assignment]
+    """Says who calls, what that one may do, and what the deployment offers: its
+    version, its model, its limits. For everybody with a credential, of whatever
+    role. Read-only.
+
+    Errors: those of every method.
+    """
 
 class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
     """AgentService drives agent runs."""
@@ -439,8 +470,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         not the caller stays. If the conversation has an active run, `policy`
         decides. Idempotent by request id.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-        QUEUE_FULL, REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+        INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
+        DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
         """
 
     @_abc_1.abstractmethod
@@ -542,8 +575,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         and in all messages of 32 people besides those who started it; then
         QUEUE_FULL.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY (policy REJECT),
-        QUEUE_FULL, REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
+        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+        response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
         """
 
     @_abc_1.abstractmethod
@@ -658,9 +692,10 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ListRunsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListRunsResponse, _abc.Awaitable[_agent_pb2.ListRunsResponse]]:
-        """Lists the caller's runs, newest first. Read-only.
+        """Lists the caller's runs, newest first unless `order` says otherwise. What is
+        listed meets all filters. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, INVALID_FIELD (`labels`, `waits`).
         """
 
     @_abc_1.abstractmethod
@@ -669,7 +704,9 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ListCallsRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListCallsResponse, _abc.Awaitable[_agent_pb2.ListCallsResponse]]:
-        """Lists the calls of a run in call order, with whole results. Read-only.
+        """Lists the calls of a run in call order, with whole results; also of a run of
+        another user who shares its conversation with `shows_arguments`, without what
+        people decided or answered. Read-only.
 
         Errors: RUN_NOT_FOUND, INVALID_PAGE_TOKEN.
         """
@@ -706,9 +743,11 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _agent_pb2.ListMessagesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_agent_pb2.ListMessagesResponse, _abc.Awaitable[_agent_pb2.ListMessagesResponse]]:
-        """Lists the messages of a conversation in order. Read-only.
+        """Lists the messages of a conversation in order; of one that another user
+        shares, what was said, without reasoning, parts and the texts of summaries.
+        Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
         """
 
     @_abc_1.abstractmethod
@@ -737,6 +776,19 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         itself. After a reconnect it begins with all of it again.
 
         Errors: PERMISSION_DENIED as ListPending, SLOW_CONSUMER, SHUTTING_DOWN.
+        """
+
+    @_abc_1.abstractmethod
+    def WhoAmI(
+        self,
+        request: _whoami_pb2.WhoAmIRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_whoami_pb2.WhoAmIResponse, _abc.Awaitable[_whoami_pb2.WhoAmIResponse]]:
+        """Says who calls, what that one may do, and what the deployment offers: its
+        version, its model, its limits. For everybody with a credential, of whatever
+        role. Read-only.
+
+        Errors: those of every method.
         """
 
 def add_AgentServiceServicer_to_server(servicer: AgentServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

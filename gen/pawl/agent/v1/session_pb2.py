@@ -27,46 +27,56 @@ from pawl.agent.v1 import types_pb2 as pawl_dot_agent_dot_v1_dot_types__pb2
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.event.v1 import event_pb2 as pawl_dot_event_dot_v1_dot_event__pb2
 from pawl.event.v1 import gap_pb2 as pawl_dot_event_dot_v1_dot_gap__pb2
+from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
+from pawl.tool.v1 import tool_pb2 as pawl_dot_tool_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/agent/v1/session.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x17pawl/event/v1/run.proto\"\xf7\x03\n\x0eSessionRequest\x12\x10\n\x08\x66rame_id\x18\x01 \x01(\t\x12%\n\x05hello\x18\x02 \x01(\x0b\x32\x14.pawl.agent.v1.HelloH\x00\x12%\n\x05start\x18\x03 \x01(\x0b\x32\x14.pawl.agent.v1.StartH\x00\x12\'\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x15.pawl.agent.v1.AttachH\x00\x12\'\n\x06\x64\x65tach\x18\x05 \x01(\x0b\x32\x15.pawl.agent.v1.DetachH\x00\x12\x30\n\x0btool_result\x18\x06 \x01(\x0b\x32\x19.pawl.agent.v1.ToolResultH\x00\x12:\n\rtool_progress\x18\x07 \x01(\x0b\x32!.pawl.agent.v1.ToolProgressReportH\x00\x12/\n\x08\x64\x65\x63ision\x18\x08 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecisionH\x00\x12-\n\x07message\x18\t \x01(\x0b\x32\x1a.pawl.agent.v1.UserMessageH\x00\x12\'\n\x06\x63\x61ncel\x18\n \x01(\x0b\x32\x15.pawl.agent.v1.CancelH\x00\x12\x33\n\theartbeat\x18\x0b \x01(\x0b\x32\x1e.pawl.agent.v1.ClientHeartbeatH\x00\x42\x07\n\x05\x66rame\"\xf2\x02\n\x0fSessionResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.WelcomeH\x00\x12(\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x17.pawl.event.v1.RunEventH\x00\x12%\n\x05offer\x18\x03 \x01(\x0b\x32\x14.pawl.agent.v1.OfferH\x00\x12\x34\n\roffer_revoked\x18\x04 \x01(\x0b\x32\x1b.pawl.agent.v1.OfferRevokedH\x00\x12)\n\x07receipt\x18\x05 \x01(\x0b\x32\x16.pawl.agent.v1.ReceiptH\x00\x12!\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x12.pawl.agent.v1.EndH\x00\x12\x33\n\theartbeat\x18\x07 \x01(\x0b\x32\x1e.pawl.agent.v1.ServerHeartbeatH\x00\x12!\n\x03gap\x18\x08 \x01(\x0b\x32\x12.pawl.event.v1.GapH\x00\x42\x07\n\x05\x66rame\"W\n\x05Hello\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12(\n\x05tools\x18\x02 \x03(\x0b\x32\x19.pawl.agent.v1.ClientTool\x12\x11\n\tcalls_max\x18\x03 \x01(\r\",\n\nClientTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\r\"V\n\x07Welcome\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1b\n\x13offer_lease_seconds\x18\x02 \x01(\x01\x12\x1b\n\x13silence_max_seconds\x18\x03 \x01(\x01\"\x88\x01\n\x05Start\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x07options\x18\x03 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\"+\n\x06\x41ttach\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\x18\n\x06\x44\x65tach\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x7f\n\x12ToolProgressReport\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x13\n\x0boffer_epoch\x18\x03 \x01(\x04\x12\x15\n\x08\x66raction\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x05 \x01(\tB\x0b\n\t_fraction\"\x8e\x01\n\x0bUserMessage\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\x06policy\x18\x03 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\"(\n\x06\x43\x61ncel\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0f\x43lientHeartbeat\"\x11\n\x0fServerHeartbeat\"p\n\x05Offer\x12!\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x13.pawl.event.v1.Call\x12\x13\n\x0boffer_epoch\x18\x02 \x01(\x04\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"@\n\x0cOfferRevoked\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"O\n\x03\x45nd\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.pawl.event.v1.RunStateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/agent/v1/session.proto\x12\rpawl.agent.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19pawl/agent/v1/types.proto\x1a\x18pawl/event/v1/call.proto\x1a\x19pawl/event/v1/event.proto\x1a\x17pawl/event/v1/gap.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\x1a\x17pawl/tool/v1/tool.proto\"\xf7\x03\n\x0eSessionRequest\x12\x10\n\x08\x66rame_id\x18\x01 \x01(\t\x12%\n\x05hello\x18\x02 \x01(\x0b\x32\x14.pawl.agent.v1.HelloH\x00\x12%\n\x05start\x18\x03 \x01(\x0b\x32\x14.pawl.agent.v1.StartH\x00\x12\'\n\x06\x61ttach\x18\x04 \x01(\x0b\x32\x15.pawl.agent.v1.AttachH\x00\x12\'\n\x06\x64\x65tach\x18\x05 \x01(\x0b\x32\x15.pawl.agent.v1.DetachH\x00\x12\x30\n\x0btool_result\x18\x06 \x01(\x0b\x32\x19.pawl.agent.v1.ToolResultH\x00\x12:\n\rtool_progress\x18\x07 \x01(\x0b\x32!.pawl.agent.v1.ToolProgressReportH\x00\x12/\n\x08\x64\x65\x63ision\x18\x08 \x01(\x0b\x32\x1b.pawl.agent.v1.CallDecisionH\x00\x12-\n\x07message\x18\t \x01(\x0b\x32\x1a.pawl.agent.v1.UserMessageH\x00\x12\'\n\x06\x63\x61ncel\x18\n \x01(\x0b\x32\x15.pawl.agent.v1.CancelH\x00\x12\x33\n\theartbeat\x18\x0b \x01(\x0b\x32\x1e.pawl.agent.v1.ClientHeartbeatH\x00\x42\x07\n\x05\x66rame\"\xf2\x02\n\x0fSessionResponse\x12)\n\x07welcome\x18\x01 \x01(\x0b\x32\x16.pawl.agent.v1.WelcomeH\x00\x12(\n\x05\x65vent\x18\x02 \x01(\x0b\x32\x17.pawl.event.v1.RunEventH\x00\x12%\n\x05offer\x18\x03 \x01(\x0b\x32\x14.pawl.agent.v1.OfferH\x00\x12\x34\n\roffer_revoked\x18\x04 \x01(\x0b\x32\x1b.pawl.agent.v1.OfferRevokedH\x00\x12)\n\x07receipt\x18\x05 \x01(\x0b\x32\x16.pawl.agent.v1.ReceiptH\x00\x12!\n\x03\x65nd\x18\x06 \x01(\x0b\x32\x12.pawl.agent.v1.EndH\x00\x12\x33\n\theartbeat\x18\x07 \x01(\x0b\x32\x1e.pawl.agent.v1.ServerHeartbeatH\x00\x12!\n\x03gap\x18\x08 \x01(\x0b\x32\x12.pawl.event.v1.GapH\x00\x42\x07\n\x05\x66rame\"\x8e\x01\n\x05Hello\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12(\n\x05tools\x18\x02 \x03(\x0b\x32\x19.pawl.agent.v1.ClientTool\x12\x11\n\tcalls_max\x18\x03 \x01(\r\x12\x35\n\x0f\x66ront_end_tools\x18\x04 \x03(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\",\n\nClientTool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08versions\x18\x02 \x03(\r\"V\n\x07Welcome\x12\x11\n\tclient_id\x18\x01 \x01(\t\x12\x1b\n\x13offer_lease_seconds\x18\x02 \x01(\x01\x12\x1b\n\x13silence_max_seconds\x18\x03 \x01(\x01\"\xed\x02\n\x05Start\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12*\n\x07options\x18\x03 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12,\n\x06policy\x18\x04 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12\x18\n\x10\x63onversation_key\x18\x05 \x01(\t\x12\"\n\x05parts\x18\x06 \x03(\x0b\x32\x13.pawl.event.v1.Part\x12\x35\n\x0f\x66ront_end_tools\x18\x08 \x03(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\r\n\x05\x61gent\x18\x14 \x01(\t\x12\x30\n\x06labels\x18\x07 \x03(\x0b\x32 .pawl.agent.v1.Start.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"+\n\x06\x41ttach\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tafter_seq\x18\x02 \x01(\x04\"\x18\n\x06\x44\x65tach\x12\x0e\n\x06run_id\x18\x01 \x01(\t\"\x7f\n\x12ToolProgressReport\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x13\n\x0boffer_epoch\x18\x03 \x01(\x04\x12\x15\n\x08\x66raction\x18\x04 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x05 \x01(\tB\x0b\n\t_fraction\"\xa8\x02\n\x0bUserMessage\x12\x17\n\x0f\x63onversation_id\x18\x01 \x01(\t\x12\x0c\n\x04text\x18\x02 \x01(\t\x12,\n\x06policy\x18\x03 \x01(\x0e\x32\x1c.pawl.agent.v1.MessagePolicy\x12*\n\x07options\x18\x04 \x01(\x0b\x32\x19.pawl.event.v1.RunOptions\x12\"\n\x05parts\x18\x06 \x03(\x0b\x32\x13.pawl.event.v1.Part\x12\r\n\x05\x61gent\x18\x14 \x01(\t\x12\x36\n\x06labels\x18\x07 \x03(\x0b\x32&.pawl.agent.v1.UserMessage.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"(\n\x06\x43\x61ncel\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\x11\n\x0f\x43lientHeartbeat\"\x11\n\x0fServerHeartbeat\"p\n\x05Offer\x12!\n\x04\x63\x61ll\x18\x01 \x01(\x0b\x32\x13.pawl.event.v1.Call\x12\x13\n\x0boffer_epoch\x18\x02 \x01(\x04\x12/\n\x0b\x65xpire_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"@\n\x0cOfferRevoked\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\"O\n\x03\x45nd\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08last_seq\x18\x02 \x01(\x04\x12&\n\x05state\x18\x03 \x01(\x0e\x32\x17.pawl.event.v1.RunStateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.session_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_SESSIONREQUEST']._serialized_start=210
-  _globals['_SESSIONREQUEST']._serialized_end=713
-  _globals['_SESSIONRESPONSE']._serialized_start=716
-  _globals['_SESSIONRESPONSE']._serialized_end=1086
-  _globals['_HELLO']._serialized_start=1088
-  _globals['_HELLO']._serialized_end=1175
-  _globals['_CLIENTTOOL']._serialized_start=1177
-  _globals['_CLIENTTOOL']._serialized_end=1221
-  _globals['_WELCOME']._serialized_start=1223
-  _globals['_WELCOME']._serialized_end=1309
-  _globals['_START']._serialized_start=1312
-  _globals['_START']._serialized_end=1448
-  _globals['_ATTACH']._serialized_start=1450
-  _globals['_ATTACH']._serialized_end=1493
-  _globals['_DETACH']._serialized_start=1495
-  _globals['_DETACH']._serialized_end=1519
-  _globals['_TOOLPROGRESSREPORT']._serialized_start=1521
-  _globals['_TOOLPROGRESSREPORT']._serialized_end=1648
-  _globals['_USERMESSAGE']._serialized_start=1651
-  _globals['_USERMESSAGE']._serialized_end=1793
-  _globals['_CANCEL']._serialized_start=1795
-  _globals['_CANCEL']._serialized_end=1835
-  _globals['_CLIENTHEARTBEAT']._serialized_start=1837
-  _globals['_CLIENTHEARTBEAT']._serialized_end=1854
-  _globals['_SERVERHEARTBEAT']._serialized_start=1856
-  _globals['_SERVERHEARTBEAT']._serialized_end=1873
-  _globals['_OFFER']._serialized_start=1875
-  _globals['_OFFER']._serialized_end=1987
-  _globals['_OFFERREVOKED']._serialized_start=1989
-  _globals['_OFFERREVOKED']._serialized_end=2053
-  _globals['_END']._serialized_start=2055
-  _globals['_END']._serialized_end=2134
+  _globals['_START_LABELSENTRY']._loaded_options = None
+  _globals['_START_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_USERMESSAGE_LABELSENTRY']._loaded_options = None
+  _globals['_USERMESSAGE_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_SESSIONREQUEST']._serialized_start=264
+  _globals['_SESSIONREQUEST']._serialized_end=767
+  _globals['_SESSIONRESPONSE']._serialized_start=770
+  _globals['_SESSIONRESPONSE']._serialized_end=1140
+  _globals['_HELLO']._serialized_start=1143
+  _globals['_HELLO']._serialized_end=1285
+  _globals['_CLIENTTOOL']._serialized_start=1287
+  _globals['_CLIENTTOOL']._serialized_end=1331
+  _globals['_WELCOME']._serialized_start=1333
+  _globals['_WELCOME']._serialized_end=1419
+  _globals['_START']._serialized_start=1422
+  _globals['_START']._serialized_end=1787
+  _globals['_START_LABELSENTRY']._serialized_start=1742
+  _globals['_START_LABELSENTRY']._serialized_end=1787
+  _globals['_ATTACH']._serialized_start=1789
+  _globals['_ATTACH']._serialized_end=1832
+  _globals['_DETACH']._serialized_start=1834
+  _globals['_DETACH']._serialized_end=1858
+  _globals['_TOOLPROGRESSREPORT']._serialized_start=1860
+  _globals['_TOOLPROGRESSREPORT']._serialized_end=1987
+  _globals['_USERMESSAGE']._serialized_start=1990
+  _globals['_USERMESSAGE']._serialized_end=2286
+  _globals['_USERMESSAGE_LABELSENTRY']._serialized_start=1742
+  _globals['_USERMESSAGE_LABELSENTRY']._serialized_end=1787
+  _globals['_CANCEL']._serialized_start=2288
+  _globals['_CANCEL']._serialized_end=2328
+  _globals['_CLIENTHEARTBEAT']._serialized_start=2330
+  _globals['_CLIENTHEARTBEAT']._serialized_end=2347
+  _globals['_SERVERHEARTBEAT']._serialized_start=2349
+  _globals['_SERVERHEARTBEAT']._serialized_end=2366
+  _globals['_OFFER']._serialized_start=2368
+  _globals['_OFFER']._serialized_end=2480
+  _globals['_OFFERREVOKED']._serialized_start=2482
+  _globals['_OFFERREVOKED']._serialized_end=2546
+  _globals['_END']._serialized_start=2548
+  _globals['_END']._serialized_end=2627
 # @@protoc_insertion_point(module_scope)

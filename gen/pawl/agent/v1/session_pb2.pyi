@@ -12,7 +12,9 @@ from pawl.agent.v1 import types_pb2 as _types_pb2
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
 from pawl.event.v1 import gap_pb2 as _gap_pb2
+from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
+from pawl.tool.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -198,6 +200,7 @@ class Hello(_message.Message):
     CLIENT_ID_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
     CALLS_MAX_FIELD_NUMBER: _builtins.int
+    FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
     client_id: _builtins.str
     """Chosen by the client, kept over reconnects: the same id takes back the
     calls it holds. It has one stream, the newest: opening another ends the
@@ -214,16 +217,25 @@ class Hello(_message.Message):
         all.
         """
 
+    @_builtins.property
+    def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
+        """Front-end tools of every run that a `start` of this stream starts, beside its
+        own: see Start.front_end_tools. What is wrong with one is said in the receipts
+        of those, so that a client can always come back to what it has begun. Left out
+        of runs that are to have no tools (`without_tools`).
+        """
+
     def __init__(
         self,
         *,
         client_id: _builtins.str = ...,
         tools: _abc.Iterable[Global___ClientTool] | None = ...,
         calls_max: _builtins.int = ...,
+        front_end_tools: _abc.Iterable[_tool_pb2.ToolDefinition] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "client_id", b"client_id", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls_max", b"calls_max", "client_id", b"client_id", "front_end_tools", b"front_end_tools", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -238,7 +250,7 @@ class ClientTool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     VERSIONS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name as registered."""
+    """Name as registered, or as it came with the run."""
     @_builtins.property
     def versions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Versions that it can run; empty means any."""
@@ -295,19 +307,64 @@ class Start(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    FRONT_END_TOOLS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """The conversation to go on with; empty for a new one."""
     text: _builtins.str
     """The user's message."""
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if the conversation has an active run."""
+    conversation_key: _builtins.str
+    """In place of a conversation_id, the key of the conversation."""
+    agent: _builtins.str
+    """The agent that drives the run."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """How to drive the run."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
+        """As StartRunRequest.parts."""
+
+    @_builtins.property
+    def front_end_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
+        """As StartRunRequest.front_end_tools, together with those of the hello: 64 with
+        64 KiB in all. Their calls go to this client id and to no other one, also
+        after a reconnect, whether the hello names the tools or not. (The user may
+        still give a result with SubmitToolResults.)
+        """
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the run."""
 
     def __init__(
         self,
@@ -316,10 +373,15 @@ class Start(_message.Message):
         text: _builtins.str = ...,
         options: _run_pb2.RunOptions | None = ...,
         policy: _types_pb2.MessagePolicy.ValueType = ...,
+        conversation_key: _builtins.str = ...,
+        parts: _abc.Iterable[_message_pb2.Part] | None = ...,
+        front_end_tools: _abc.Iterable[_tool_pb2.ToolDefinition] | None = ...,
+        agent: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "options", b"options", "policy", b"policy", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "front_end_tools", b"front_end_tools", "labels", b"labels", "options", b"options", "parts", b"parts", "policy", b"policy", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,19 +487,52 @@ class UserMessage(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     OPTIONS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     conversation_id: _builtins.str
     """The conversation."""
     text: _builtins.str
     """The text."""
     policy: _types_pb2.MessagePolicy.ValueType
     """What to do if a run is active."""
+    agent: _builtins.str
+    """The agent that drives the run that it starts."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """How to drive the run that it starts, if it starts one."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
+        """As SendMessageRequest.parts."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the run that it starts."""
 
     def __init__(
         self,
@@ -446,10 +541,13 @@ class UserMessage(_message.Message):
         text: _builtins.str = ...,
         policy: _types_pb2.MessagePolicy.ValueType = ...,
         options: _run_pb2.RunOptions | None = ...,
+        parts: _abc.Iterable[_message_pb2.Part] | None = ...,
+        agent: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "options", b"options", "policy", b"policy", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "conversation_id", b"conversation_id", "labels", b"labels", "options", b"options", "parts", b"parts", "policy", b"policy", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -132,6 +132,7 @@ class Step(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
     TIME_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     step_id: _builtins.str
     """Unique in the run; the same whenever the steps are read."""
     type: Global___StepType.ValueType
@@ -148,6 +149,10 @@ class Step(_message.Message):
     """The tool; for calls, results and questions."""
     call_id: _builtins.str
     """The call; for calls, results and questions."""
+    model: _builtins.str
+    """The model that wrote it; for reasoning, planning and answers that are whole,
+    if it is known.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it changed last."""
@@ -164,10 +169,11 @@ class Step(_message.Message):
         tool_name: _builtins.str = ...,
         call_id: _builtins.str = ...,
         time: _timestamp_pb2.Timestamp | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "content_omitted_bytes", b"content_omitted_bytes", "round", b"round", "status", b"status", "step_id", b"step_id", "time", b"time", "tool_name", b"tool_name", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content", b"content", "content_omitted_bytes", b"content_omitted_bytes", "model", b"model", "round", b"round", "status", b"status", "step_id", b"step_id", "time", b"time", "tool_name", b"tool_name", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

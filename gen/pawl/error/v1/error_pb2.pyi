@@ -71,6 +71,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT. The first frame of a Session must be `hello`, and only
     the first.
     """
+    ERROR_REASON_UNSUPPORTED_PART: _ErrorReason.ValueType  # 10
+    """INVALID_ARGUMENT. The models of the deployment do not take a part of the
+    message; metadata `part` says of which kind (DeploymentInfo.part_kinds).
+    """
+    ERROR_REASON_INVALID_HISTORY: _ErrorReason.ValueType  # 14
+    """INVALID_ARGUMENT. A history cannot be imported. The message lists every
+    fault, up to 20; metadata `fault_count` says how many there are, and
+    `positions` in which messages those are that are listed, from 1.
+    """
     ERROR_REASON_RUN_NOT_FOUND: _ErrorReason.ValueType  # 20
     """NOT_FOUND. No such run, or none that the caller may see."""
     ERROR_REASON_CONVERSATION_NOT_FOUND: _ErrorReason.ValueType  # 21
@@ -89,6 +98,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No such document in this store, or none that the caller may see."""
     ERROR_REASON_KEY_NOT_FOUND: _ErrorReason.ValueType  # 29
     """NOT_FOUND. No such API key, or none that the caller may see."""
+    ERROR_REASON_AGENT_NOT_FOUND: _ErrorReason.ValueType  # 30
+    """NOT_FOUND. No such agent, or none that the caller may use."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -101,6 +112,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ALREADY_EXISTS. A source of that name is there with another configuration
     and `replace` was not set.
     """
+    ERROR_REASON_CONVERSATION_EXISTS: _ErrorReason.ValueType  # 44
+    """ALREADY_EXISTS. The user has a conversation with this key."""
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION. The run has ended; its state never changes again."""
     ERROR_REASON_RUN_NOT_ENDED: _ErrorReason.ValueType  # 79
@@ -139,6 +152,20 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
     add to.
     """
+    ERROR_REASON_AGENT_CYCLE: _ErrorReason.ValueType  # 76
+    """FAILED_PRECONDITION. The agents to which an agent delegates lead back to it;
+    the message names them.
+    """
+    ERROR_REASON_CONVERSATION_ERASED: _ErrorReason.ValueType  # 67
+    """FAILED_PRECONDITION. The caller has erased the conversation: it takes no
+    messages, and nothing of it can be read. Begin another one.
+    """
+    ERROR_REASON_FORK_POINT_OPEN: _ErrorReason.ValueType  # 69
+    """FAILED_PRECONDITION. A conversation cannot be forked there: what comes
+    before has no answer yet, or calls without results, or was removed. Metadata
+    `before` and `after` are the nearest numbers where it can, as far as there
+    are any.
+    """
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. An attach or list position beyond the end of the log;
     metadata `last_seq` says where the log ends.
@@ -166,6 +193,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_TOKEN_CEILING: _ErrorReason.ValueType  # 126
     """RESOURCE_EXHAUSTED. The token budget of the run would become larger than
     topped_up_tokens_max allows; the message says how many can still be added.
+    """
+    ERROR_REASON_PAST_TOO_LONG: _ErrorReason.ValueType  # 128
+    """RESOURCE_EXHAUSTED. The past of the fork would have more than 64 parts: each
+    fork of a fork behind messages of its own adds one.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED. No credential, or one that is not known."""
@@ -227,6 +258,15 @@ ERROR_REASON_HELLO_REQUIRED: ErrorReason.ValueType  # 9
 """INVALID_ARGUMENT. The first frame of a Session must be `hello`, and only
 the first.
 """
+ERROR_REASON_UNSUPPORTED_PART: ErrorReason.ValueType  # 10
+"""INVALID_ARGUMENT. The models of the deployment do not take a part of the
+message; metadata `part` says of which kind (DeploymentInfo.part_kinds).
+"""
+ERROR_REASON_INVALID_HISTORY: ErrorReason.ValueType  # 14
+"""INVALID_ARGUMENT. A history cannot be imported. The message lists every
+fault, up to 20; metadata `fault_count` says how many there are, and
+`positions` in which messages those are that are listed, from 1.
+"""
 ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 20
 """NOT_FOUND. No such run, or none that the caller may see."""
 ERROR_REASON_CONVERSATION_NOT_FOUND: ErrorReason.ValueType  # 21
@@ -245,6 +285,8 @@ ERROR_REASON_DOCUMENT_NOT_FOUND: ErrorReason.ValueType  # 28
 """NOT_FOUND. No such document in this store, or none that the caller may see."""
 ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND. No such API key, or none that the caller may see."""
+ERROR_REASON_AGENT_NOT_FOUND: ErrorReason.ValueType  # 30
+"""NOT_FOUND. No such agent, or none that the caller may use."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40
@@ -257,6 +299,8 @@ ERROR_REASON_SOURCE_EXISTS: ErrorReason.ValueType  # 42
 """ALREADY_EXISTS. A source of that name is there with another configuration
 and `replace` was not set.
 """
+ERROR_REASON_CONVERSATION_EXISTS: ErrorReason.ValueType  # 44
+"""ALREADY_EXISTS. The user has a conversation with this key."""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION. The run has ended; its state never changes again."""
 ERROR_REASON_RUN_NOT_ENDED: ErrorReason.ValueType  # 79
@@ -295,6 +339,20 @@ ERROR_REASON_NO_TOKEN_BUDGET: ErrorReason.ValueType  # 72
 """FAILED_PRECONDITION. The run has no token budget, so there is nothing to
 add to.
 """
+ERROR_REASON_AGENT_CYCLE: ErrorReason.ValueType  # 76
+"""FAILED_PRECONDITION. The agents to which an agent delegates lead back to it;
+the message names them.
+"""
+ERROR_REASON_CONVERSATION_ERASED: ErrorReason.ValueType  # 67
+"""FAILED_PRECONDITION. The caller has erased the conversation: it takes no
+messages, and nothing of it can be read. Begin another one.
+"""
+ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69
+"""FAILED_PRECONDITION. A conversation cannot be forked there: what comes
+before has no answer yet, or calls without results, or was removed. Metadata
+`before` and `after` are the nearest numbers where it can, as far as there
+are any.
+"""
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. An attach or list position beyond the end of the log;
 metadata `last_seq` says where the log ends.
@@ -322,6 +380,10 @@ says where to attach again; some events after it may have arrived.
 ERROR_REASON_TOKEN_CEILING: ErrorReason.ValueType  # 126
 """RESOURCE_EXHAUSTED. The token budget of the run would become larger than
 topped_up_tokens_max allows; the message says how many can still be added.
+"""
+ERROR_REASON_PAST_TOO_LONG: ErrorReason.ValueType  # 128
+"""RESOURCE_EXHAUSTED. The past of the fork would have more than 64 parts: each
+fork of a fork behind messages of its own adds one.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. No credential, or one that is not known."""

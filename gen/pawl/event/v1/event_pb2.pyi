@@ -354,6 +354,7 @@ class RoundRetrying(_message.Message):
     DELAY_SECONDS_FIELD_NUMBER: _builtins.int
     VOID_FROM_SEQ_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     round: _builtins.int
     """The round."""
     model_attempt: _builtins.int
@@ -370,6 +371,11 @@ class RoundRetrying(_message.Message):
     """Seconds until the next attempt."""
     void_from_seq: _builtins.int
     """Output from this seq on is void; 0 if there was none."""
+    model: _builtins.str
+    """The model of the next attempt. Another one than before if that has failed and
+    the run goes on with a fallback (RunOptions.model_fallbacks); a Warning says
+    MODEL_FALLBACK then.
+    """
     @_builtins.property
     def usage(self) -> _run_pb2.Usage:
         """What the failed attempt used."""
@@ -384,10 +390,11 @@ class RoundRetrying(_message.Message):
         delay_seconds: _builtins.float = ...,
         void_from_seq: _builtins.int = ...,
         usage: _run_pb2.Usage | None = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_seconds", b"delay_seconds", "message", b"message", "model_attempt", b"model_attempt", "reason", b"reason", "round", b"round", "usage", b"usage", "void_from_seq", b"void_from_seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delay_seconds", b"delay_seconds", "message", b"message", "model", b"model", "model_attempt", b"model_attempt", "reason", b"reason", "round", b"round", "usage", b"usage", "void_from_seq", b"void_from_seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,15 +25,21 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/event/v1/message.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf1\x02\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12!\n\x04role\x18\x05 \x01(\x0e\x32\x13.pawl.event.v1.Role\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x1b\n\x13provider_state_json\x18\x08 \x01(\x0c\x12\x10\n\x08\x63\x61ll_ids\x18\t \x03(\t\x12\x13\n\x0binterrupted\x18\n \x01(\x08\x12\x0f\n\x07refusal\x18\x0b \x01(\t\x12\x18\n\x10\x66irst_output_seq\x18\x0c \x01(\x04\x12\x17\n\x0flast_output_seq\x18\r \x01(\x04\x12\x1c\n\x14summarised_to_number\x18\x0e \x01(\x04\x12/\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp*Q\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\x10\n\x0cROLE_SUMMARY\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/event/v1/message.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"Q\n\tImagePart\x12\x0c\n\x04\x64\x61ta\x18\x01 \x01(\x0c\x12\x12\n\nmedia_type\x18\x02 \x01(\t\x12\x12\n\nsize_bytes\x18\x03 \x01(\x04\x12\x0e\n\x06sha256\x18\x04 \x01(\t\"c\n\x08\x46ilePart\x12\x15\n\rdocument_name\x18\x01 \x01(\t\x12\x0e\n\x06shared\x18\x02 \x01(\x08\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x12\n\nsize_bytes\x18\x04 \x01(\x04\x12\x0e\n\x06sha256\x18\x05 \x01(\t\"r\n\x04Part\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12)\n\x05image\x18\x02 \x01(\x0b\x32\x18.pawl.event.v1.ImagePartH\x00\x12\'\n\x04\x66ile\x18\x03 \x01(\x0b\x32\x17.pawl.event.v1.FilePartH\x00\x42\x06\n\x04kind\"\xc6\x03\n\x07Message\x12\x12\n\nmessage_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12!\n\x04role\x18\x05 \x01(\x0e\x32\x13.pawl.event.v1.Role\x12\x0c\n\x04text\x18\x06 \x01(\t\x12\x11\n\treasoning\x18\x07 \x01(\t\x12\x1b\n\x13provider_state_json\x18\x08 \x01(\x0c\x12\x10\n\x08\x63\x61ll_ids\x18\t \x03(\t\x12\x13\n\x0binterrupted\x18\n \x01(\x08\x12\x0f\n\x07refusal\x18\x0b \x01(\t\x12\x18\n\x10\x66irst_output_seq\x18\x0c \x01(\x04\x12\x17\n\x0flast_output_seq\x18\r \x01(\x04\x12\x1c\n\x14summarised_to_number\x18\x0e \x01(\x04\x12/\n\x0b\x63reate_time\x18\x0f \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08imported\x18\x11 \x01(\x08\x12\"\n\x05parts\x18\x10 \x03(\x0b\x32\x13.pawl.event.v1.Part\x12\x0e\n\x06misfit\x18\x12 \x01(\t\x12\r\n\x05model\x18\x13 \x01(\t*i\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\r\n\tROLE_USER\x10\x01\x12\x12\n\x0eROLE_ASSISTANT\x10\x02\x12\x10\n\x0cROLE_SUMMARY\x10\x03\x12\x16\n\x12ROLE_USER_EXTENDED\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.event.v1.message_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_ROLE']._serialized_start=451
-  _globals['_ROLE']._serialized_end=532
-  _globals['_MESSAGE']._serialized_start=80
-  _globals['_MESSAGE']._serialized_end=449
+  _globals['_ROLE']._serialized_start=836
+  _globals['_ROLE']._serialized_end=941
+  _globals['_IMAGEPART']._serialized_start=79
+  _globals['_IMAGEPART']._serialized_end=160
+  _globals['_FILEPART']._serialized_start=162
+  _globals['_FILEPART']._serialized_end=261
+  _globals['_PART']._serialized_start=263
+  _globals['_PART']._serialized_end=377
+  _globals['_MESSAGE']._serialized_start=380
+  _globals['_MESSAGE']._serialized_end=834
 # @@protoc_insertion_point(module_scope)

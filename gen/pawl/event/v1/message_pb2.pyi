@@ -36,6 +36,11 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     """Pawl: a summary that stands for all messages before it when the model is
     called.
     """
+    ROLE_USER_EXTENDED: _Role.ValueType  # 4
+    """Between services only, everybody else is given ROLE_USER: the user, in a
+    message that an older version must not take for a text and nothing else. It
+    leaves the run to a newer one.
+    """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """Role is who a message is from."""
@@ -50,7 +55,127 @@ ROLE_SUMMARY: Role.ValueType  # 3
 """Pawl: a summary that stands for all messages before it when the model is
 called.
 """
+ROLE_USER_EXTENDED: Role.ValueType  # 4
+"""Between services only, everybody else is given ROLE_USER: the user, in a
+message that an older version must not take for a text and nothing else. It
+leaves the run to a newer one.
+"""
 Global___Role: _TypeAlias = Role  # noqa: Y015
+
+@_typing.final
+class ImagePart(_message.Message):
+    """ImagePart is an image: PNG, JPEG, GIF or WebP."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DATA_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    data: _builtins.bytes
+    """The image. Empty in everything that Pawl answers: messages and events say
+    which image it was, and do not repeat it.
+    """
+    media_type: _builtins.str
+    """image/png, image/jpeg, image/gif or image/webp. Pawl sees it in the image;
+    in a request it may be empty, and is refused if it says something else.
+    """
+    size_bytes: _builtins.int
+    """Size of the image. Given by Pawl."""
+    sha256: _builtins.str
+    """SHA-256 of the image, in hex. Given by Pawl."""
+    def __init__(
+        self,
+        *,
+        data: _builtins.bytes = ...,
+        media_type: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "media_type", b"media_type", "sha256", b"sha256", "size_bytes", b"size_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImagePart: _TypeAlias = ImagePart  # noqa: Y015
+
+@_typing.final
+class FilePart(_message.Message):
+    """FilePart is a document (pawl.tool.v1.DocumentService) that the user can read.
+    Its text becomes a part of the message when the message comes: what happens to
+    the document later changes nothing.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DOCUMENT_NAME_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    SIZE_BYTES_FIELD_NUMBER: _builtins.int
+    SHA256_FIELD_NUMBER: _builtins.int
+    document_name: _builtins.str
+    """Name of the document."""
+    shared: _builtins.bool
+    """True for a document of the store, false for one of the user's own."""
+    text: _builtins.str
+    """The text. Between services only."""
+    size_bytes: _builtins.int
+    """Size of the text in UTF-8. Given by Pawl."""
+    sha256: _builtins.str
+    """SHA-256 of the text, in hex. Given by Pawl."""
+    def __init__(
+        self,
+        *,
+        document_name: _builtins.str = ...,
+        shared: _builtins.bool = ...,
+        text: _builtins.str = ...,
+        size_bytes: _builtins.int = ...,
+        sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["document_name", b"document_name", "sha256", b"sha256", "shared", b"shared", "size_bytes", b"size_bytes", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FilePart: _TypeAlias = FilePart  # noqa: Y015
+
+@_typing.final
+class Part(_message.Message):
+    """Part is a piece of a user's message."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, as StartRunRequest.text."""
+    @_builtins.property
+    def image(self) -> Global___ImagePart:
+        """An image, for deployments whose models take them (DeploymentInfo.part_kinds)."""
+
+    @_builtins.property
+    def file(self) -> Global___FilePart:
+        """A document. Every model takes it: it is told its text."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: Global___ImagePart | None = ...,
+        file: Global___FilePart | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["file", b"file", "image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "image", "file"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___Part: _TypeAlias = Part  # noqa: Y015
 
 @_typing.final
 class Message(_message.Message):
@@ -75,10 +200,14 @@ class Message(_message.Message):
     LAST_OUTPUT_SEQ_FIELD_NUMBER: _builtins.int
     SUMMARISED_TO_NUMBER_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
+    IMPORTED_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    MISFIT_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """Id of the message."""
     conversation_id: _builtins.str
-    """Its conversation."""
+    """The conversation that it was written in. A fork shows messages of others."""
     run_id: _builtins.str
     """The run that brought it."""
     number: _builtins.int
@@ -110,6 +239,19 @@ class Message(_message.Message):
     """Last event of the output that this message replaces; 0 if none."""
     summarised_to_number: _builtins.int
     """For ROLE_SUMMARY: the number of the last message it stands for."""
+    imported: _builtins.bool
+    """True if it was written elsewhere (ConversationService.ImportConversation).
+    `create_time` is when it was imported, and `run_id` names a run that stands
+    for the whole history, which no list of runs has.
+    """
+    misfit: _builtins.str
+    """What is wrong with the answer, if the run has a response format that it does
+    not fit. The model is told.
+    """
+    model: _builtins.str
+    """For ROLE_ASSISTANT: the model that was asked, which alone gets `reasoning` and
+    `provider_state_json` back; empty if that is not known: then any model does.
+    """
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The calls it asks for, in order."""
@@ -117,6 +259,12 @@ class Message(_message.Message):
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When it was appended."""
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___Part]:
+        """Of a user's message that has more than a text: all of it, `text` is the texts
+        of it. Empty otherwise.
+        """
 
     def __init__(
         self,
@@ -136,10 +284,14 @@ class Message(_message.Message):
         last_output_seq: _builtins.int = ...,
         summarised_to_number: _builtins.int = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
+        imported: _builtins.bool = ...,
+        parts: _abc.Iterable[Global___Part] | None = ...,
+        misfit: _builtins.str = ...,
+        model: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "conversation_id", b"conversation_id", "create_time", b"create_time", "first_output_seq", b"first_output_seq", "interrupted", b"interrupted", "last_output_seq", b"last_output_seq", "message_id", b"message_id", "number", b"number", "provider_state_json", b"provider_state_json", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "run_id", b"run_id", "summarised_to_number", b"summarised_to_number", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "conversation_id", b"conversation_id", "create_time", b"create_time", "first_output_seq", b"first_output_seq", "imported", b"imported", "interrupted", b"interrupted", "last_output_seq", b"last_output_seq", "message_id", b"message_id", "misfit", b"misfit", "model", b"model", "number", b"number", "parts", b"parts", "provider_state_json", b"provider_state_json", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "run_id", b"run_id", "summarised_to_number", b"summarised_to_number", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -13,6 +13,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import waiting_pb2 as _waiting_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -394,6 +395,53 @@ TOKEN_BUDGET_POLICY_FAIL: TokenBudgetPolicy.ValueType  # 2
 """The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
 Global___TokenBudgetPolicy: _TypeAlias = TokenBudgetPolicy  # noqa: Y015
 
+class _ReasoningEffort:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ReasoningEffortEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ReasoningEffort.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    REASONING_EFFORT_UNSPECIFIED: _ReasoningEffort.ValueType  # 0
+    """The default: nothing is sent, and the model server decides."""
+    REASONING_EFFORT_NONE: _ReasoningEffort.ValueType  # 1
+    """Sent as `none`: no reasoning."""
+    REASONING_EFFORT_MINIMAL: _ReasoningEffort.ValueType  # 2
+    """Sent as `minimal`."""
+    REASONING_EFFORT_LOW: _ReasoningEffort.ValueType  # 3
+    """Sent as `low`."""
+    REASONING_EFFORT_MEDIUM: _ReasoningEffort.ValueType  # 4
+    """Sent as `medium`."""
+    REASONING_EFFORT_HIGH: _ReasoningEffort.ValueType  # 5
+    """Sent as `high`."""
+    REASONING_EFFORT_XHIGH: _ReasoningEffort.ValueType  # 6
+    """Sent as `xhigh`."""
+    REASONING_EFFORT_MAX: _ReasoningEffort.ValueType  # 7
+    """Sent as `max`."""
+
+class ReasoningEffort(_ReasoningEffort, metaclass=_ReasoningEffortEnumTypeWrapper):
+    """ReasoningEffort is how much a model thinks before it answers. The model server
+    says which of them a model knows; a run with another one fails with class
+    PROVIDER and what the server says.
+    """
+
+REASONING_EFFORT_UNSPECIFIED: ReasoningEffort.ValueType  # 0
+"""The default: nothing is sent, and the model server decides."""
+REASONING_EFFORT_NONE: ReasoningEffort.ValueType  # 1
+"""Sent as `none`: no reasoning."""
+REASONING_EFFORT_MINIMAL: ReasoningEffort.ValueType  # 2
+"""Sent as `minimal`."""
+REASONING_EFFORT_LOW: ReasoningEffort.ValueType  # 3
+"""Sent as `low`."""
+REASONING_EFFORT_MEDIUM: ReasoningEffort.ValueType  # 4
+"""Sent as `medium`."""
+REASONING_EFFORT_HIGH: ReasoningEffort.ValueType  # 5
+"""Sent as `high`."""
+REASONING_EFFORT_XHIGH: ReasoningEffort.ValueType  # 6
+"""Sent as `xhigh`."""
+REASONING_EFFORT_MAX: ReasoningEffort.ValueType  # 7
+"""Sent as `max`."""
+Global___ReasoningEffort: _TypeAlias = ReasoningEffort  # noqa: Y015
+
 @_typing.final
 class Attention(_message.Message):
     """Attention is what an operator is wanted for."""
@@ -480,6 +528,49 @@ class ToolChoice(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
+@_typing.final
+class ResponseFormat(_message.Message):
+    """ResponseFormat asks for an answer that is JSON and fits a schema. The model
+    server is told (`response_format` of type json_schema), and the answer with
+    which the run ends is checked whether or not the server knows that: one that
+    does not fit goes back to the model with what is wrong. The run is COMPLETED
+    with an answer that fits, which is in Run.output_json, or with a refusal of the
+    model; the third answer that does not fit, or one when no round is left, makes
+    it FAILED with reason OUTPUT_INVALID, class LIMIT.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the format, for the model: 1 to 64 of A-Z, a-z, 0-9, _ and -; empty
+    means `answer`.
+    """
+    schema_json: _builtins.bytes
+    """JSON Schema 2020-12 of an object, as of the arguments of tools: at most 64
+    KiB and 5000 parts, references counted, without remote references.
+    """
+    strict: _builtins.bool
+    """If true the model server shall hold the model to the schema. Many take only
+    a part of JSON Schema then, and refuse the run's first request otherwise.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        schema_json: _builtins.bytes = ...,
+        strict: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "schema_json", b"schema_json", "strict", b"strict"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResponseFormat: _TypeAlias = ResponseFormat  # noqa: Y015
 
 @_typing.final
 class RunLimits(_message.Message):
@@ -725,6 +816,9 @@ class RunOptions(_message.Message):
     TOKEN_BUDGET_POLICY_FIELD_NUMBER: _builtins.int
     APPROVAL_EXPIRY_POLICY_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
+    RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
+    REASONING_EFFORT_FIELD_NUMBER: _builtins.int
+    MODEL_FALLBACKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -752,6 +846,8 @@ class RunOptions(_message.Message):
     0 means one. The largest of this, the tool's and the deployment's number
     holds.
     """
+    reasoning_effort: Global___ReasoningEffort.ValueType
+    """How much the model thinks."""
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tools the model may call; empty means every tool that the
@@ -766,6 +862,19 @@ class RunOptions(_message.Message):
     @_builtins.property
     def limits(self) -> Global___RunLimits:
         """Bounds; absent fields take the deployment's values."""
+
+    @_builtins.property
+    def response_format(self) -> Global___ResponseFormat:
+        """The form of the answer; absent means text."""
+
+    @_builtins.property
+    def model_fallbacks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Models that the run goes on with, one after the other, for all of the rest,
+        when the model that it has cannot be reached, fails or is at its rate limit
+        after the attempts of `model_attempts_max` (FAILURE_CLASS_PROVIDER or RATE);
+        at most 4. Each has that many attempts of its own, in the time of the round.
+        They go with `model`: where that is named and they are not, there are none.
+        """
 
     def __init__(
         self,
@@ -784,10 +893,13 @@ class RunOptions(_message.Message):
         token_budget_policy: Global___TokenBudgetPolicy.ValueType = ...,
         approval_expiry_policy: Global___ApprovalExpiryPolicy.ValueType = ...,
         approvals_required: _builtins.int = ...,
+        response_format: Global___ResponseFormat | None = ...,
+        reasoning_effort: Global___ReasoningEffort.ValueType = ...,
+        model_fallbacks: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "response_format", b"response_format", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "output_tokens_max", b"output_tokens_max", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015
@@ -814,8 +926,8 @@ class RunFailure(_message.Message):
     reason: _builtins.str
     """The reason, for programs: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT,
     ROUND_TIMEOUT, PROVIDER_ERROR, PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
-    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, INTERNAL. More may be
-    added.
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, OUTPUT_INVALID, INTERNAL.
+    More may be added.
     """
     message: _builtins.str
     """One sentence for the user."""
@@ -888,23 +1000,93 @@ class PinnedTool(_message.Message):
 
     NAME_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
+    DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the tool."""
     version: _builtins.int
     """Version, from 1."""
+    definition_sha256: _builtins.str
+    """Of a tool that came with the run: SHA-256, in hex, of its definition, as in
+    pawl.tool.v1.OwnTool. Empty for all others.
+    """
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         version: _builtins.int = ...,
+        definition_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition_sha256", b"definition_sha256", "name", b"name", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PinnedTool: _TypeAlias = PinnedTool  # noqa: Y015
+
+@_typing.final
+class OwnTools(_message.Message):
+    """OwnTools are the tools that came with a run or its session."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAMES_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The client that alone gets their calls: that of the session which started
+    the run. Empty if the run was started without one: then any client of the user
+    may take them that is attached to the run and can run a tool of that name.
+    """
+    @_builtins.property
+    def names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Their names."""
+
+    def __init__(
+        self,
+        *,
+        names: _abc.Iterable[_builtins.str] | None = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "names", b"names"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnTools: _TypeAlias = OwnTools  # noqa: Y015
+
+@_typing.final
+class PinnedAgent(_message.Message):
+    """PinnedAgent is the version of an agent with which a run was started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    GIVES_TOOLS_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name of the agent; `draft/NAME` for a draft of the run's user."""
+    version: _builtins.int
+    """Version, from 1."""
+    gives_tools: _builtins.bool
+    """True if it gives the run its `tool_names`: those that the user may not call
+    are left out. False if the run was started with names of its own, each of
+    which must be there.
+    """
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        version: _builtins.int = ...,
+        gives_tools: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["gives_tools", b"gives_tools", "name", b"name", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PinnedAgent: _TypeAlias = PinnedAgent  # noqa: Y015
 
 @_typing.final
 class Undo(_message.Message):
@@ -946,19 +1128,25 @@ class RunAbove(_message.Message):
 
     RUN_ID_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run."""
     conversation_id: _builtins.str
     """Its conversation."""
+    agent_name: _builtins.str
+    """Its agent, `default` if it was started without one; empty if that was not
+    written down.
+    """
     def __init__(
         self,
         *,
         run_id: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
+        agent_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -969,6 +1157,26 @@ class Run(_message.Message):
     """Run is one execution on a conversation."""
 
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
@@ -1004,6 +1212,15 @@ class Run(_message.Message):
     CRASH_COUNT_FIELD_NUMBER: _builtins.int
     TOKEN_BUDGET_FIELD_NUMBER: _builtins.int
     QUEUE_POSITION_FIELD_NUMBER: _builtins.int
+    WAITING_FIELD_NUMBER: _builtins.int
+    UPDATE_TIME_FIELD_NUMBER: _builtins.int
+    PROGRESS_TIME_FIELD_NUMBER: _builtins.int
+    CALL_COUNTS_FIELD_NUMBER: _builtins.int
+    CHILD_RUN_IDS_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    OUTPUT_JSON_FIELD_NUMBER: _builtins.int
+    OWN_TOOLS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1052,8 +1269,12 @@ class Run(_message.Message):
     """
     queue_position: _builtins.int
     """Place among the runs that wait for their turn in the conversation, from 1; 0
-    if it has its turn. Filled in the answers to a message that was brought
-    (StartRun, SendMessage), as of that moment; 0 everywhere else.
+    if it has its turn. Filled by StartRun, SendMessage, GetRun and ListRuns, as
+    of that moment; 0 everywhere else.
+    """
+    output_json: _builtins.bytes
+    """The last answer as canonical JSON, if the run has a response format and the
+    answer fits it; empty otherwise, also for a refusal.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1133,6 +1354,49 @@ class Run(_message.Message):
     def attention(self) -> Global___Attention:
         """Why it needs an operator; only when NEEDS_ATTENTION."""
 
+    @_builtins.property
+    def waiting(self) -> _waiting_pb2.Waiting:
+        """Why it does not go on. Present if it is neither RUNNING nor ended, in the
+        answers of GetRun and ListRuns; absent everywhere else. ListRuns says of runs
+        that do its calls only which they are.
+        """
+
+    @_builtins.property
+    def update_time(self) -> _timestamp_pb2.Timestamp:
+        """When it changed last: with its last event, or a later step of its worker."""
+
+    @_builtins.property
+    def progress_time(self) -> _timestamp_pb2.Timestamp:
+        """When it last got somewhere: a message was added, or a call was settled; absent
+        before.
+        """
+
+    @_builtins.property
+    def call_counts(self) -> _containers.RepeatedCompositeFieldContainer[_waiting_pb2.CallCount]:
+        """Its calls by state, in the order of the states; of the newest 1000 calls.
+        Filled by GetRun and ListRuns, empty everywhere else.
+        """
+
+    @_builtins.property
+    def child_run_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The runs that do calls of it, or did, the oldest first; of the newest 1000
+        calls. Filled by GetRun and ListRuns, empty everywhere else.
+        """
+
+    @_builtins.property
+    def agent(self) -> Global___PinnedAgent:
+        """The agent that it was started with, from which `options` and `tools` come;
+        absent if that was the `default` that the deployment gives.
+        """
+
+    @_builtins.property
+    def own_tools(self) -> Global___OwnTools:
+        """The tools that came with it, and exist for this run only; absent if none did."""
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels that it was started with (StartRunRequest.labels)."""
+
     def __init__(
         self,
         *,
@@ -1170,10 +1434,19 @@ class Run(_message.Message):
         crash_count: _builtins.int = ...,
         token_budget: _builtins.int = ...,
         queue_position: _builtins.int = ...,
+        waiting: _waiting_pb2.Waiting | None = ...,
+        update_time: _timestamp_pb2.Timestamp | None = ...,
+        progress_time: _timestamp_pb2.Timestamp | None = ...,
+        call_counts: _abc.Iterable[_waiting_pb2.CallCount] | None = ...,
+        child_run_ids: _abc.Iterable[_builtins.str] | None = ...,
+        agent: Global___PinnedAgent | None = ...,
+        output_json: _builtins.bytes = ...,
+        own_tools: Global___OwnTools | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "start_time", b"start_time", "undo", b"undo", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "attention", b"attention", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "last_seq", b"last_seq", "options", b"options", "output_text", b"output_text", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "labels", b"labels", "last_seq", b"last_seq", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

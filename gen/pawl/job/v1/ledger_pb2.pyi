@@ -16,10 +16,12 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import conversation_pb2 as _conversation_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
 from pawl.event.v1 import gap_pb2 as _gap_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
+from pawl.tool.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -203,6 +205,26 @@ class SubmitMessageRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
@@ -217,6 +239,11 @@ class SubmitMessageRequest(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     PEOPLE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
+    ASKED_AGENT_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -239,6 +266,13 @@ class SubmitMessageRequest(_message.Message):
     """
     delegate_user_id: _builtins.str
     """User of the delegate that acts for the user; empty for none. As the roles."""
+    conversation_key: _builtins.str
+    """The key of the conversation, 1 to 200 bytes, chosen by the client: that of
+    the user with this key is meant, and made if there is none. Empty for none;
+    refused beside a conversation_id.
+    """
+    asked_agent: _builtins.str
+    """Name of the agent that the user asked for; empty for `default`."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in. They are no part of what tells one
@@ -265,6 +299,24 @@ class SubmitMessageRequest(_message.Message):
         delegate, and who made the key. At most 8. As the roles.
         """
 
+    @_builtins.property
+    def agent(self) -> _run_pb2.PinnedAgent:
+        """The version of it from which the options come. Absent for the deployment's
+        `default`; with `asked_agent` if there is no such agent: then nothing new is
+        started. As the roles.
+        """
+
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Part]:
+        """The whole message, its texts too, if it has more than a text: then `text` is
+        empty, so that an older version refuses what it would lose. The texts of
+        documents are no part of what tells one request from another.
+        """
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of the run that it starts, as pawl.event.v1.Labels."""
+
     def __init__(
         self,
         *,
@@ -282,10 +334,15 @@ class SubmitMessageRequest(_message.Message):
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
         people: _abc.Iterable[_builtins.str] | None = ...,
+        conversation_key: _builtins.str = ...,
+        asked_agent: _builtins.str = ...,
+        agent: _run_pb2.PinnedAgent | None = ...,
+        parts: _abc.Iterable[_message_pb2.Part] | None = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_options", b"asked_options", "options", b"options", "undo", b"undo"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "options", b"options", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "asked_agent", b"asked_agent", "asked_options", b"asked_options", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "conversation_must_exist", b"conversation_must_exist", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "labels", b"labels", "options", b"options", "parts", b"parts", "people", b"people", "policy", b"policy", "request_id", b"request_id", "store_id", b"store_id", "text", b"text", "undo", b"undo", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -318,6 +375,84 @@ class SubmitMessageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___SubmitMessageResponse: _TypeAlias = SubmitMessageResponse  # noqa: Y015
+
+@_typing.final
+class StartRunRequest(_message.Message):
+    """StartRunRequest brings a message that starts a run with tools of its own."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    LOOP_STATE_FIELD_NUMBER: _builtins.int
+    ONLY_REPEAT_FIELD_NUMBER: _builtins.int
+    ASKED_TOOLS_SHA256_FIELD_NUMBER: _builtins.int
+    client_id: _builtins.str
+    """The only client that may lease their calls; empty for any of the user."""
+    loop_state: _builtins.bytes
+    """The worker's own state with which the run begins: a worker of the version
+    before cannot read it, and leaves the run to others.
+    """
+    only_repeat: _builtins.bool
+    """True if the tools may not be had: then nothing is started (TOOL_EXISTS), and
+    a run that the same request has started before is given.
+    """
+    asked_tools_sha256: _builtins.bytes
+    """SHA-256 of the tools as the client gave them, in their place in what tells one
+    request from another.
+    """
+    @_builtins.property
+    def message(self) -> Global___SubmitMessageRequest:
+        """The message."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
+        """The tools, 1 to 64, with other names each, as they were checked; none with
+        `only_repeat`. No part of what tells one request from another.
+        """
+
+    def __init__(
+        self,
+        *,
+        message: Global___SubmitMessageRequest | None = ...,
+        tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
+        client_id: _builtins.str = ...,
+        loop_state: _builtins.bytes = ...,
+        only_repeat: _builtins.bool = ...,
+        asked_tools_sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_tools_sha256", b"asked_tools_sha256", "client_id", b"client_id", "loop_state", b"loop_state", "message", b"message", "only_repeat", b"only_repeat", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartRunRequest: _TypeAlias = StartRunRequest  # noqa: Y015
+
+@_typing.final
+class StartRunResponse(_message.Message):
+    """StartRunResponse has the run that was created."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """The run."""
+
+    def __init__(
+        self,
+        *,
+        run: _run_pb2.Run | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartRunResponse: _TypeAlias = StartRunResponse  # noqa: Y015
 
 @_typing.final
 class ClaimRunsRequest(_message.Message):
@@ -456,6 +591,7 @@ class LoadRunResponse(_message.Message):
     COMMANDS_FIELD_NUMBER: _builtins.int
     LOOP_STATE_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    OWN_TOOLS_FIELD_NUMBER: _builtins.int
     loop_state: _builtins.bytes
     """The worker's own state, as last committed; empty at first."""
     @_builtins.property
@@ -465,7 +601,8 @@ class LoadRunResponse(_message.Message):
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """The conversation's messages from its last summary on, this run's
-        included, in order.
+        included, in order. Of images the newest, up to 8 MiB; of the others the data
+        is left out.
         """
 
     @_builtins.property
@@ -483,6 +620,10 @@ class LoadRunResponse(_message.Message):
     def now(self) -> _timestamp_pb2.Timestamp:
         """The database's time."""
 
+    @_builtins.property
+    def own_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
+        """The tools that came with the run."""
+
     def __init__(
         self,
         *,
@@ -492,10 +633,11 @@ class LoadRunResponse(_message.Message):
         commands: _abc.Iterable[Global___Command] | None = ...,
         loop_state: _builtins.bytes = ...,
         now: _timestamp_pb2.Timestamp | None = ...,
+        own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "now", b"now", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "now", b"now", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -688,6 +830,7 @@ class CommitRunRequest(_message.Message):
     AFTER_SEQ_FIELD_NUMBER: _builtins.int
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
     DELEGATIONS_FIELD_NUMBER: _builtins.int
+    OUTPUT_JSON_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -717,6 +860,10 @@ class CommitRunRequest(_message.Message):
     after_seq: _builtins.int
     """If present, the step is refused (INBOX_CHANGED) unless the log ends at this
     seq: its messages name the seqs that its own events are to get.
+    """
+    output_json: _builtins.bytes
+    """The answer as JSON, if it is what the run's response format asks for; goes
+    with `output_text`.
     """
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
@@ -801,10 +948,11 @@ class CommitRunRequest(_message.Message):
         after_seq: _builtins.int | None = ...,
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         delegations: _abc.Iterable[Global___Delegation] | None = ...,
+        output_json: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -847,6 +995,7 @@ class Delegation(_message.Message):
     USER_ROLES_FIELD_NUMBER: _builtins.int
     DEPTH_FIELD_NUMBER: _builtins.int
     ABOVE_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     run_id: _builtins.str
@@ -867,6 +1016,12 @@ class Delegation(_message.Message):
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
         """Those runs, the parent last."""
 
+    @_builtins.property
+    def agent(self) -> _run_pb2.PinnedAgent:
+        """The agent that drives it: one that the call names, or that of the run that
+        calls; absent as Run.agent.
+        """
+
     def __init__(
         self,
         *,
@@ -877,10 +1032,11 @@ class Delegation(_message.Message):
         user_roles: _abc.Iterable[_builtins.str] | None = ...,
         depth: _builtins.int = ...,
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
+        agent: _run_pb2.PinnedAgent | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "call_id", b"call_id", "depth", b"depth", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1707,18 +1863,24 @@ class GetRunResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    OWN_TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run, with its pending calls."""
+
+    @_builtins.property
+    def own_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
+        """For a service: the tools that came with the run."""
 
     def __init__(
         self,
         *,
         run: _run_pb2.Run | None = ...,
+        own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1730,12 +1892,39 @@ class ListRunsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     STATES_FIELD_NUMBER: _builtins.int
+    OLDEST_FIRST_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_FROM_FIELD_NUMBER: _builtins.int
+    CREATE_TIME_BEFORE_FIELD_NUMBER: _builtins.int
+    WAITS_FIELD_NUMBER: _builtins.int
+    PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -1746,9 +1935,33 @@ class ListRunsRequest(_message.Message):
     """From the page before."""
     conversation_id: _builtins.str
     """Only this conversation; empty for all."""
+    oldest_first: _builtins.bool
+    """True if the first that was created comes first."""
+    parent_run_id: _builtins.str
+    """Only those that do, or did, calls of this run; empty for all."""
+    agent_name: _builtins.str
+    """Only those of this agent; empty for all."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only these states; empty for all."""
+
+    @_builtins.property
+    def create_time_from(self) -> _timestamp_pb2.Timestamp:
+        """Only those created then or later; absent for all."""
+
+    @_builtins.property
+    def create_time_before(self) -> _timestamp_pb2.Timestamp:
+        """Only those created before then; absent for all."""
+
+    @_builtins.property
+    def waits(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.WaitKind.ValueType]:
+        """Only those that wait for one of these; empty for all. `states` must be empty,
+        or have WAITING.
+        """
+
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only those with all of these labels; empty for all."""
 
     def __init__(
         self,
@@ -1759,10 +1972,17 @@ class ListRunsRequest(_message.Message):
         page_token: _builtins.str = ...,
         conversation_id: _builtins.str = ...,
         states: _abc.Iterable[_run_pb2.RunState.ValueType] | None = ...,
+        oldest_first: _builtins.bool = ...,
+        create_time_from: _timestamp_pb2.Timestamp | None = ...,
+        create_time_before: _timestamp_pb2.Timestamp | None = ...,
+        waits: _abc.Iterable[_run_pb2.WaitKind.ValueType] | None = ...,
+        parent_run_id: _builtins.str = ...,
+        agent_name: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "page_size", b"page_size", "page_token", b"page_token", "states", b"states", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "labels", b"labels", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "states", b"states", "store_id", b"store_id", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1933,7 +2153,7 @@ class ListCallsRequest(_message.Message):
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
-    """The user; must be the run's."""
+    """The user; must be the run's, or one to whom it is shown."""
     run_id: _builtins.str
     """The run."""
     page_size: _builtins.int
@@ -2090,7 +2310,9 @@ class ListMessagesRequest(_message.Message):
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
-    """The user; must be the conversation's."""
+    """The user; must be the conversation's, or one with whom it is
+    shared.
+    """
     conversation_id: _builtins.str
     """The conversation."""
     page_size: _builtins.int
@@ -2219,3 +2441,394 @@ class ListEventsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListEventsResponse: _TypeAlias = ListEventsResponse  # noqa: Y015
+
+@_typing.final
+class GetConversationRequest(_message.Message):
+    """GetConversationRequest reads a conversation: by exactly one of id and key."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    user_id: _builtins.str
+    """The user; must be the conversation's, or one with whom it is
+    shared.
+    """
+    conversation_id: _builtins.str
+    """The conversation; empty with a key."""
+    conversation_key: _builtins.str
+    """As SubmitMessageRequest.conversation_key; empty with an id."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        conversation_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConversationRequest: _TypeAlias = GetConversationRequest  # noqa: Y015
+
+@_typing.final
+class GetConversationResponse(_message.Message):
+    """GetConversationResponse has the conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetConversationResponse: _TypeAlias = GetConversationResponse  # noqa: Y015
+
+@_typing.final
+class ListConversationsRequest(_message.Message):
+    """ListConversationsRequest lists conversations."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    PAGE_SIZE_FIELD_NUMBER: _builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
+    QUERY_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    user_id: _builtins.str
+    """The user."""
+    page_size: _builtins.int
+    """Conversations a page, 1 to 200; 0 means 50."""
+    page_token: _builtins.str
+    """From the page before."""
+    archived: _builtins.bool
+    """Only archived ones, or only others; absent for all."""
+    query: _builtins.str
+    """As pawl.agent.v1.ListConversationsRequest.query."""
+    shared: _builtins.bool
+    """True for those that other users of the store share."""
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Only those with all of these labels; empty for all."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        page_size: _builtins.int = ...,
+        page_token: _builtins.str = ...,
+        archived: _builtins.bool | None = ...,
+        query: _builtins.str = ...,
+        shared: _builtins.bool = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "archived", b"archived", "labels", b"labels", "page_size", b"page_size", "page_token", b"page_token", "query", b"query", "shared", b"shared", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
+    _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
+
+Global___ListConversationsRequest: _TypeAlias = ListConversationsRequest  # noqa: Y015
+
+@_typing.final
+class ListConversationsResponse(_message.Message):
+    """ListConversationsResponse is a page."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATIONS_FIELD_NUMBER: _builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    next_page_token: _builtins.str
+    """For the next page."""
+    @_builtins.property
+    def conversations(self) -> _containers.RepeatedCompositeFieldContainer[_conversation_pb2.Conversation]:
+        """The conversations."""
+
+    def __init__(
+        self,
+        *,
+        conversations: _abc.Iterable[_conversation_pb2.Conversation] | None = ...,
+        next_page_token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversations", b"conversations", "next_page_token", b"next_page_token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ListConversationsResponse: _TypeAlias = ListConversationsResponse  # noqa: Y015
+
+@_typing.final
+class UpdateConversationRequest(_message.Message):
+    """UpdateConversationRequest changes a conversation: what is present."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    ARCHIVED_FIELD_NUMBER: _builtins.int
+    SHARING_FIELD_NUMBER: _builtins.int
+    SHOWS_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    user_id: _builtins.str
+    """The user; must be the conversation's."""
+    request_id: _builtins.str
+    """For idempotency; empty for none."""
+    conversation_id: _builtins.str
+    """The conversation."""
+    title: _builtins.str
+    """The title; empty goes back to the one that was made."""
+    archived: _builtins.bool
+    """True for the archive."""
+    sharing: _conversation_pb2.Sharing.ValueType
+    """What others of the store may do; unspecified leaves it."""
+    shows_arguments: _builtins.bool
+    """True if they may list the calls of its runs, too."""
+    @_builtins.property
+    def labels(self) -> _conversation_pb2.Labels:
+        """All labels that it has from now on."""
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        title: _builtins.str | None = ...,
+        archived: _builtins.bool | None = ...,
+        sharing: _conversation_pb2.Sharing.ValueType = ...,
+        shows_arguments: _builtins.bool | None = ...,
+        labels: _conversation_pb2.Labels | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_shows_arguments", b"_shows_arguments", "_title", b"_title", "archived", b"archived", "labels", b"labels", "shows_arguments", b"shows_arguments", "title", b"title"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_archived", b"_archived", "_shows_arguments", b"_shows_arguments", "_title", b"_title", "archived", b"archived", "conversation_id", b"conversation_id", "labels", b"labels", "request_id", b"request_id", "sharing", b"sharing", "shows_arguments", b"shows_arguments", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__archived: _TypeAlias = _typing.Literal["archived"]  # noqa: Y015
+    _WhichOneofArgType__archived: _TypeAlias = _typing.Literal["_archived", b"_archived"]  # noqa: Y015
+    _WhichOneofReturnType__shows_arguments: _TypeAlias = _typing.Literal["shows_arguments"]  # noqa: Y015
+    _WhichOneofArgType__shows_arguments: _TypeAlias = _typing.Literal["_shows_arguments", b"_shows_arguments"]  # noqa: Y015
+    _WhichOneofReturnType__title: _TypeAlias = _typing.Literal["title"]  # noqa: Y015
+    _WhichOneofArgType__title: _TypeAlias = _typing.Literal["_title", b"_title"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__archived) -> _WhichOneofReturnType__archived | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__shows_arguments) -> _WhichOneofReturnType__shows_arguments | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__title) -> _WhichOneofReturnType__title | None: ...
+
+Global___UpdateConversationRequest: _TypeAlias = UpdateConversationRequest  # noqa: Y015
+
+@_typing.final
+class UpdateConversationResponse(_message.Message):
+    """UpdateConversationResponse has the conversation as it is now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UpdateConversationResponse: _TypeAlias = UpdateConversationResponse  # noqa: Y015
+
+@_typing.final
+class ForkConversationRequest(_message.Message):
+    """ForkConversationRequest forks a conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    user_id: _builtins.str
+    """The user; must be the conversation's."""
+    request_id: _builtins.str
+    """For idempotency; empty for none."""
+    conversation_id: _builtins.str
+    """The conversation."""
+    number: _builtins.int
+    """The last message of the past; 0 for the last one behind which nothing is open."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        number: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "number", b"number", "request_id", b"request_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkConversationRequest: _TypeAlias = ForkConversationRequest  # noqa: Y015
+
+@_typing.final
+class ForkConversationResponse(_message.Message):
+    """ForkConversationResponse has the fork."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The new conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForkConversationResponse: _TypeAlias = ForkConversationResponse  # noqa: Y015
+
+@_typing.final
+class ImportConversationRequest(_message.Message):
+    """ImportConversationRequest brings a history."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    MESSAGES_FIELD_NUMBER: _builtins.int
+    CALLS_FIELD_NUMBER: _builtins.int
+    TITLE_FIELD_NUMBER: _builtins.int
+    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    user_id: _builtins.str
+    """The user."""
+    request_id: _builtins.str
+    """For idempotency; empty for none."""
+    title: _builtins.str
+    """A title; empty for the first line of the first message."""
+    conversation_key: _builtins.str
+    """As SubmitMessageRequest.conversation_key; CONVERSATION_EXISTS if it is in use."""
+    @_builtins.property
+    def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
+        """The messages in order, marked as imported; without ids and numbers."""
+
+    @_builtins.property
+    def calls(self) -> _containers.RepeatedCompositeFieldContainer[_call_pb2.Call]:
+        """The calls that those ask for, settled and marked as imported, each with an id
+        that is new. Ids are no part of what tells one request from another.
+        """
+
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        request_id: _builtins.str = ...,
+        messages: _abc.Iterable[_message_pb2.Message] | None = ...,
+        calls: _abc.Iterable[_call_pb2.Call] | None = ...,
+        title: _builtins.str = ...,
+        conversation_key: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "conversation_key", b"conversation_key", "messages", b"messages", "request_id", b"request_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportConversationRequest: _TypeAlias = ImportConversationRequest  # noqa: Y015
+
+@_typing.final
+class ImportConversationResponse(_message.Message):
+    """ImportConversationResponse has the conversation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONVERSATION_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def conversation(self) -> _conversation_pb2.Conversation:
+        """The new conversation."""
+
+    def __init__(
+        self,
+        *,
+        conversation: _conversation_pb2.Conversation | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation", b"conversation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ImportConversationResponse: _TypeAlias = ImportConversationResponse  # noqa: Y015

@@ -40,6 +40,11 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageResponse.FromString,
                 _registered_method=True)
+        self.StartRun = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/StartRun',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.FromString,
+                _registered_method=True)
         self.ClaimRuns = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ClaimRuns',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsRequest.SerializeToString,
@@ -130,6 +135,31 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesResponse.FromString,
                 _registered_method=True)
+        self.GetConversation = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/GetConversation',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.FromString,
+                _registered_method=True)
+        self.ListConversations = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ListConversations',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsResponse.FromString,
+                _registered_method=True)
+        self.UpdateConversation = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/UpdateConversation',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationResponse.FromString,
+                _registered_method=True)
+        self.ForkConversation = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ForkConversation',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationResponse.FromString,
+                _registered_method=True)
+        self.ImportConversation = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/ImportConversation',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationResponse.FromString,
+                _registered_method=True)
         self.ListEvents = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ListEvents',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListEventsRequest.SerializeToString,
@@ -147,8 +177,20 @@ class LedgerServiceServicer(object):
         nothing behind: the same request may be sent again. A run is steered by at
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
-        REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
+        REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StartRun(self, request, context):
+        """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
+        method apart, because the ledger of the version before, which knows no such
+        tools, would leave them out. Idempotent by (store, user, request id), with
+        those of SubmitMessage; the tools are part of the request.
+
+        Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -254,7 +296,8 @@ class LedgerServiceServicer(object):
         """Leases one offered call to a session of a client, for `lease_seconds`.
         Granted if nobody holds it, or to the client that holds it (same offer
         epoch) unless by a newer session: then it belongs to this session from now
-        on. Idempotent.
+        on. Never granted to another client than the one to which the tools of the
+        run belong, if the call is of one of them. Idempotent.
 
         Errors: none of its own.
         """
@@ -342,7 +385,58 @@ class LedgerServiceServicer(object):
     def ListMessages(self, request, context):
         """Lists the messages of a conversation. Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetConversation(self, request, context):
+        """Reads a conversation, by its id or by its key. Read-only.
+
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListConversations(self, request, context):
+        """Lists the conversations of a user that people have begun, those first in
+        which something happened last. Read-only.
+
+        Errors: INVALID_PAGE_TOKEN.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateConversation(self, request, context):
+        """Gives a conversation a title, or puts it into the archive or takes it out.
+        Idempotent by (store, user, request id), with those of SubmitMessage.
+
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ForkConversation(self, request, context):
+        """Makes a conversation whose past is that of another one up to a message.
+        Nothing is copied. Idempotent by (store, user, request id), with those of
+        SubmitMessage.
+
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
+        REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ImportConversation(self, request, context):
+        """Makes a conversation of messages and settled calls that were made elsewhere.
+        Idempotent by (store, user, request id), with those of SubmitMessage.
+
+        Errors: CONVERSATION_EXISTS, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -365,6 +459,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.SubmitMessage,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageResponse.SerializeToString,
+            ),
+            'StartRun': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartRun,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.SerializeToString,
             ),
             'ClaimRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ClaimRuns,
@@ -456,6 +555,31 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesResponse.SerializeToString,
             ),
+            'GetConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetConversation,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.SerializeToString,
+            ),
+            'ListConversations': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListConversations,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsResponse.SerializeToString,
+            ),
+            'UpdateConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateConversation,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationResponse.SerializeToString,
+            ),
+            'ForkConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ForkConversation,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationResponse.SerializeToString,
+            ),
+            'ImportConversation': grpc.unary_unary_rpc_method_handler(
+                    servicer.ImportConversation,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationResponse.SerializeToString,
+            ),
             'ListEvents': grpc.unary_unary_rpc_method_handler(
                     servicer.ListEvents,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListEventsRequest.FromString,
@@ -490,6 +614,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/SubmitMessage',
             pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.SubmitMessageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartRun(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/StartRun',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -976,6 +1127,141 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/ListMessages',
             pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.ListMessagesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/GetConversation',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.GetConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListConversations(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ListConversations',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ListConversationsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/UpdateConversation',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.UpdateConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ForkConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ForkConversation',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ForkConversationResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ImportConversation(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/ImportConversation',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.ImportConversationResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -45,8 +45,16 @@ class LedgerServiceStub:
     nothing behind: the same request may be sent again. A run is steered by at
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
-    REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
+    REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+    """
+    StartRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]
+    """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
+    method apart, because the ledger of the version before, which knows no such
+    tools, would leave them out. Idempotent by (store, user, request id), with
+    those of SubmitMessage; the tools are part of the request.
+
+    Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
     """
     ClaimRuns: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ClaimRunsRequest, _ledger_pb2.ClaimRunsResponse]
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
@@ -116,7 +124,8 @@ class LedgerServiceStub:
     """Leases one offered call to a session of a client, for `lease_seconds`.
     Granted if nobody holds it, or to the client that holds it (same offer
     epoch) unless by a newer session: then it belongs to this session from now
-    on. Idempotent.
+    on. Never granted to another client than the one to which the tools of the
+    run belong, if the call is of one of them. Idempotent.
 
     Errors: none of its own.
     """
@@ -168,7 +177,38 @@ class LedgerServiceStub:
     ListMessages: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListMessagesRequest, _ledger_pb2.ListMessagesResponse]
     """Lists the messages of a conversation. Read-only.
 
-    Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
+    """
+    GetConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetConversationRequest, _ledger_pb2.GetConversationResponse]
+    """Reads a conversation, by its id or by its key. Read-only.
+
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
+    """
+    ListConversations: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListConversationsRequest, _ledger_pb2.ListConversationsResponse]
+    """Lists the conversations of a user that people have begun, those first in
+    which something happened last. Read-only.
+
+    Errors: INVALID_PAGE_TOKEN.
+    """
+    UpdateConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.UpdateConversationRequest, _ledger_pb2.UpdateConversationResponse]
+    """Gives a conversation a title, or puts it into the archive or takes it out.
+    Idempotent by (store, user, request id), with those of SubmitMessage.
+
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
+    """
+    ForkConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ForkConversationRequest, _ledger_pb2.ForkConversationResponse]
+    """Makes a conversation whose past is that of another one up to a message.
+    Nothing is copied. Idempotent by (store, user, request id), with those of
+    SubmitMessage.
+
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
+    REQUEST_ID_REUSED.
+    """
+    ImportConversation: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ImportConversationRequest, _ledger_pb2.ImportConversationResponse]
+    """Makes a conversation of messages and settled calls that were made elsewhere.
+    Idempotent by (store, user, request id), with those of SubmitMessage.
+
+    Errors: CONVERSATION_EXISTS, REQUEST_ID_REUSED.
     """
     ListEvents: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]
     """Lists the events of a run after a seq, in order, cut at `events_max` and
@@ -188,8 +228,16 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     nothing behind: the same request may be sent again. A run is steered by at
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
-    REQUEST_ID_REUSED.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
+    REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+    """
+    StartRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]  # type: ignore[assignment]
+    """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
+    method apart, because the ledger of the version before, which knows no such
+    tools, would leave them out. Idempotent by (store, user, request id), with
+    those of SubmitMessage; the tools are part of the request.
+
+    Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
     """
     ClaimRuns: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ClaimRunsRequest, _ledger_pb2.ClaimRunsResponse]  # type: ignore[assignment]
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
@@ -259,7 +307,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """Leases one offered call to a session of a client, for `lease_seconds`.
     Granted if nobody holds it, or to the client that holds it (same offer
     epoch) unless by a newer session: then it belongs to this session from now
-    on. Idempotent.
+    on. Never granted to another client than the one to which the tools of the
+    run belong, if the call is of one of them. Idempotent.
 
     Errors: none of its own.
     """
@@ -311,7 +360,38 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     ListMessages: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListMessagesRequest, _ledger_pb2.ListMessagesResponse]  # type: ignore[assignment]
     """Lists the messages of a conversation. Read-only.
 
-    Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
+    """
+    GetConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetConversationRequest, _ledger_pb2.GetConversationResponse]  # type: ignore[assignment]
+    """Reads a conversation, by its id or by its key. Read-only.
+
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
+    """
+    ListConversations: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListConversationsRequest, _ledger_pb2.ListConversationsResponse]  # type: ignore[assignment]
+    """Lists the conversations of a user that people have begun, those first in
+    which something happened last. Read-only.
+
+    Errors: INVALID_PAGE_TOKEN.
+    """
+    UpdateConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.UpdateConversationRequest, _ledger_pb2.UpdateConversationResponse]  # type: ignore[assignment]
+    """Gives a conversation a title, or puts it into the archive or takes it out.
+    Idempotent by (store, user, request id), with those of SubmitMessage.
+
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
+    """
+    ForkConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ForkConversationRequest, _ledger_pb2.ForkConversationResponse]  # type: ignore[assignment]
+    """Makes a conversation whose past is that of another one up to a message.
+    Nothing is copied. Idempotent by (store, user, request id), with those of
+    SubmitMessage.
+
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
+    REQUEST_ID_REUSED.
+    """
+    ImportConversation: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ImportConversationRequest, _ledger_pb2.ImportConversationResponse]  # type: ignore[assignment]
+    """Makes a conversation of messages and settled calls that were made elsewhere.
+    Idempotent by (store, user, request id), with those of SubmitMessage.
+
+    Errors: CONVERSATION_EXISTS, REQUEST_ID_REUSED.
     """
     ListEvents: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ListEventsRequest, _ledger_pb2.ListEventsResponse]  # type: ignore[assignment]
     """Lists the events of a run after a seq, in order, cut at `events_max` and
@@ -334,8 +414,22 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         nothing behind: the same request may be sent again. A run is steered by at
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_BUSY, QUEUE_FULL,
-        REQUEST_ID_REUSED.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
+        REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def StartRun(
+        self,
+        request: _ledger_pb2.StartRunRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.StartRunResponse, _abc.Awaitable[_ledger_pb2.StartRunResponse]]:
+        """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
+        method apart, because the ledger of the version before, which knows no such
+        tools, would leave them out. Idempotent by (store, user, request id), with
+        those of SubmitMessage; the tools are part of the request.
+
+        Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
         """
 
     @_abc_1.abstractmethod
@@ -459,7 +553,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Leases one offered call to a session of a client, for `lease_seconds`.
         Granted if nobody holds it, or to the client that holds it (same offer
         epoch) unless by a newer session: then it belongs to this session from now
-        on. Idempotent.
+        on. Never granted to another client than the one to which the tools of the
+        run belong, if the call is of one of them. Idempotent.
 
         Errors: none of its own.
         """
@@ -565,7 +660,68 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_ledger_pb2.ListMessagesResponse, _abc.Awaitable[_ledger_pb2.ListMessagesResponse]]:
         """Lists the messages of a conversation. Read-only.
 
-        Errors: CONVERSATION_NOT_FOUND, INVALID_PAGE_TOKEN.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, INVALID_PAGE_TOKEN.
+        """
+
+    @_abc_1.abstractmethod
+    def GetConversation(
+        self,
+        request: _ledger_pb2.GetConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.GetConversationResponse, _abc.Awaitable[_ledger_pb2.GetConversationResponse]]:
+        """Reads a conversation, by its id or by its key. Read-only.
+
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED.
+        """
+
+    @_abc_1.abstractmethod
+    def ListConversations(
+        self,
+        request: _ledger_pb2.ListConversationsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ListConversationsResponse, _abc.Awaitable[_ledger_pb2.ListConversationsResponse]]:
+        """Lists the conversations of a user that people have begun, those first in
+        which something happened last. Read-only.
+
+        Errors: INVALID_PAGE_TOKEN.
+        """
+
+    @_abc_1.abstractmethod
+    def UpdateConversation(
+        self,
+        request: _ledger_pb2.UpdateConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.UpdateConversationResponse, _abc.Awaitable[_ledger_pb2.UpdateConversationResponse]]:
+        """Gives a conversation a title, or puts it into the archive or takes it out.
+        Idempotent by (store, user, request id), with those of SubmitMessage.
+
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def ForkConversation(
+        self,
+        request: _ledger_pb2.ForkConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ForkConversationResponse, _abc.Awaitable[_ledger_pb2.ForkConversationResponse]]:
+        """Makes a conversation whose past is that of another one up to a message.
+        Nothing is copied. Idempotent by (store, user, request id), with those of
+        SubmitMessage.
+
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, FORK_POINT_OPEN, PAST_TOO_LONG,
+        REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def ImportConversation(
+        self,
+        request: _ledger_pb2.ImportConversationRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.ImportConversationResponse, _abc.Awaitable[_ledger_pb2.ImportConversationResponse]]:
+        """Makes a conversation of messages and settled calls that were made elsewhere.
+        Idempotent by (store, user, request id), with those of SubmitMessage.
+
+        Errors: CONVERSATION_EXISTS, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

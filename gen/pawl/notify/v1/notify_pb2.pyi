@@ -45,6 +45,10 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     """A run waits for an approval, an answer or a front end."""
     NOTIFICATION_KIND_ATTENTION_NEEDED: _NotificationKind.ValueType  # 6
     """A call is in doubt and an operator must look."""
+    NOTIFICATION_KIND_APPROVAL_NEEDED: _NotificationKind.ValueType  # 7
+    """A call of a run of the store, as a rule of somebody else, awaits an approval
+    that the user may give: it was asked for, edited, or nobody decided in time.
+    """
 
 class NotificationKind(_NotificationKind, metaclass=_NotificationKindEnumTypeWrapper):
     """NotificationKind is what a notification tells."""
@@ -63,6 +67,10 @@ NOTIFICATION_KIND_INPUT_NEEDED: NotificationKind.ValueType  # 5
 """A run waits for an approval, an answer or a front end."""
 NOTIFICATION_KIND_ATTENTION_NEEDED: NotificationKind.ValueType  # 6
 """A call is in doubt and an operator must look."""
+NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
+"""A call of a run of the store, as a rule of somebody else, awaits an approval
+that the user may give: it was asked for, edited, or nobody decided in time.
+"""
 Global___NotificationKind: _TypeAlias = NotificationKind  # noqa: Y015
 
 @_typing.final
@@ -83,6 +91,7 @@ class Notification(_message.Message):
     BODY_FIELD_NUMBER: _builtins.int
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     READ_TIME_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
     notification_id: _builtins.str
     """Id, derived from the event: the same event gives the same id."""
     store_id: _builtins.str
@@ -96,13 +105,15 @@ class Notification(_message.Message):
     run_id: _builtins.str
     """The run concerned."""
     conversation_id: _builtins.str
-    """Its conversation."""
+    """Its conversation; empty with APPROVAL_NEEDED, conversations are private."""
     event_id: _builtins.str
     """The event (pawl.event.v1.RunEvent.event_id) that caused it."""
     title: _builtins.str
     """One line."""
     body: _builtins.str
     """More; may be empty. At most 2 KiB."""
+    call_id: _builtins.str
+    """The call to be decided about; only with APPROVAL_NEEDED."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the event happened."""
@@ -126,10 +137,11 @@ class Notification(_message.Message):
         body: _builtins.str = ...,
         create_time: _timestamp_pb2.Timestamp | None = ...,
         read_time: _timestamp_pb2.Timestamp | None = ...,
+        call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "read_time", b"read_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "conversation_id", b"conversation_id", "create_time", b"create_time", "event_id", b"event_id", "kind", b"kind", "notification_id", b"notification_id", "number", b"number", "read_time", b"read_time", "run_id", b"run_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "call_id", b"call_id", "conversation_id", b"conversation_id", "create_time", b"create_time", "event_id", b"event_id", "kind", b"kind", "notification_id", b"notification_id", "number", b"number", "read_time", b"read_time", "run_id", b"run_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,6 +27,11 @@ if _version_not_supported:
 
 class NotifyServiceStub(object):
     """NotifyService is the inbox of a user.
+
+    Who calls it with the role approver or admin, and is no delegate that does not
+    decide, is told from then on of the calls of the store that it may approve
+    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
+    a role are shown these.
     """
 
     def __init__(self, channel):
@@ -54,6 +59,11 @@ class NotifyServiceStub(object):
 
 class NotifyServiceServicer(object):
     """NotifyService is the inbox of a user.
+
+    Who calls it with the role approver or admin, and is no delegate that does not
+    decide, is told from then on of the calls of the store that it may approve
+    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
+    a role are shown these.
     """
 
     def Subscribe(self, request, context):
@@ -114,6 +124,11 @@ def add_NotifyServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class NotifyService(object):
     """NotifyService is the inbox of a user.
+
+    Who calls it with the role approver or admin, and is no delegate that does not
+    decide, is told from then on of the calls of the store that it may approve
+    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
+    a role are shown these.
     """
 
     @staticmethod

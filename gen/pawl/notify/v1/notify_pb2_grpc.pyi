@@ -32,7 +32,13 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class NotifyServiceStub:
-    """NotifyService is the inbox of a user."""
+    """NotifyService is the inbox of a user.
+
+    Who calls it with the role approver or admin, and is no delegate that does not
+    decide, is told from then on of the calls of the store that it may approve
+    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
+    a role are shown these.
+    """
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -59,7 +65,13 @@ class NotifyServiceStub:
 
 @_typing.type_check_only
 class NotifyServiceAsyncStub(NotifyServiceStub):
-    """NotifyService is the inbox of a user."""
+    """NotifyService is the inbox of a user.
+
+    Who calls it with the role approver or admin, and is no delegate that does not
+    decide, is told from then on of the calls of the store that it may approve
+    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
+    a role are shown these.
+    """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Subscribe: _aio.UnaryStreamMultiCallable[_notify_pb2.SubscribeRequest, _notify_pb2.SubscribeResponse]  # type: ignore[assignment]
@@ -82,7 +94,13 @@ class NotifyServiceAsyncStub(NotifyServiceStub):
     """
 
 class NotifyServiceServicer(metaclass=_abc_1.ABCMeta):
-    """NotifyService is the inbox of a user."""
+    """NotifyService is the inbox of a user.
+
+    Who calls it with the role approver or admin, and is no delegate that does not
+    decide, is told from then on of the calls of the store that it may approve
+    (APPROVAL_NEEDED), until it has not called for 30 days. Only callers with such
+    a role are shown these.
+    """
 
     @_abc_1.abstractmethod
     def Subscribe(

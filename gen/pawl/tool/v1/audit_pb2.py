@@ -25,33 +25,33 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/tool/v1/audit.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe4\x03\n\nAuditEntry\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.pawl.tool.v1.AuditKind\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x06 \x01(\t\x12\x11\n\ttool_name\x18\x07 \x01(\t\x12\x14\n\x0ctool_version\x18\x08 \x01(\r\x12\x0f\n\x07verdict\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x12\n\nby_user_id\x18\x0b \x01(\t\x12\x18\n\x10\x61rguments_sha256\x18\x0c \x01(\t\x12\x15\n\rresult_sha256\x18\r \x01(\t\x12\x14\n\x0cresult_bytes\x18\x0e \x01(\x04\x12\x18\n\x10\x64uration_seconds\x18\x0f \x01(\x01\x12\x11\n\tprev_hash\x18\x10 \x01(\t\x12\x0c\n\x04hash\x18\x11 \x01(\t\x12\x15\n\rcredential_id\x18\x12 \x01(\t\x12\x18\n\x10\x64\x65legate_user_id\x18\x13 \x01(\t\x12\x18\n\x10\x62y_credential_id\x18\x14 \x01(\t\x12\x1b\n\x13\x62y_delegate_user_id\x18\x15 \x01(\t\"\x86\x02\n\x10ListAuditRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12%\n\x04kind\x18\x05 \x01(\x0e\x32\x17.pawl.tool.v1.AuditKind\x12.\n\nsince_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x62\x65\x66ore_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x08 \x01(\r\x12\x12\n\npage_token\x18\t \x01(\t\"W\n\x11ListAuditResponse\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.pawl.tool.v1.AuditEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\";\n\x12VerifyAuditRequest\x12\x11\n\tknown_seq\x18\x01 \x01(\x04\x12\x12\n\nknown_hash\x18\x02 \x01(\t\"}\n\x13VerifyAuditResponse\x12\x14\n\x0cverified_seq\x18\x01 \x01(\x04\x12\x15\n\rverified_hash\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12+\n\x07problem\x18\x04 \x01(\x0b\x32\x1a.pawl.tool.v1.AuditProblem\">\n\x0c\x41uditProblem\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x03 \x01(\t\"\x8d\x01\n\x17GetToolAnalyticsRequest\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12.\n\nsince_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x62\x65\x66ore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"D\n\x18GetToolAnalyticsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.pawl.tool.v1.ToolFigures\"\x88\x02\n\x0bToolFigures\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x17\n\x0f\x65xecution_count\x18\x02 \x01(\x04\x12\x13\n\x0b\x65rror_count\x18\x03 \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_count\x18\x04 \x01(\x04\x12\x13\n\x0bp50_seconds\x18\x05 \x01(\x01\x12\x13\n\x0bp95_seconds\x18\x06 \x01(\x01\x12\x14\n\x0cresult_bytes\x18\x07 \x01(\x04\x12\x1c\n\x14\x61pproval_asked_count\x18\x08 \x01(\x04\x12\x16\n\x0e\x61pproved_count\x18\t \x01(\x04\x12\x14\n\x0c\x65\x64ited_count\x18\n \x01(\x04\x12\x16\n\x0erejected_count\x18\x0b \x01(\x04*\x9f\x01\n\tAuditKind\x12\x1a\n\x16\x41UDIT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41UDIT_KIND_PROPOSED\x10\x01\x12\x16\n\x12\x41UDIT_KIND_DECIDED\x10\x02\x12\x17\n\x13\x41UDIT_KIND_EXECUTED\x10\x03\x12\x17\n\x13\x41UDIT_KIND_RETURNED\x10\x04\x12\x13\n\x0f\x41UDIT_KIND_RULE\x10\x05\x32\x95\x02\n\x0c\x41uditService\x12L\n\tListAudit\x12\x1e.pawl.tool.v1.ListAuditRequest\x1a\x1f.pawl.tool.v1.ListAuditResponse\x12T\n\x0bVerifyAudit\x12 .pawl.tool.v1.VerifyAuditRequest\x1a!.pawl.tool.v1.VerifyAuditResponse0\x01\x12\x61\n\x10GetToolAnalytics\x12%.pawl.tool.v1.GetToolAnalyticsRequest\x1a&.pawl.tool.v1.GetToolAnalyticsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18pawl/tool/v1/audit.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xf8\x03\n\nAuditEntry\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12%\n\x04kind\x18\x02 \x01(\x0e\x32\x17.pawl.tool.v1.AuditKind\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x06 \x01(\t\x12\x11\n\ttool_name\x18\x07 \x01(\t\x12\x14\n\x0ctool_version\x18\x08 \x01(\r\x12\x0f\n\x07verdict\x18\t \x01(\t\x12\x0e\n\x06reason\x18\n \x01(\t\x12\x12\n\nby_user_id\x18\x0b \x01(\t\x12\x18\n\x10\x61rguments_sha256\x18\x0c \x01(\t\x12\x15\n\rresult_sha256\x18\r \x01(\t\x12\x14\n\x0cresult_bytes\x18\x0e \x01(\x04\x12\x18\n\x10\x64uration_seconds\x18\x0f \x01(\x01\x12\x11\n\tprev_hash\x18\x10 \x01(\t\x12\x0c\n\x04hash\x18\x11 \x01(\t\x12\x15\n\rcredential_id\x18\x12 \x01(\t\x12\x18\n\x10\x64\x65legate_user_id\x18\x13 \x01(\t\x12\x18\n\x10\x62y_credential_id\x18\x14 \x01(\t\x12\x1b\n\x13\x62y_delegate_user_id\x18\x15 \x01(\t\x12\x12\n\nagent_name\x18\x16 \x01(\t\"\x9a\x02\n\x10ListAuditRequest\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x11\n\ttool_name\x18\x03 \x01(\t\x12\x0f\n\x07user_id\x18\x04 \x01(\t\x12%\n\x04kind\x18\x05 \x01(\x0e\x32\x17.pawl.tool.v1.AuditKind\x12.\n\nsince_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x62\x65\x66ore_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tpage_size\x18\x08 \x01(\r\x12\x12\n\npage_token\x18\t \x01(\t\x12\x12\n\nagent_name\x18\n \x01(\t\"W\n\x11ListAuditResponse\x12)\n\x07\x65ntries\x18\x01 \x03(\x0b\x32\x18.pawl.tool.v1.AuditEntry\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\";\n\x12VerifyAuditRequest\x12\x11\n\tknown_seq\x18\x01 \x01(\x04\x12\x12\n\nknown_hash\x18\x02 \x01(\t\"}\n\x13VerifyAuditResponse\x12\x14\n\x0cverified_seq\x18\x01 \x01(\x04\x12\x15\n\rverified_hash\x18\x02 \x01(\t\x12\x0c\n\x04\x64one\x18\x03 \x01(\x08\x12+\n\x07problem\x18\x04 \x01(\x0b\x32\x1a.pawl.tool.v1.AuditProblem\">\n\x0c\x41uditProblem\x12\x0b\n\x03seq\x18\x01 \x01(\x04\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0b\x65xplanation\x18\x03 \x01(\t\"\xb3\x01\n\x17GetToolAnalyticsRequest\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12.\n\nsince_time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12/\n\x0b\x62\x65\x66ore_time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x12\n\nagent_name\x18\x04 \x01(\t\x12\x10\n\x08\x62y_agent\x18\x05 \x01(\x08\"D\n\x18GetToolAnalyticsResponse\x12(\n\x05tools\x18\x01 \x03(\x0b\x32\x19.pawl.tool.v1.ToolFigures\"\x9c\x02\n\x0bToolFigures\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12\x17\n\x0f\x65xecution_count\x18\x02 \x01(\x04\x12\x13\n\x0b\x65rror_count\x18\x03 \x01(\x04\x12\x14\n\x0c\x63\x61\x63hed_count\x18\x04 \x01(\x04\x12\x13\n\x0bp50_seconds\x18\x05 \x01(\x01\x12\x13\n\x0bp95_seconds\x18\x06 \x01(\x01\x12\x14\n\x0cresult_bytes\x18\x07 \x01(\x04\x12\x1c\n\x14\x61pproval_asked_count\x18\x08 \x01(\x04\x12\x16\n\x0e\x61pproved_count\x18\t \x01(\x04\x12\x14\n\x0c\x65\x64ited_count\x18\n \x01(\x04\x12\x16\n\x0erejected_count\x18\x0b \x01(\x04\x12\x12\n\nagent_name\x18\x0c \x01(\t*\x9f\x01\n\tAuditKind\x12\x1a\n\x16\x41UDIT_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13\x41UDIT_KIND_PROPOSED\x10\x01\x12\x16\n\x12\x41UDIT_KIND_DECIDED\x10\x02\x12\x17\n\x13\x41UDIT_KIND_EXECUTED\x10\x03\x12\x17\n\x13\x41UDIT_KIND_RETURNED\x10\x04\x12\x13\n\x0f\x41UDIT_KIND_RULE\x10\x05\x32\x95\x02\n\x0c\x41uditService\x12L\n\tListAudit\x12\x1e.pawl.tool.v1.ListAuditRequest\x1a\x1f.pawl.tool.v1.ListAuditResponse\x12T\n\x0bVerifyAudit\x12 .pawl.tool.v1.VerifyAuditRequest\x1a!.pawl.tool.v1.VerifyAuditResponse0\x01\x12\x61\n\x10GetToolAnalytics\x12%.pawl.tool.v1.GetToolAnalyticsRequest\x1a&.pawl.tool.v1.GetToolAnalyticsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.tool.v1.audit_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_AUDITKIND']._serialized_start=1650
-  _globals['_AUDITKIND']._serialized_end=1809
+  _globals['_AUDITKIND']._serialized_start=1748
+  _globals['_AUDITKIND']._serialized_end=1907
   _globals['_AUDITENTRY']._serialized_start=76
-  _globals['_AUDITENTRY']._serialized_end=560
-  _globals['_LISTAUDITREQUEST']._serialized_start=563
-  _globals['_LISTAUDITREQUEST']._serialized_end=825
-  _globals['_LISTAUDITRESPONSE']._serialized_start=827
-  _globals['_LISTAUDITRESPONSE']._serialized_end=914
-  _globals['_VERIFYAUDITREQUEST']._serialized_start=916
-  _globals['_VERIFYAUDITREQUEST']._serialized_end=975
-  _globals['_VERIFYAUDITRESPONSE']._serialized_start=977
-  _globals['_VERIFYAUDITRESPONSE']._serialized_end=1102
-  _globals['_AUDITPROBLEM']._serialized_start=1104
-  _globals['_AUDITPROBLEM']._serialized_end=1166
-  _globals['_GETTOOLANALYTICSREQUEST']._serialized_start=1169
-  _globals['_GETTOOLANALYTICSREQUEST']._serialized_end=1310
-  _globals['_GETTOOLANALYTICSRESPONSE']._serialized_start=1312
-  _globals['_GETTOOLANALYTICSRESPONSE']._serialized_end=1380
-  _globals['_TOOLFIGURES']._serialized_start=1383
-  _globals['_TOOLFIGURES']._serialized_end=1647
-  _globals['_AUDITSERVICE']._serialized_start=1812
-  _globals['_AUDITSERVICE']._serialized_end=2089
+  _globals['_AUDITENTRY']._serialized_end=580
+  _globals['_LISTAUDITREQUEST']._serialized_start=583
+  _globals['_LISTAUDITREQUEST']._serialized_end=865
+  _globals['_LISTAUDITRESPONSE']._serialized_start=867
+  _globals['_LISTAUDITRESPONSE']._serialized_end=954
+  _globals['_VERIFYAUDITREQUEST']._serialized_start=956
+  _globals['_VERIFYAUDITREQUEST']._serialized_end=1015
+  _globals['_VERIFYAUDITRESPONSE']._serialized_start=1017
+  _globals['_VERIFYAUDITRESPONSE']._serialized_end=1142
+  _globals['_AUDITPROBLEM']._serialized_start=1144
+  _globals['_AUDITPROBLEM']._serialized_end=1206
+  _globals['_GETTOOLANALYTICSREQUEST']._serialized_start=1209
+  _globals['_GETTOOLANALYTICSREQUEST']._serialized_end=1388
+  _globals['_GETTOOLANALYTICSRESPONSE']._serialized_start=1390
+  _globals['_GETTOOLANALYTICSRESPONSE']._serialized_end=1458
+  _globals['_TOOLFIGURES']._serialized_start=1461
+  _globals['_TOOLFIGURES']._serialized_end=1745
+  _globals['_AUDITSERVICE']._serialized_start=1910
+  _globals['_AUDITSERVICE']._serialized_end=2187
 # @@protoc_insertion_point(module_scope)

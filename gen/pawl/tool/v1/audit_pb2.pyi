@@ -119,6 +119,7 @@ class AuditEntry(_message.Message):
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     BY_CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     BY_DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     """Number in the chain of the store, from 1."""
     kind: Global___AuditKind.ValueType
@@ -142,9 +143,13 @@ class AuditEntry(_message.Message):
     or held the call. RULE: who made or revoked it. Else empty.
     """
     arguments_sha256: _builtins.str
-    """SHA-256, in hex, of the canonical arguments; empty if they were refused."""
+    """HMAC-SHA-256, in hex, of the SHA-256 in hex of the canonical arguments;
+    empty if they were refused. Its key is a secret of the conversation (of a
+    rule: of the rule) that is destroyed with it: then it says nothing. In
+    entries from before there were such secrets it is the SHA-256 itself.
+    """
     result_sha256: _builtins.str
-    """RETURNED: SHA-256, in hex, of the result; else empty."""
+    """RETURNED: the same of the result; else empty."""
     result_bytes: _builtins.int
     """RETURNED: bytes of the result."""
     duration_seconds: _builtins.float
@@ -165,6 +170,10 @@ class AuditEntry(_message.Message):
     """Id of the credential of `by_user_id`; empty if it is not known."""
     by_delegate_user_id: _builtins.str
     """User of the delegate that acted for `by_user_id`; empty for none."""
+    agent_name: _builtins.str
+    """Agent of the run, `default` for one that was started without; empty if that
+    was not known, and for RULE.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was made, by the clock of the process that made it."""
@@ -193,10 +202,11 @@ class AuditEntry(_message.Message):
         delegate_user_id: _builtins.str = ...,
         by_credential_id: _builtins.str = ...,
         by_delegate_user_id: _builtins.str = ...,
+        agent_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "by_credential_id", b"by_credential_id", "by_delegate_user_id", b"by_delegate_user_id", "by_user_id", b"by_user_id", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "duration_seconds", b"duration_seconds", "hash", b"hash", "kind", b"kind", "prev_hash", b"prev_hash", "reason", b"reason", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "run_id", b"run_id", "seq", b"seq", "time", b"time", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "verdict", b"verdict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "arguments_sha256", b"arguments_sha256", "by_credential_id", b"by_credential_id", "by_delegate_user_id", b"by_delegate_user_id", "by_user_id", b"by_user_id", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "duration_seconds", b"duration_seconds", "hash", b"hash", "kind", b"kind", "prev_hash", b"prev_hash", "reason", b"reason", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "run_id", b"run_id", "seq", b"seq", "time", b"time", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id", "verdict", b"verdict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -217,6 +227,7 @@ class ListAuditRequest(_message.Message):
     BEFORE_TIME_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """Of this run."""
     call_id: _builtins.str
@@ -231,6 +242,8 @@ class ListAuditRequest(_message.Message):
     """Entries a page, 1 to 1000; 0 means 100."""
     page_token: _builtins.str
     """From the page before; empty for the first."""
+    agent_name: _builtins.str
+    """Of runs of this agent."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
         """Made at this time or later."""
@@ -251,10 +264,11 @@ class ListAuditRequest(_message.Message):
         before_time: _timestamp_pb2.Timestamp | None = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        agent_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["before_time", b"before_time", "since_time", b"since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_time", b"before_time", "call_id", b"call_id", "kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id", "since_time", b"since_time", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "before_time", b"before_time", "call_id", b"call_id", "kind", b"kind", "page_size", b"page_size", "page_token", b"page_token", "run_id", b"run_id", "since_time", b"since_time", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -396,8 +410,14 @@ class GetToolAnalyticsRequest(_message.Message):
     TOOL_NAME_FIELD_NUMBER: _builtins.int
     SINCE_TIME_FIELD_NUMBER: _builtins.int
     BEFORE_TIME_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
+    BY_AGENT_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """This tool; empty for all."""
+    agent_name: _builtins.str
+    """In runs of this agent; empty for all."""
+    by_agent: _builtins.bool
+    """True for figures of each agent apart."""
     @_builtins.property
     def since_time(self) -> _timestamp_pb2.Timestamp:
         """From this time on; absent for the beginning."""
@@ -412,10 +432,12 @@ class GetToolAnalyticsRequest(_message.Message):
         tool_name: _builtins.str = ...,
         since_time: _timestamp_pb2.Timestamp | None = ...,
         before_time: _timestamp_pb2.Timestamp | None = ...,
+        agent_name: _builtins.str = ...,
+        by_agent: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["before_time", b"before_time", "since_time", b"since_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["before_time", b"before_time", "since_time", b"since_time", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "before_time", b"before_time", "by_agent", b"by_agent", "since_time", b"since_time", "tool_name", b"tool_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -430,7 +452,9 @@ class GetToolAnalyticsResponse(_message.Message):
     TOOLS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolFigures]:
-        """One for each tool with entries in the span, by name."""
+        """One for each tool with entries in the span, by name; with `by_agent` one for
+        each agent and tool, by both.
+        """
 
     def __init__(
         self,
@@ -462,6 +486,7 @@ class ToolFigures(_message.Message):
     APPROVED_COUNT_FIELD_NUMBER: _builtins.int
     EDITED_COUNT_FIELD_NUMBER: _builtins.int
     REJECTED_COUNT_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """Name of the tool."""
     execution_count: _builtins.int
@@ -487,6 +512,8 @@ class ToolFigures(_message.Message):
     """Calls that were approved with other arguments."""
     rejected_count: _builtins.int
     """Calls that were refused."""
+    agent_name: _builtins.str
+    """With `by_agent`: the agent of the runs; empty where it was not known."""
     def __init__(
         self,
         *,
@@ -501,10 +528,11 @@ class ToolFigures(_message.Message):
         approved_count: _builtins.int = ...,
         edited_count: _builtins.int = ...,
         rejected_count: _builtins.int = ...,
+        agent_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_asked_count", b"approval_asked_count", "approved_count", b"approved_count", "cached_count", b"cached_count", "edited_count", b"edited_count", "error_count", b"error_count", "execution_count", b"execution_count", "p50_seconds", b"p50_seconds", "p95_seconds", b"p95_seconds", "rejected_count", b"rejected_count", "result_bytes", b"result_bytes", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "approval_asked_count", b"approval_asked_count", "approved_count", b"approved_count", "cached_count", b"cached_count", "edited_count", b"edited_count", "error_count", b"error_count", "execution_count", b"execution_count", "p50_seconds", b"p50_seconds", "p95_seconds", b"p95_seconds", "rejected_count", b"rejected_count", "result_bytes", b"result_bytes", "tool_name", b"tool_name"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

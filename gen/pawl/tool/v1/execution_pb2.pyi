@@ -129,6 +129,7 @@ class CallContext(_message.Message):
     ABOVE_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    AGENT_NAME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     user_id: _builtins.str
@@ -145,14 +146,18 @@ class CallContext(_message.Message):
     """Id of the credential that started the run; empty if it is not known."""
     delegate_user_id: _builtins.str
     """User of the delegate that started the run for its user; empty for none."""
+    agent_name: _builtins.str
+    """Agent of the run, `default` if it was started without one. Empty if it is not
+    known: then no rule of an agent allows, and those of all agents restrict.
+    """
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles of the user when the run was started."""
 
     @_builtins.property
     def above(self) -> _containers.RepeatedCompositeFieldContainer[_run_pb2.RunAbove]:
-        """The runs above it. Rules that DENY or ASK for one of them, or for its
-        conversation, hold for the run too.
+        """The runs above it. Rules that DENY or ASK for one of them, for its
+        conversation or for its agent, hold for the run too.
         """
 
     def __init__(
@@ -167,10 +172,11 @@ class CallContext(_message.Message):
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
+        agent_name: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent_name", b"agent_name", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -206,11 +212,21 @@ class ResolveToolsRequest(_message.Message):
     TOOL_NAMES_FIELD_NUMBER: _builtins.int
     PINNED_VERSIONS_FIELD_NUMBER: _builtins.int
     TOOLS_MAX_FIELD_NUMBER: _builtins.int
+    SKIP_MISSING_FIELD_NUMBER: _builtins.int
+    WITH_OPT_IN_FIELD_NUMBER: _builtins.int
     tools_max: _builtins.int
     """The most tools to give; 0 means any number. Of more the first that were
     named are taken. If none were: first those of the deployment, then the
     front-end tools that the user has registered, then those of sources and
     workers, then the front-end tools of others; of each the oldest.
+    """
+    skip_missing: _builtins.bool
+    """True to leave those out that are named and do not exist, or that the user may
+    not call, in place of TOOL_NOT_FOUND.
+    """
+    with_opt_in: _builtins.bool
+    """With no names: true for those tools, too, that only runs have which name them
+    (remember, recall, forget).
     """
     @_builtins.property
     def context(self) -> Global___CallContext:
@@ -233,10 +249,12 @@ class ResolveToolsRequest(_message.Message):
         tool_names: _abc.Iterable[_builtins.str] | None = ...,
         pinned_versions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         tools_max: _builtins.int = ...,
+        skip_missing: _builtins.bool = ...,
+        with_opt_in: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "pinned_versions", b"pinned_versions", "tool_names", b"tool_names", "tools_max", b"tools_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "pinned_versions", b"pinned_versions", "skip_missing", b"skip_missing", "tool_names", b"tool_names", "tools_max", b"tools_max", "with_opt_in", b"with_opt_in"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -269,6 +287,62 @@ class ResolveToolsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResolveToolsResponse: _TypeAlias = ResolveToolsResponse  # noqa: Y015
+
+@_typing.final
+class CheckOwnToolsRequest(_message.Message):
+    """CheckOwnToolsRequest brings tools that come with a run."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTEXT_FIELD_NUMBER: _builtins.int
+    DEFINITIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def context(self) -> Global___CallContext:
+        """Store and user; the rest is empty."""
+
+    @_builtins.property
+    def definitions(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.ToolDefinition]:
+        """The definitions, 1 to 64, each with another name. An unspecified `context` is
+        FRONTEND.
+        """
+
+    def __init__(
+        self,
+        *,
+        context: Global___CallContext | None = ...,
+        definitions: _abc.Iterable[_tool_pb2.ToolDefinition] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "definitions", b"definitions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckOwnToolsRequest: _TypeAlias = CheckOwnToolsRequest  # noqa: Y015
+
+@_typing.final
+class CheckOwnToolsResponse(_message.Message):
+    """CheckOwnToolsResponse has the tools as the run is to keep them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOLS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
+        """The tools, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckOwnToolsResponse: _TypeAlias = CheckOwnToolsResponse  # noqa: Y015
 
 @_typing.final
 class CheckAnswerRequest(_message.Message):
@@ -318,6 +392,124 @@ class CheckAnswerResponse(_message.Message):
 Global___CheckAnswerResponse: _TypeAlias = CheckAnswerResponse  # noqa: Y015
 
 @_typing.final
+class CheckOutputRequest(_message.Message):
+    """CheckOutputRequest brings a schema, and perhaps an answer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    SCHEMA_JSON_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The store of the run: what takes long holds up its own checks only."""
+    schema_json: _builtins.bytes
+    """ResponseFormat.schema_json."""
+    output: _builtins.bytes
+    """The answer, which is to be JSON of at most 256 KiB; absent to check the
+    schema alone.
+    """
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        schema_json: _builtins.bytes = ...,
+        output: _builtins.bytes | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "output", b"output"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output", b"_output", "output", b"output", "schema_json", b"schema_json", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__output: _TypeAlias = _typing.Literal["output"]  # noqa: Y015
+    _WhichOneofArgType__output: _TypeAlias = _typing.Literal["_output", b"_output"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__output) -> _WhichOneofReturnType__output | None: ...
+
+Global___CheckOutputRequest: _TypeAlias = CheckOutputRequest  # noqa: Y015
+
+@_typing.final
+class CheckOutputResponse(_message.Message):
+    """CheckOutputResponse says whether the answer fits."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    OUTPUT_JSON_FIELD_NUMBER: _builtins.int
+    FAULTS_FIELD_NUMBER: _builtins.int
+    output_json: _builtins.bytes
+    """The answer as canonical JSON if it fits; empty otherwise."""
+    @_builtins.property
+    def faults(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Everything that is wrong with it, each as `path: what`; at most 21."""
+
+    def __init__(
+        self,
+        *,
+        output_json: _builtins.bytes = ...,
+        faults: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["faults", b"faults", "output_json", b"output_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckOutputResponse: _TypeAlias = CheckOutputResponse  # noqa: Y015
+
+@_typing.final
+class ReadDocumentRequest(_message.Message):
+    """ReadDocumentRequest names a document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    SHARED_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """The store."""
+    user_id: _builtins.str
+    """The user whose document it is, or who reads one of the store."""
+    name: _builtins.str
+    """Document.name."""
+    shared: _builtins.bool
+    """True for one of the store."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        shared: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "shared", b"shared", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadDocumentRequest: _TypeAlias = ReadDocumentRequest  # noqa: Y015
+
+@_typing.final
+class ReadDocumentResponse(_message.Message):
+    """ReadDocumentResponse has the document."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Its whole text."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadDocumentResponse: _TypeAlias = ReadDocumentResponse  # noqa: Y015
+
+@_typing.final
 class ProposedCall(_message.Message):
     """ProposedCall is a call to be checked."""
 
@@ -328,6 +520,7 @@ class ProposedCall(_message.Message):
     TOOL_VERSION_FIELD_NUMBER: _builtins.int
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     EDITED_FIELD_NUMBER: _builtins.int
+    OWN_TOOL_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Pawl's id of the call."""
     tool_name: _builtins.str
@@ -342,6 +535,10 @@ class ProposedCall(_message.Message):
     """True if a reviewer wrote the arguments: then no rule allows the call in
     place of the reviewer.
     """
+    @_builtins.property
+    def own_tool(self) -> _tool_pb2.OwnTool:
+        """The tool, if it came with the run: then the register is not asked for it."""
+
     def __init__(
         self,
         *,
@@ -350,10 +547,11 @@ class ProposedCall(_message.Message):
         tool_version: _builtins.int = ...,
         arguments_json: _builtins.bytes = ...,
         edited: _builtins.bool = ...,
+        own_tool: _tool_pb2.OwnTool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own_tool", b"own_tool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "own_tool", b"own_tool", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -501,6 +699,7 @@ class RecordedDecision(_message.Message):
     ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     tool_name: _builtins.str
@@ -521,6 +720,8 @@ class RecordedDecision(_message.Message):
     """Id of the credential that decided; empty if it is not known."""
     delegate_user_id: _builtins.str
     """User of the delegate that decided for `user_id`; empty for none."""
+    definition_sha256: _builtins.str
+    """As PinnedTool.definition_sha256."""
     def __init__(
         self,
         *,
@@ -533,10 +734,11 @@ class RecordedDecision(_message.Message):
         arguments_sha256: _builtins.str = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
+        definition_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "definition_sha256", b"definition_sha256", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -606,6 +808,7 @@ class RecordedResult(_message.Message):
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     tool_name: _builtins.str
@@ -632,6 +835,8 @@ class RecordedResult(_message.Message):
     """Id of the credential that brought the result; empty if it is not known."""
     delegate_user_id: _builtins.str
     """User of the delegate that brought it for `user_id`; empty for none."""
+    definition_sha256: _builtins.str
+    """As PinnedTool.definition_sha256."""
     def __init__(
         self,
         *,
@@ -646,10 +851,11 @@ class RecordedResult(_message.Message):
         duration_seconds: _builtins.float = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
+        definition_sha256: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "duration_seconds", b"duration_seconds", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "state", b"state", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "definition_sha256", b"definition_sha256", "delegate_user_id", b"delegate_user_id", "duration_seconds", b"duration_seconds", "result_bytes", b"result_bytes", "result_sha256", b"result_sha256", "state", b"state", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

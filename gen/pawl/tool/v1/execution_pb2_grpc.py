@@ -41,6 +41,11 @@ class ExecutionServiceStub(object):
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ResolveToolsRequest.SerializeToString,
                 response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ResolveToolsResponse.FromString,
                 _registered_method=True)
+        self.CheckOwnTools = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/CheckOwnTools',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsResponse.FromString,
+                _registered_method=True)
         self.CheckCalls = channel.unary_unary(
                 '/pawl.tool.v1.ExecutionService/CheckCalls',
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.SerializeToString,
@@ -50,6 +55,16 @@ class ExecutionServiceStub(object):
                 '/pawl.tool.v1.ExecutionService/CheckAnswer',
                 request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerRequest.SerializeToString,
                 response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerResponse.FromString,
+                _registered_method=True)
+        self.CheckOutput = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/CheckOutput',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOutputRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOutputResponse.FromString,
+                _registered_method=True)
+        self.ReadDocument = channel.unary_unary(
+                '/pawl.tool.v1.ExecutionService/ReadDocument',
+                request_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ReadDocumentRequest.SerializeToString,
+                response_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ReadDocumentResponse.FromString,
                 _registered_method=True)
         self.RecordDecisions = channel.unary_unary(
                 '/pawl.tool.v1.ExecutionService/RecordDecisions',
@@ -89,6 +104,17 @@ class ExecutionServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CheckOwnTools(self, request, context):
+        """Checks front-end tools that come with a run, as RegisterTool does those of a
+        store, and that the user may call no tool of their names, unless it is a
+        front-end tool with the same definition. Keeps nothing. Read-only.
+
+        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def CheckCalls(self, request, context):
         """Checks the calls of one batch: existence, authorisation, schema (defaults
         applied, lossless coercions reported, all violations listed), category,
@@ -111,6 +137,27 @@ class ExecutionServiceServicer(object):
         Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
         takes too long to find out; OVERLOADED (too much of the store waits to be
         checked).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def CheckOutput(self, request, context):
+        """Checks the schema of a response format, and with `output` an answer against
+        it. Read-only.
+
+        Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
+        beside an answer that is one of the `faults`);
+        OVERLOADED (too much of the store waits to be checked).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ReadDocument(self, request, context):
+        """Reads a document for a message of its user. Read-only.
+
+        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -181,6 +228,11 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ResolveToolsRequest.FromString,
                     response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ResolveToolsResponse.SerializeToString,
             ),
+            'CheckOwnTools': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckOwnTools,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsResponse.SerializeToString,
+            ),
             'CheckCalls': grpc.unary_unary_rpc_method_handler(
                     servicer.CheckCalls,
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckCallsRequest.FromString,
@@ -190,6 +242,16 @@ def add_ExecutionServiceServicer_to_server(servicer, server):
                     servicer.CheckAnswer,
                     request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerRequest.FromString,
                     response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerResponse.SerializeToString,
+            ),
+            'CheckOutput': grpc.unary_unary_rpc_method_handler(
+                    servicer.CheckOutput,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOutputRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOutputResponse.SerializeToString,
+            ),
+            'ReadDocument': grpc.unary_unary_rpc_method_handler(
+                    servicer.ReadDocument,
+                    request_deserializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ReadDocumentRequest.FromString,
+                    response_serializer=pawl_dot_tool_dot_v1_dot_execution__pb2.ReadDocumentResponse.SerializeToString,
             ),
             'RecordDecisions': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordDecisions,
@@ -252,6 +314,33 @@ class ExecutionService(object):
             _registered_method=True)
 
     @staticmethod
+    def CheckOwnTools(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/CheckOwnTools',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOwnToolsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
     def CheckCalls(request,
             target,
             options=(),
@@ -295,6 +384,60 @@ class ExecutionService(object):
             '/pawl.tool.v1.ExecutionService/CheckAnswer',
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerRequest.SerializeToString,
             pawl_dot_tool_dot_v1_dot_execution__pb2.CheckAnswerResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CheckOutput(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/CheckOutput',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOutputRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.CheckOutputResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadDocument(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.tool.v1.ExecutionService/ReadDocument',
+            pawl_dot_tool_dot_v1_dot_execution__pb2.ReadDocumentRequest.SerializeToString,
+            pawl_dot_tool_dot_v1_dot_execution__pb2.ReadDocumentResponse.FromString,
             options,
             channel_credentials,
             insecure,

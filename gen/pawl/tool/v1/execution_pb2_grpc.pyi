@@ -42,6 +42,13 @@ class ExecutionServiceStub:
     Errors: TOOL_NOT_FOUND (metadata `tool_name`) if a name asked for does not
     exist or the user may not call it.
     """
+    CheckOwnTools: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]
+    """Checks front-end tools that come with a run, as RegisterTool does those of a
+    store, and that the user may call no tool of their names, unless it is a
+    front-end tool with the same definition. Keeps nothing. Read-only.
+
+    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+    """
     CheckCalls: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
@@ -60,6 +67,19 @@ class ExecutionServiceStub:
     Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
     takes too long to find out; OVERLOADED (too much of the store waits to be
     checked).
+    """
+    CheckOutput: _grpc.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]
+    """Checks the schema of a response format, and with `output` an answer against
+    it. Read-only.
+
+    Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
+    beside an answer that is one of the `faults`);
+    OVERLOADED (too much of the store waits to be checked).
+    """
+    ReadDocument: _grpc.UnaryUnaryMultiCallable[_execution_pb2.ReadDocumentRequest, _execution_pb2.ReadDocumentResponse]
+    """Reads a document for a message of its user. Read-only.
+
+    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
     """
     RecordDecisions: _grpc.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]
     """Writes what people decided about calls to the audit chain. To be called
@@ -117,6 +137,13 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     Errors: TOOL_NOT_FOUND (metadata `tool_name`) if a name asked for does not
     exist or the user may not call it.
     """
+    CheckOwnTools: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOwnToolsRequest, _execution_pb2.CheckOwnToolsResponse]  # type: ignore[assignment]
+    """Checks front-end tools that come with a run, as RegisterTool does those of a
+    store, and that the user may call no tool of their names, unless it is a
+    front-end tool with the same definition. Keeps nothing. Read-only.
+
+    Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+    """
     CheckCalls: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckCallsRequest, _execution_pb2.CheckCallsResponse]  # type: ignore[assignment]
     """Checks the calls of one batch: existence, authorisation, schema (defaults
     applied, lossless coercions reported, all violations listed), category,
@@ -135,6 +162,19 @@ class ExecutionServiceAsyncStub(ExecutionServiceStub):
     Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
     takes too long to find out; OVERLOADED (too much of the store waits to be
     checked).
+    """
+    CheckOutput: _aio.UnaryUnaryMultiCallable[_execution_pb2.CheckOutputRequest, _execution_pb2.CheckOutputResponse]  # type: ignore[assignment]
+    """Checks the schema of a response format, and with `output` an answer against
+    it. Read-only.
+
+    Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
+    beside an answer that is one of the `faults`);
+    OVERLOADED (too much of the store waits to be checked).
+    """
+    ReadDocument: _aio.UnaryUnaryMultiCallable[_execution_pb2.ReadDocumentRequest, _execution_pb2.ReadDocumentResponse]  # type: ignore[assignment]
+    """Reads a document for a message of its user. Read-only.
+
+    Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
     """
     RecordDecisions: _aio.UnaryUnaryMultiCallable[_execution_pb2.RecordDecisionsRequest, _execution_pb2.RecordDecisionsResponse]  # type: ignore[assignment]
     """Writes what people decided about calls to the audit chain. To be called
@@ -197,6 +237,19 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def CheckOwnTools(
+        self,
+        request: _execution_pb2.CheckOwnToolsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.CheckOwnToolsResponse, _abc.Awaitable[_execution_pb2.CheckOwnToolsResponse]]:
+        """Checks front-end tools that come with a run, as RegisterTool does those of a
+        store, and that the user may call no tool of their names, unless it is a
+        front-end tool with the same definition. Keeps nothing. Read-only.
+
+        Errors: TOOL_EXISTS, INVALID_SCHEMA, INVALID_FIELD.
+        """
+
+    @_abc_1.abstractmethod
     def CheckCalls(
         self,
         request: _execution_pb2.CheckCallsRequest,
@@ -225,6 +278,31 @@ class ExecutionServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: INVALID_ARGUMENTS, with what is wrong and what would fit, or that it
         takes too long to find out; OVERLOADED (too much of the store waits to be
         checked).
+        """
+
+    @_abc_1.abstractmethod
+    def CheckOutput(
+        self,
+        request: _execution_pb2.CheckOutputRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.CheckOutputResponse, _abc.Awaitable[_execution_pb2.CheckOutputResponse]]:
+        """Checks the schema of a response format, and with `output` an answer against
+        it. Read-only.
+
+        Errors: INVALID_SCHEMA (it cannot be used, or takes too long to compile;
+        beside an answer that is one of the `faults`);
+        OVERLOADED (too much of the store waits to be checked).
+        """
+
+    @_abc_1.abstractmethod
+    def ReadDocument(
+        self,
+        request: _execution_pb2.ReadDocumentRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_execution_pb2.ReadDocumentResponse, _abc.Awaitable[_execution_pb2.ReadDocumentResponse]]:
+        """Reads a document for a message of its user. Read-only.
+
+        Errors: DOCUMENT_NOT_FOUND, INVALID_FIELD.
         """
 
     @_abc_1.abstractmethod

@@ -64,6 +64,13 @@ class _RuleScopeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_RuleScope.V
     """In all runs of the user who made it."""
     RULE_SCOPE_STORE: _RuleScope.ValueType  # 4
     """In all runs of the store."""
+    RULE_SCOPE_AGENT: _RuleScope.ValueType  # 5
+    """In all runs of one agent of the store, in whatever version, and whoever
+    starts them. DENY and ASK hold for the runs, too, to which such a run gives
+    tasks, whatever their own agents are, and for runs of which it is not known
+    what their agent is (a process of the version before drives them); ALLOW
+    holds for runs of that agent only.
+    """
 
 class RuleScope(_RuleScope, metaclass=_RuleScopeEnumTypeWrapper):
     """RuleScope is where a rule counts."""
@@ -78,6 +85,13 @@ RULE_SCOPE_USER: RuleScope.ValueType  # 3
 """In all runs of the user who made it."""
 RULE_SCOPE_STORE: RuleScope.ValueType  # 4
 """In all runs of the store."""
+RULE_SCOPE_AGENT: RuleScope.ValueType  # 5
+"""In all runs of one agent of the store, in whatever version, and whoever
+starts them. DENY and ASK hold for the runs, too, to which such a run gives
+tasks, whatever their own agents are, and for runs of which it is not known
+what their agent is (a process of the version before drives them); ALLOW
+holds for runs of that agent only.
+"""
 Global___RuleScope: _TypeAlias = RuleScope  # noqa: Y015
 
 @_typing.final
@@ -157,7 +171,8 @@ class Rule(_message.Message):
     """Where it counts."""
     scope_id: _builtins.str
     """RUN, CONVERSATION: which one. A run must be there, and the caller's; a
-    conversation may be begun later.
+    conversation may be begun later. AGENT: its name; `default` for runs that
+    name none. A rule stays when its agent is deleted.
     """
     tool_name: _builtins.str
     """Name of a tool; "*" for all, "name.*" for all of a source."""

@@ -39,8 +39,8 @@ class RuleServiceStub:
 
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
-    STORE count for everybody in the store; making and revoking them needs the
-    role admin. A delegate whose key does not say that it decides for users makes
+    STORE count for everybody in the store, those of AGENT for all runs of that
+    agent, whoever starts them; making and revoking them needs the role admin. A delegate whose key does not say that it decides for users makes
     no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
@@ -55,12 +55,14 @@ class RuleServiceStub:
     """Makes a rule. Idempotent by request id. It is in force at once where it was
     made, and within a second on every replica.
 
-    In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
-    them of one user: users' rules take no place of the store's.
+    In force at once are at most 1000 rules of STORE and AGENT, and 1000 others,
+    100 of them of one user: users' rules take no place of the store's.
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
-    CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
+    AGENT_NOT_FOUND (AGENT: the store has no such agent),
+    CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
+    of it comes back, also by the same request), REQUEST_ID_REUSED.
     """
     RevokeRule: _grpc.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]
     """Revokes a rule, for good. Calls that it has allowed and that have not begun
@@ -89,8 +91,8 @@ class RuleServiceAsyncStub(RuleServiceStub):
 
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
-    STORE count for everybody in the store; making and revoking them needs the
-    role admin. A delegate whose key does not say that it decides for users makes
+    STORE count for everybody in the store, those of AGENT for all runs of that
+    agent, whoever starts them; making and revoking them needs the role admin. A delegate whose key does not say that it decides for users makes
     no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
@@ -102,12 +104,14 @@ class RuleServiceAsyncStub(RuleServiceStub):
     """Makes a rule. Idempotent by request id. It is in force at once where it was
     made, and within a second on every replica.
 
-    In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
-    them of one user: users' rules take no place of the store's.
+    In force at once are at most 1000 rules of STORE and AGENT, and 1000 others,
+    100 of them of one user: users' rules take no place of the store's.
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
-    CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
+    AGENT_NOT_FOUND (AGENT: the store has no such agent),
+    CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
+    of it comes back, also by the same request), REQUEST_ID_REUSED.
     """
     RevokeRule: _aio.UnaryUnaryMultiCallable[_rule_pb2.RevokeRuleRequest, _rule_pb2.RevokeRuleResponse]  # type: ignore[assignment]
     """Revokes a rule, for good. Calls that it has allowed and that have not begun
@@ -135,8 +139,8 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Rules of RUN, CONVERSATION and USER belong to the user who made them and
     count for that user's runs; making one needs the right to approve. Rules of
-    STORE count for everybody in the store; making and revoking them needs the
-    role admin. A delegate whose key does not say that it decides for users makes
+    STORE count for everybody in the store, those of AGENT for all runs of that
+    agent, whoever starts them; making and revoking them needs the role admin. A delegate whose key does not say that it decides for users makes
     no ALLOW, and revokes nothing but ALLOW.
 
     Trust mode is such a rule: ALLOW, tool "*", of a run, a conversation or a
@@ -152,12 +156,14 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
         """Makes a rule. Idempotent by request id. It is in force at once where it was
         made, and within a second on every replica.
 
-        In force at once are at most 1000 rules of STORE, and 1000 others, 100 of
-        them of one user: users' rules take no place of the store's.
+        In force at once are at most 1000 rules of STORE and AGENT, and 1000 others,
+        100 of them of one user: users' rules take no place of the store's.
 
         Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
         TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
-        CALL_NOT_FOUND (`call_id`), REQUEST_ID_REUSED.
+        AGENT_NOT_FOUND (AGENT: the store has no such agent),
+        CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
+        of it comes back, also by the same request), REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

@@ -175,6 +175,38 @@ class Tool(_message.Message):
 Global___Tool: _TypeAlias = Tool  # noqa: Y015
 
 @_typing.final
+class OwnTool(_message.Message):
+    """OwnTool is a front-end tool that came with a run or its session, and exists for
+    that run only.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEFINITION_FIELD_NUMBER: _builtins.int
+    DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
+    definition_sha256: _builtins.str
+    """SHA-256, in hex, of the definition. In the audit chain and in the analytics
+    the tool is called by its name, `@` and the first 12 digits of this.
+    """
+    @_builtins.property
+    def definition(self) -> Global___ToolDefinition:
+        """The definition."""
+
+    def __init__(
+        self,
+        *,
+        definition: Global___ToolDefinition | None = ...,
+        definition_sha256: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "definition_sha256", b"definition_sha256"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OwnTool: _TypeAlias = OwnTool  # noqa: Y015
+
+@_typing.final
 class RegisterToolRequest(_message.Message):
     """RegisterToolRequest registers a tool."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 import grpc
@@ -11,10 +12,12 @@ from msgspec.structs import asdict
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.adapters.views import call_view, lease_answer, log_gap, logged_event, reply, run_view
 from pawl.agent_loop.app.public_values import (
+    BroughtTools,
     CallView,
     ClientSession,
     DecisionCommand,
     DecisionRight,
+    ErasureView,
     EventPage,
     LeaseAnswer,
     NewMessage,
@@ -25,28 +28,37 @@ from pawl.agent_loop.app.public_values import (
     PublicCommand,
     Reply,
     ResultCommand,
+    RunFilter,
     RunView,
 )
-from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import ENDED, RunState
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId
+from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc_client import translated
 from pawl.chassis.translate import Exceptions
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.errors import DependencyUnavailable, MethodNotFound
+from pawl.event.v1 import call_pb2, conversation_pb2
+from pawl.job.v1 import erasure_pb2, erasure_pb2_grpc, ledger_pb2_grpc
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job.v1 import ledger_pb2_grpc
 
 EVENTS_PER_PAGE = 256
 
 _MESSAGE: Final = wire.WIRE.struct(
     NewMessage,
     pb.SubmitMessageRequest,
-    Exceptions(of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people")),
+    Exceptions(
+        of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people"),
+        of_struct=("brought",),
+    ),
 )
 _RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
-_RUN_STATES: Final = wire.WIRE.enum(RunState, run_pb2.RunState)
+_RUN_FILTER: Final = wire.WIRE.struct(
+    RunFilter, pb.ListRunsRequest, Exceptions(of_message=("store_id", "user_id", "page_size", "page_token"))
+)
 _CALL_STATES: Final = wire.WIRE.enum(CallState, call_pb2.CallState)
 
 
@@ -75,15 +87,34 @@ class PublicLedgerClient:
 
     def __init__(self, channel: grpc.aio.Channel, run_due: Callable[[], None] = lambda: None) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
+        self._erasures = erasure_pb2_grpc.ErasureServiceStub(channel)
         self._run_due = run_due
 
     async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
         request = pb.SubmitMessageRequest(
             **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
         )
+        if message.brought is not None:
+            return await self._start(request, message.brought), False
         response = await translated(self._stub.SubmitMessage(request))
         self._note(run := run_view(response.run))
         return run, response.steered
+
+    async def _start(self, message: pb.SubmitMessageRequest, brought: BroughtTools) -> RunView:
+        request = pb.StartRunRequest(
+            message=message,
+            tools=map(wire.OWN_TOOL.write, brought.tools),
+            client_id=brought.client_id,
+            loop_state=loop_state.write(loop_state.with_own_tools()),
+            only_repeat=not brought.tools,
+            asked_tools_sha256=brought.asked_sha256,
+        )
+        try:
+            response = await translated(self._stub.StartRun(request))
+        except MethodNotFound:
+            raise DependencyUnavailable("the ledger knows no tools of a run yet: try again") from None
+        self._note(run := run_view(response.run))
+        return run
 
     def _note(self, run: RunView) -> None:
         """See that a run is claimed, if it may be due: one that is being driven is not, its worker is told."""
@@ -148,7 +179,8 @@ class PublicLedgerClient:
     async def get_run(self, caller: Principal, run_id: RunId) -> RunView:
         request = pb.GetRunRequest(**_of(caller), run_id=run_id)
         response = await translated(self._stub.GetRun(request))
-        return run_view(response.run)
+        tools = tuple(map(wire.OWN_TOOL.read, response.own_tools))
+        return replace(run_view(response.run), brought_tools=tools) if tools else run_view(response.run)
 
     async def get_call(self, caller: Principal, call_id: CallId, *, for_approval: bool = False) -> CallView:
         request = pb.GetCallRequest(**_of(caller), call_id=call_id, for_approval=for_approval)
@@ -165,15 +197,8 @@ class PublicLedgerClient:
             gap=log_gap(response.gap) if response.HasField("gap") else None,
         )
 
-    async def list_runs(
-        self, caller: Principal, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
-    ) -> Page[RunView]:
-        request = pb.ListRunsRequest(
-            **_of(caller),
-            **asdict(page),
-            conversation_id=conversation_id,
-            states=map(_RUN_STATES.write, states),
-        )
+    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
+        request = pb.ListRunsRequest(**_of(caller), **asdict(page), **_RUN_FILTER.fields(wanted))
         response = await translated(self._stub.ListRuns(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 
@@ -185,10 +210,94 @@ class PublicLedgerClient:
     async def undo_sources(self, caller: Principal, run_id: RunId) -> tuple[UndoSource, ...]:
         return await undo_reads.sources(self._stub, caller.store_id, caller.user_id, run_id)
 
+    async def erase_conversation(
+        self, caller: Principal, conversation_id: ConversationId, page: PageAsked
+    ) -> ErasureView:
+        request = erasure_pb2.EraseConversationRequest(**_of(caller), conversation_id=conversation_id, **asdict(page))
+        response = await translated(self._erasures.EraseConversation(request))
+        left = Page[object](items=tuple(response.left_calls), next_page_token=response.next_page_token)
+        return ErasureView(erasure=response.erasure, left=left)
+
     async def list_messages(self, caller: Principal, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
         request = pb.ListMessagesRequest(**_of(caller), conversation_id=conversation_id, **asdict(page))
         response = await translated(self._stub.ListMessages(request))
         return Page(items=tuple(response.messages), next_page_token=response.next_page_token)
+
+    async def get_conversation(
+        self, caller: Principal, conversation_id: ConversationId, *, conversation_key: str = ""
+    ) -> object:
+        request = pb.GetConversationRequest(
+            **_of(caller), conversation_id=conversation_id, conversation_key=conversation_key
+        )
+        return (await translated(self._stub.GetConversation(request))).conversation
+
+    async def list_conversations(
+        self,
+        caller: Principal,
+        page: PageAsked,
+        *,
+        archived: bool | None,
+        query: str,
+        labels: Mapping[str, str],
+        shared: bool,
+    ) -> Page[object]:
+        request = pb.ListConversationsRequest(
+            **_of(caller), **asdict(page), archived=archived, query=query, labels=labels, shared=shared
+        )
+        response = await translated(self._stub.ListConversations(request))
+        return Page(items=tuple(response.conversations), next_page_token=response.next_page_token)
+
+    async def update_conversation(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        conversation_id: ConversationId,
+        *,
+        title: str | None,
+        archived: bool | None,
+        labels: Mapping[str, str] | None,
+        sharing: int,
+        shows_arguments: bool | None,
+    ) -> object:
+        request = pb.UpdateConversationRequest(
+            **_of(caller),
+            request_id=request_id,
+            conversation_id=conversation_id,
+            title=title,
+            archived=archived,
+            labels=None if labels is None else conversation_pb2.Labels(labels=labels),
+            sharing=sharing,  # type: ignore[arg-type]  # the ledger says what it knows
+            shows_arguments=shows_arguments,
+        )
+        return (await translated(self._stub.UpdateConversation(request))).conversation
+
+    async def fork_conversation(
+        self, caller: Principal, request_id: RequestId, conversation_id: ConversationId, *, number: int
+    ) -> object:
+        request = pb.ForkConversationRequest(
+            **_of(caller), request_id=request_id, conversation_id=conversation_id, number=number
+        )
+        return (await translated(self._stub.ForkConversation(request))).conversation
+
+    async def import_conversation(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        messages: Sequence[Message],
+        calls: Sequence[Call],
+        *,
+        title: str,
+        conversation_key: str,
+    ) -> object:
+        request = pb.ImportConversationRequest(
+            **_of(caller),
+            request_id=request_id,
+            messages=map(wire.MESSAGE.write, messages),
+            calls=map(wire.CALL.write, calls),
+            title=title,
+            conversation_key=conversation_key,
+        )
+        return (await translated(self._stub.ImportConversation(request))).conversation
 
     async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[RunView]:
         request = pb.ListAttentionRequest(store_id=caller.store_id, run_id=run_id, **asdict(page))

@@ -12,7 +12,10 @@ import grpc
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
+from pawl.agent_loop.domain.agents import OfferedTool
 from pawl.agent_loop.domain.call import ExecutionContext
+from pawl.agent_loop.domain.fact import OutputChecked
+from pawl.agent_loop.domain.parts import FilePart
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
     Disposition,
@@ -29,10 +32,11 @@ from pawl.agent_loop.domain.tool import (
     Tool,
     Verdict,
 )
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, StoreId
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
-from pawl.errors import Internal, InvalidArguments, MethodNotFound
+from pawl.errors import DependencyUnavailable, Internal, InvalidArguments, MethodNotFound
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, execution_pb2_grpc, tool_pb2
 
@@ -47,7 +51,14 @@ _CONTEXTS: Final = wire.translator({ExecutionContext: ExecutionContext.UNSPECIFI
 )
 
 _CONTEXT: Final = _wire.struct(CallContext, execution_pb2.CallContext)
-_PROPOSED: Final = _wire.struct(ProposedCall, execution_pb2.ProposedCall)
+_PROPOSED: Final = _wire.struct(
+    ProposedCall,
+    execution_pb2.ProposedCall,
+    Exceptions(
+        of_struct=("own_tool",),
+        write={"own_tool": lambda call: None if call.own_tool is None else wire.OWN_TOOL.write(call.own_tool)},
+    ),
+)
 _DECISION: Final = _wire.struct(RecordedDecision, execution_pb2.RecordedDecision)
 _RESULT_NOTE: Final = _wire.struct(
     RecordedResult,
@@ -74,6 +85,7 @@ _TOOL: Final = _wire.struct(
             "context": lambda tool: _CONTEXTS.read(tool.definition.context),
         },
         of_message=("definition", "source", "create_time"),
+        of_struct=("own_definition", "definition_sha256"),
     ),
 )
 _READS: Final = _wire.struct(ReadTimeouts, execution_pb2.ExecuteReads)
@@ -82,26 +94,49 @@ _VERDICT: Final = _wire.struct(Verdict, execution_pb2.Verdict)
 _PIECE: Final = _wire.one_of(
     execution_pb2.ExecuteToolResponse, "kind", {"progress": ExecutionProgress, "result": ExecutionResult}
 )
+_OUTPUT: Final = _wire.struct(OutputChecked, execution_pb2.CheckOutputResponse)
 _STOPPED: Final = _wire.struct(Stopped, execution_pb2.CancelExecutionResponse)
 
 
 class RegistryClient:
-    """A `Registry` and a `CallChecker` over a channel to tool-registry. It makes no retries."""
+    """A `Registry`, a `CallChecker` and a `ToolFinder` over a channel to tool-registry. It makes no retries."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = execution_pb2_grpc.ExecutionServiceStub(channel)
 
     async def resolve(
-        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self,
+        context: CallContext,
+        names: Sequence[str],
+        pinned: Sequence[PinnedTool] = (),
+        *,
+        most: int = 0,
+        skip_missing: bool = False,
     ) -> Resolved:
         request = execution_pb2.ResolveToolsRequest(
             context=_CONTEXT.fields(context),
             tool_names=names,
             pinned_versions={tool.name: tool.version for tool in pinned},
             tools_max=most,
+            skip_missing=skip_missing,
         )
         response = await translated(self._stub.ResolveTools(request))
         return Resolved(tools=tuple(map(_TOOL.read, response.tools)), left_out=response.left_out_count)
+
+    async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
+        request = execution_pb2.CheckOwnToolsRequest(
+            context=_of(caller), definitions=map(tool_pb2.ToolDefinition.FromString, definitions)
+        )
+        try:
+            response = await translated(self._stub.CheckOwnTools(request))
+        except MethodNotFound:
+            raise DependencyUnavailable("the tool registry knows no tools of a run yet: try again") from None
+        return tuple(map(wire.OWN_TOOL.read, response.tools))
+
+    async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
+        request = execution_pb2.ResolveToolsRequest(context=_of(caller), with_opt_in=True)
+        response = await translated(self._stub.ResolveTools(request))
+        return tuple(OfferedTool(name=tool.definition.name, source=tool.source) for tool in response.tools)
 
     async def check(
         self,
@@ -156,6 +191,22 @@ class RegistryClient:
         with suppress(MethodNotFound):
             await translated(self._stub.CheckAnswer(request))
 
+    async def read_document(self, caller: Principal, file: FilePart) -> str:
+        request = execution_pb2.ReadDocumentRequest(
+            store_id=caller.store_id, user_id=caller.user_id, name=file.document_name, shared=file.shared
+        )
+        return (await translated(self._stub.ReadDocument(request))).text
+
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
+        asked = None if output is None else output.encode()
+        request = execution_pb2.CheckOutputRequest(store_id=store_id, schema_json=schema_json, output=asked)
+        try:
+            return _OUTPUT.read(await translated(self._stub.CheckOutput(request)))
+        except MethodNotFound:
+            # Of the version before this one: what nobody checks must not pass.
+            message = "tool-registry cannot check answers yet: it is of an older version, try again"
+            raise DependencyUnavailable(message) from None
+
     async def check_edit(self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
         context = CallContext(
             store_id=store_id,
@@ -167,6 +218,8 @@ class RegistryClient:
             approvals_required=run.approvals_required,
             credential_id=run.credential_id,
             delegate_user_id=run.delegate_user_id,
+            agent_name=run.agent_name,
+            above=run.above,
         )
         proposed = ProposedCall(
             call_id=call.call_id,
@@ -174,6 +227,7 @@ class RegistryClient:
             tool_version=call.tool_version,
             arguments_json=arguments_json,
             edited=True,
+            own_tool=next((tool for tool in run.brought_tools if tool.name == call.tool_name), None),
         )
         verdicts = await self.check(context, [proposed], [call.tool_name])
         if len(verdicts) != 1:
@@ -182,3 +236,12 @@ class RegistryClient:
         if verdict.disposition is Disposition.REFUSE:
             raise InvalidArguments(verdict.error_message)
         return EditVerdict(arguments_json=verdict.arguments_json, digest=verdict.digest, preview=verdict.preview)
+
+    async def count_tools(self, caller: Principal) -> int:
+        request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)
+        response = await translated(self._stub.ResolveTools(request))
+        return len(response.tools) + response.left_out_count
+
+
+def _of(caller: Principal) -> execution_pb2.CallContext:
+    return execution_pb2.CallContext(store_id=caller.store_id, user_id=caller.user_id, user_roles=sorted(caller.roles))

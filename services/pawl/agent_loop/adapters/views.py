@@ -11,6 +11,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import CallView, LeaseAnswer, LogGap, LoggedEvent, Outcome, Reply, RunView
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.run import RunState
+from pawl.chassis.ids import DEFAULT_AGENT
 from pawl.chassis.translate import Exceptions
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -45,7 +46,9 @@ run_view: Final = _wire.struct(
             "tokens_used": lambda run: run.usage.input_tokens + run.usage.output_tokens,
             "document": lambda run: run,
             "approvals_required": lambda run: run.options.approvals_required,
+            "agent_name": lambda run: run.agent.name or DEFAULT_AGENT,
         },
+        of_struct=("brought_tools",),
         of_message=_unseen(run_pb2.Run, RunView),
     ),
 ).read

@@ -11,17 +11,20 @@ from pawl.agent_loop.domain.call import (
     Call,
     CallResult,
     EffectClass,
+    ExecutionContext,
     OfferFallback,
     Question,
     QuestionKind,
 )
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
-from pawl.agent_loop.domain.message import Message
+from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, FailureClass, Run, RunFailure, RunOptions, Undo, Usage
+from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.tool.v1 import tool_pb2
 
 _DEFAULTS: Final[dict[type[Enum], Enum]] = {
     **enum_defaults(RunOptions()),
@@ -58,6 +61,11 @@ def _expiry_policy(options: RunOptions | AskedOptions) -> int | None:
     return None if policy is ApprovalExpiryPolicy.DENY else _EXPIRY_POLICIES.write(policy)
 
 
+def _role(message: message_pb2.Message) -> Role:
+    is_extended = message.role == message_pb2.ROLE_USER_EXTENDED
+    return Role.USER if is_extended else _ROLES.read(message.role)
+
+
 def _result(message: call_pb2.Call) -> CallResult | None:
     """Return the result, or what stands for one that the ledger left out; None if there is none yet."""
     if message.HasField("result"):
@@ -69,6 +77,7 @@ def _result(message: call_pb2.Call) -> CallResult | None:
 
 
 WIRE: Final = translator({})
+_ROLES: Final = WIRE.enum(Role, message_pb2.Role, without=("USER_EXTENDED",))
 _EXPIRY_POLICIES: Final = WIRE.enum(ApprovalExpiryPolicy, run_pb2.ApprovalExpiryPolicy)
 
 USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
@@ -107,6 +116,12 @@ RUN: Final = WIRE.struct(
             "crash_count",
             "token_budget",
             "queue_position",
+            "waiting",
+            "update_time",
+            "progress_time",
+            "call_counts",
+            "child_run_ids",
+            "labels",
         )
     ),
 )
@@ -114,7 +129,12 @@ MESSAGE: Final = WIRE.struct(
     Message,
     message_pb2.Message,
     # The ledger gives ids, numbers and times.
-    Exceptions(unwritten=("message_id", "run_id", "number"), of_message=("conversation_id", "create_time")),
+    Exceptions(
+        read={"role": _role},
+        write={"role": lambda message: _ROLES.write(message.role)},
+        unwritten=("message_id", "run_id", "number"),
+        of_message=("conversation_id", "create_time"),
+    ),
 )
 QUESTION: Final = WIRE.struct(Question, call_pb2.Question)
 RESULT: Final = WIRE.struct(CallResult, call_pb2.CallResult)
@@ -136,3 +156,20 @@ CALL: Final = WIRE.struct(
         of_message=("user_id", "result_omitted_bytes"),
     ),
 )
+OWN_TOOL: Final = WIRE.struct(
+    Tool,
+    tool_pb2.OwnTool,
+    Exceptions(
+        read={
+            "name": lambda message: message.definition.name,
+            "version": lambda _: 1,
+            "description": lambda message: message.definition.description,
+            "arguments_schema_json": lambda message: message.definition.arguments_schema_json,
+            "fallback_tool_name": lambda message: message.definition.fallback_tool_name,
+            "context": lambda _: ExecutionContext.FRONTEND,
+            "own_definition": lambda message: message.definition.SerializeToString(),
+        },
+        write={"definition": lambda tool: tool_pb2.ToolDefinition.FromString(tool.own_definition)},
+    ),
+)
+"""Between a tool that came with a run, and its message."""

@@ -69,7 +69,7 @@ class WorkerLedgerClient:
         with translating():
             async for part in self._stub.LoadRun(request, timeout=_PARTS_SECONDS_MAX):
                 response.MergeFrom(part)
-        return _LOADED.read(response)
+        return _loaded(response)
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewal:
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
@@ -117,6 +117,13 @@ def _came_along(run: pb.ClaimedRun) -> Loaded | None:
     if not run.HasField("loaded"):
         return None
     try:
-        return _LOADED.read(run.loaded)
+        return _loaded(run.loaded)
     except NewerVersion:
         return None
+
+
+def _loaded(response: pb.LoadRunResponse) -> Loaded:
+    loaded = _LOADED.read(response)
+    if loaded.loop.version == loop_state.with_own_tools().version and not loaded.own_tools:
+        raise NewerVersion("the run came with tools, of which this ledger does not know")
+    return loaded

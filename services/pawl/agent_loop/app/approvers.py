@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pawl.agent_loop.app.public_values import DecisionRight
 from pawl.chassis.auth import Principal
-from pawl.chassis.roles import Role
+from pawl.chassis.roles import APPROVERS
 from pawl.errors import PermissionDenied
-
-_ROLES: Final = frozenset({Role.APPROVER, Role.ADMIN})
 
 
 def decision_right(caller: Principal) -> DecisionRight:
@@ -19,7 +15,7 @@ def decision_right(caller: Principal) -> DecisionRight:
     roles and not these decides none; who has no roles at all decides about their
     own runs. The questions of a run are its user's in any case.
     """
-    if caller.roles & _ROLES:
+    if caller.roles & APPROVERS:
         return DecisionRight.STORE
     return DecisionRight.QUESTIONS if caller.roles else DecisionRight.OWN_RUNS
 
@@ -30,5 +26,5 @@ def require_approver(caller: Principal) -> None:
     Raises:
         PermissionDenied: the caller is neither approver nor admin.
     """
-    if not caller.roles & _ROLES:
+    if not caller.roles & APPROVERS:
         raise PermissionDenied("this needs the role approver or admin")

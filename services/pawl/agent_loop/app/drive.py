@@ -45,7 +45,7 @@ from pawl.agent_loop.domain.planning import Plan
 from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import LeaseAction, Step
-from pawl.agent_loop.domain.tool import RecordedDecision
+from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis.ids import CallId, CommandId
 from pawl.chassis.retry import INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.tasks import within
@@ -90,7 +90,8 @@ class Drive:
         self._handing_over = False
         self._recorded: set[CommandId] = set()
         self._given: frozenset[RecordedDecision] = frozenset()
-        self._given_up: set[CallId] = set()
+        self._given_up: dict[CallId, RecordedResult] = {}
+        self._reported: set[CallId] = set()
         self._refusals = 0
         self._has_written = False
         # Of model calls of which nothing is kept, as long as the ledger does not know what they cost.
@@ -130,6 +131,7 @@ class Drive:
             signal=self._signal,
             now=self._now,
             active_seconds=self._active_seconds,
+            own_tools=loaded.own_tools,
         )
         try:
             while (left := await self._turn()) is None:
@@ -240,10 +242,11 @@ class Drive:
         next worker. Nobody has a run that has ended: what its last step gives up is told before, with some patience.
         """
         is_last = isinstance(plan.rest, Finish)
-        lost = given_up(plan.state if is_last else self._base)
-        untold = [note for note in lost if note.call_id not in self._given_up]
+        self._given_up |= {note.call_id: note for note in given_up(self._base)}
+        lost = self._given_up | {note.call_id: note for note in (given_up(plan.state) if is_last else ())}
+        untold = [note for note in lost.values() if note.call_id not in self._reported]
         if await self._tasks.tool_calls.report(untold, seconds_max=_LAST_REPORT_SECONDS if is_last else 0.0):
-            self._given_up.update(note.call_id for note in untold)
+            self._reported.update(note.call_id for note in untold)
 
     # The ledger's side.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Self, TypeAlias
 
@@ -10,6 +11,7 @@ import msgspec
 from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome, Reply
 from pawl.agent_loop.domain.call import DecisionKind
 from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.parts import Part
 from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.ids import CallId, ClientId, ConversationId, RunId
 
@@ -27,6 +29,8 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     client_id: ClientId
     tools: tuple[ClientTool, ...]
     calls_max: int
+    front_end_tools: tuple[bytes, ...] = ()
+    """The definitions, as the contract has them, of tools that come with each run which it starts."""
 
 
 class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,6 +40,15 @@ class UserMessage(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     options: AskedOptions
     policy: MessagePolicy
+    conversation_key: str = ""
+    agent: str = ""
+    """The agent that drives the run which it starts; empty for `default`."""
+    parts: tuple[Part, ...] = ()
+    """The rest of the message, after its text."""
+    front_end_tools: tuple[bytes, ...] = ()
+    """The definitions, as the contract has them, of tools that come with the run."""
+    labels: Mapping[str, str] = {}
+    """Those of the run which it starts."""
 
 
 class Start(msgspec.Struct, frozen=True, kw_only=True):

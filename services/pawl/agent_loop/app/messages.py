@@ -2,33 +2,102 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.frames import UserMessage
-from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, RunView
-from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.options import RunDefaults, complete
+from pawl.agent_loop.app.public_ports import DocumentReader, OutputChecker, PublicLedger, ToolFinder
+from pawl.agent_loop.app.public_values import BroughtTools, MessagePolicy, NewMessage, RunView
+from pawl.agent_loop.domain import checks, parts
+from pawl.agent_loop.domain.agents import DEFAULT, AgentVersion, options_of
+from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.parts import Part
+from pawl.agent_loop.domain.run import PinnedAgent, RunOptions
+from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RequestId
-from pawl.errors import InvalidField
+from pawl.chassis.ids import ClientId, RequestId
+from pawl.chassis.labels import check_labels
+from pawl.errors import AgentNotFound, InvalidField, InvalidSchema, PawlError, ToolExists
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionTools:
+    """The tools of a session, given as the contract has them, and the client whose it is."""
+
+    client_id: ClientId = ClientId("")
+    definitions: tuple[bytes, ...] = ()
+
+
+NO_SESSION: Final = SessionTools()
+"""In place of a session, for a run that is started without one."""
 
 
 class Messages:
     """Checks messages, completes their options and brings them to the ledger."""
 
-    def __init__(self, *, ledger: PublicLedger, defaults: RunDefaults) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        defaults: RunDefaults,
+        agents: Agents,
+        checker: OutputChecker,
+        documents: DocumentReader,
+        takes_images: bool,
+        tools: ToolFinder,
+    ) -> None:
         self._ledger = ledger
+        self._documents = documents
+        self._takes_images = takes_images
+        self._checker = checker
         self._defaults = defaults
+        self._agents = agents
+        self._tools = tools
 
-    async def start(self, caller: Principal, request_id: RequestId, message: UserMessage) -> RunView:
+    async def start(
+        self, caller: Principal, request_id: RequestId, message: UserMessage, session: SessionTools = NO_SESSION
+    ) -> RunView:
         """Create a run; durable when this returns. Idempotent by request id.
 
         Raises:
-            InvalidField, TooLarge: the message or an option is wrong.
-            ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
+            InvalidField, TooLarge: the message or an option is wrong, or is not for a run of the agent to say.
+            InvalidSchema: the schema of the response format, or of a tool that comes with the run, cannot be used.
+            UnsupportedPart, DocumentNotFound: a part of the message is not for these models, or is not there.
+            ToolExists: a tool that comes with the run has the name of another one.
+            AgentNotFound, ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
         """
         if message.policy is MessagePolicy.STEER:
             raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
-        run, _ = await self._submit(caller, request_id, message, must_exist=bool(message.conversation_id))
+        checked = await self._checked(caller, request_id, message, must_exist=bool(message.conversation_id))
+        asked = _own_tools(message, session, checked.options)
+        if not asked:
+            run, _ = await self._ledger.submit_message(caller, checked)
+            return run
+        return await self._start_with(caller, checked, asked, session)
+
+    async def _start_with(
+        self, caller: Principal, message: NewMessage, asked: Sequence[bytes], session: SessionTools
+    ) -> RunView:
+        """Create a run with tools of its own."""
+        refusal: PawlError | None = None
+        tools: tuple[Tool, ...] = ()
+        try:
+            tools = await self._tools.check_own(caller, asked)
+        except (InvalidField, InvalidSchema, ToolExists) as error:
+            # The same request may have started a run before there was a tool of that name: the ledger knows.
+            refusal = error
+        brought = BroughtTools(tools=tools, client_id=session.client_id, asked_sha256=_digest(asked))
+        try:
+            run, _ = await self._ledger.submit_message(caller, replace(message, brought=brought))
+        except ToolExists:
+            if refusal is None:
+                raise
+            raise refusal from None
         return run
 
     async def send(self, caller: Principal, request_id: RequestId, message: UserMessage) -> tuple[RunView, bool]:
@@ -36,18 +105,79 @@ class Messages:
 
         Raises: as `start`.
         """
-        return await self._submit(caller, request_id, message, must_exist=True)
+        checked = await self._checked(caller, request_id, message, must_exist=True)
+        return await self._ledger.submit_message(caller, checked)
 
-    async def _submit(
+    async def _checked(
         self, caller: Principal, request_id: RequestId, message: UserMessage, *, must_exist: bool
-    ) -> tuple[RunView, bool]:
-        checked = NewMessage(
+    ) -> NewMessage:
+        text, content = self._content(message)
+        labels = check_labels(message.labels)
+        asked = message.options
+        complete(asked, self._defaults)
+        if asked.response_format is not None:
+            await self._checker.check_output(caller.store_id, asked.response_format.schema_json, None)
+        try:
+            agent = await self._agents.of_run(caller, message.agent)
+        except AgentNotFound:
+            # The same request may have started a run while the agent was there: the ledger knows.
+            agent = None
+        options = complete(options_of(agent, asked, self._defaults.ceilings) if agent else asked, self._defaults)
+        return NewMessage(
             request_id=request_id,
             conversation_id=message.conversation_id,
             conversation_must_exist=must_exist,
-            text=checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX),
-            asked_options=message.options,
-            options=complete(message.options, self._defaults),
+            text=text,
+            parts=await self._with_texts(caller, content),
+            asked_options=asked,
+            options=options,
             policy=message.policy,
+            conversation_key=_key(message),
+            asked_agent="" if message.agent == DEFAULT else message.agent,
+            agent=_pinned(agent, asked) if agent else None,
+            labels=labels,
         )
-        return await self._ledger.submit_message(caller, checked)
+
+    def _content(self, message: UserMessage) -> tuple[str, tuple[Part, ...]]:
+        """Return a message as its text, or as its parts if it has more than that."""
+        if not message.parts:
+            return checks.text(message.text, "text", bytes_max=checks.MESSAGE_BYTES_MAX), ()
+        if message.policy is MessagePolicy.STEER:
+            raise InvalidField("what enters a run is a text: send parts with QUEUE or INTERRUPT", field="policy")
+        return "", parts.checked(message.text, message.parts, takes_images=self._takes_images)
+
+    async def _with_texts(self, caller: Principal, asked: Sequence[Part]) -> tuple[Part, ...]:
+        """Return the parts of a message with the texts of its documents, which stay with it."""
+        found = [
+            Part(file=parts.with_text(part.file, await self._documents.read_document(caller, part.file)))
+            if part.file is not None
+            else part
+            for part in asked
+        ]
+        return parts.within(found)
+
+
+def _own_tools(message: UserMessage, session: SessionTools, options: RunOptions) -> Sequence[bytes]:
+    """Return the definitions of the tools that come with a run: those that it names, and those of its session."""
+    if options.without_tools and message.front_end_tools:
+        problem = "front_end_tools: the run, or its agent, is to have no tools: leave them out"
+        raise InvalidField(problem, field="front_end_tools")
+    asked = () if options.without_tools else (*message.front_end_tools, *session.definitions)
+    return checks.own_tools(asked, "front_end_tools")
+
+
+def _digest(definitions: Sequence[bytes]) -> bytes:
+    """Return what tells one list of definitions from another."""
+    return hashlib.sha256(b"".join(hashlib.sha256(each).digest() for each in definitions)).digest()
+
+
+def _key(message: UserMessage) -> str:
+    """Return the key by which a message names its conversation; empty if it does not."""
+    if message.conversation_key and message.conversation_id:
+        raise InvalidField("give the conversation's id or its key, not both", field="conversation_key")
+    return checks.conversation_key(message.conversation_key)
+
+
+def _pinned(agent: AgentVersion, asked: AskedOptions) -> PinnedAgent:
+    gives_tools = bool(agent.tool_names) and not asked.tool_names
+    return PinnedAgent(name=agent.run_name, version=agent.version, gives_tools=gives_tools)

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import Randomness
-from pawl.agent_loop.domain import budget, coalesce, history, retry
+from pawl.agent_loop.domain import budget, coalesce, history, output, retry
 from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.domain.coalesce import Coalescer
 from pawl.agent_loop.domain.event import OutputDelta
@@ -67,7 +67,8 @@ class ModelCall:
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
-        prompt_bytes = len(msgspec.json.encode((request.messages, request.tools)))
+        prompt_bytes = sum(map(history.size_bytes, request.messages))
+        prompt_bytes += len(msgspec.json.encode((request.tools, request.response_format)))
         prompt_tokens = budget.prompt_tokens(self._state, prompt_bytes)
         if needed := budget.needed(self._state, prompt_tokens):
             return ModelFailed(error=budget.TOO_LITTLE, answer=self.answer(), jitter=random(), tokens_needed=needed)
@@ -120,14 +121,17 @@ class ModelCall:
             self._on_output()
 
 
-def request_of(state: State, tools: Sequence[Tool], *, default_model: str, echo: ReasoningEcho) -> ModelRequest:
+def request_of(
+    state: State, tools: Sequence[Tool], *, default_model: str, echo: ReasoningEcho, takes_images: bool = False
+) -> ModelRequest:
     """Return what the open model call of a state asks."""
     opened, options = state.loop.model_call, state.run.options
     limits = options.limits
     base = ModelRequest(
-        model=options.model or default_model,
+        model=state.model or default_model,
         messages=(),
         temperature=options.temperature,
+        reasoning_effort=options.reasoning_effort,
         headers_timeout_seconds=limits.model_headers_timeout_seconds,
         idle_timeout_seconds=limits.model_idle_timeout_seconds,
         deadline_seconds=max(0.1, limits.round_timeout_seconds - state.round_active_seconds),
@@ -139,16 +143,17 @@ def request_of(state: State, tools: Sequence[Tool], *, default_model: str, echo:
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
     return replace(
         base,
-        messages=history.of_run(state, echo),
+        messages=history.of_run(state, echo, takes_images=takes_images),
         tools=tuple(map(_function, offered)),
         tool_choice=_tool_choice(options.tool_choice) if offered and state.run.round == 1 else None,
+        response_format=output.asked(options.response_format) if options.response_format else None,
     )
 
 
 def _offered(state: State, tools: Sequence[Tool]) -> list[Tool]:
     """Return the tools that the model may call: fallbacks that were pinned along are not for it."""
     names = state.run.options.tool_names
-    return [tool for tool in tools if not names or tool.name in names]
+    return [tool for tool in tools if not names or tool.name in names or tool.is_own]
 
 
 @lru_cache(maxsize=1024)

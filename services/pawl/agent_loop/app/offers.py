@@ -11,6 +11,7 @@ from pawl.agent_loop.app.frames import ClientTool, Offer, OfferRevoked
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import CallView, ClientSession, Outcome, RunView
 from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.run import OwnTools
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
@@ -37,8 +38,8 @@ class _Candidate:
 class Offers:
     """The offered calls that one session knows of, and those that it holds.
 
-    It takes calls of attached runs whose tool the client can run, as many as the
-    client runs at once, in the order in which they were offered. `show` sends a
+    It takes calls of attached runs whose tool the client can run, or came with the
+    client's session, as many as the client runs at once, in the order in which they were offered. `show` sends a
     frame; `replaced` is called if a newer session of the client has come. `run`
     must be running; everything else is called from other tasks of the session and
     does not wait, unless it is async.
@@ -66,7 +67,7 @@ class Offers:
         self._lease_seconds = lease_seconds
         self._show = show
         self._replaced = replaced
-        self._runs: set[RunId] = set()
+        self._runs: dict[RunId, OwnTools | None] = {}
         self._candidates: dict[CallId, _Candidate] = {}
         self._held: dict[CallId, CallView] = {}
         self._leased: dict[CallId, CallView] = {}
@@ -76,7 +77,7 @@ class Offers:
 
     def adopt(self, run: RunView) -> None:
         """Take the offers of an attached run, from now on."""
-        self._runs.add(run.run_id)
+        self._runs[run.run_id] = run.own_tools
         for call in run.pending_calls:
             self.see(call)
 
@@ -127,7 +128,7 @@ class Offers:
 
     async def leave(self, run_id: RunId, *, release: bool) -> None:
         """Take no more offers of a run; with `release`, give back those that are held."""
-        self._runs.discard(run_id)
+        self._runs.pop(run_id, None)
         self._candidates = {key: each for key, each in self._candidates.items() if each.call.run_id != run_id}
         self._leased = {key: call for key, call in self._leased.items() if call.run_id != run_id}
         held = [call.call_id for call in self._held.values() if call.run_id == run_id]
@@ -147,7 +148,7 @@ class Offers:
         except (Unavailable, DeadlineExceeded) as error:
             _log.warning("offers.not_renewed", client=self._client.client_id, error=error.message)
             return
-        for run_id in {call.run_id for call in calls} - self._runs:
+        for run_id in {call.run_id for call in calls} - self._runs.keys():
             # Left over: the session has left the run, and giving it back did not work.
             await self._release(run_id)
         for call_id in before - {call.call_id for call in calls}:
@@ -173,10 +174,13 @@ class Offers:
                 await self._wait()
 
     def _can_run(self, call: CallView) -> bool:
-        versions = self._tools.get(call.tool_name)
-        if versions is None or call.run_id not in self._runs:
+        if call.run_id not in self._runs:
             return False
-        return not versions or call.tool_version in versions
+        own = self._runs[call.run_id]
+        if own is not None and own.client_id and call.tool_name in own.names:
+            return own.client_id == self._client.client_id
+        versions = self._tools.get(call.tool_name)
+        return versions is not None and (not versions or call.tool_version in versions)
 
     def _revoke(self, call_id: CallId, message: str) -> None:
         held = self._held.pop(call_id, None)

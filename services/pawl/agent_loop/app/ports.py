@@ -7,8 +7,10 @@ from typing import Protocol
 
 import msgspec
 
+from pawl.agent_loop.domain.agents import AgentVersion
 from pawl.agent_loop.domain.call import Answer, Call
 from pawl.agent_loop.domain.command import Command
+from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
@@ -21,6 +23,7 @@ from pawl.agent_loop.domain.tool import (
     RecordedResult,
     Resolved,
     Stopped,
+    Tool,
     Verdict,
 )
 from pawl.agent_loop.domain.undo import UndoSource
@@ -46,6 +49,8 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[Command, ...]
     loop: LoopState
     now: float
+    own_tools: tuple[Tool, ...] = ()
+    """The tools that came with it."""
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,6 +116,26 @@ class WorkerLedger(Protocol):
         """
 
 
+class AgentReader(Protocol):
+    """The ledger's agents. It may raise DependencyUnavailable and then be called again."""
+
+    async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
+        """Read a version; 0 for the newest of an agent that is not deleted.
+
+        Raises:
+            AgentNotFound
+        """
+        ...
+
+    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
+        """Read a draft of a user.
+
+        Raises:
+            AgentNotFound
+        """
+        ...
+
+
 class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The run that a registry call is about, and its user."""
 
@@ -128,6 +153,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The credential that started it."""
     delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it for the user; empty for none."""
+    agent_name: str = ""
+    """Its agent; empty if it is not known."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,9 +177,17 @@ class Registry(Protocol):
     """The tool registry. Every method may raise DependencyUnavailable and then be called again."""
 
     async def resolve(
-        self, context: CallContext, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0
+        self,
+        context: CallContext,
+        names: Sequence[str],
+        pinned: Sequence[PinnedTool] = (),
+        *,
+        most: int = 0,
+        skip_missing: bool = False,
     ) -> Resolved:
         """Return tools by name (none: all that the user may call), pinned ones in their version; `most` 0 means any.
+
+        `skip_missing` leaves those out that do not exist for this user.
 
         Raises:
             ToolNotFound: one does not exist for this user; metadata `tool_name` says which.
@@ -169,6 +204,10 @@ class Registry(Protocol):
 
         Executes nothing but, with `reads`, calls that only read: what is there in a moment comes with the verdict.
         """
+
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
+        """Return what an answer is beside the schema of a response format."""
+        ...
 
     async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
         """Write to the audit chain what people decided, before it takes effect. Idempotent.

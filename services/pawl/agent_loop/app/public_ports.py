@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
 from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
     EditVerdict,
+    ErasureView,
     EventPage,
     LeaseAnswer,
     LoggedEvent,
@@ -18,12 +19,18 @@ from pawl.agent_loop.app.public_values import (
     PendingFilter,
     PublicCommand,
     Reply,
+    RunFilter,
     RunView,
 )
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion, OfferedTool
+from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.fact import OutputChecked
+from pawl.agent_loop.domain.message import Message
+from pawl.agent_loop.domain.parts import FilePart
+from pawl.agent_loop.domain.tool import Tool
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId
+from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId, StoreId, UserId
 
 
 class PublicLedger(Protocol):
@@ -92,10 +99,8 @@ class PublicLedger(Protocol):
             RunNotFound, SeqBeyondEnd
         """
 
-    async def list_runs(
-        self, caller: Principal, page: PageAsked, *, conversation_id: ConversationId, states: tuple[RunState, ...]
-    ) -> Page[RunView]:
-        """Read the user's runs, newest first.
+    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
+        """Read the user's runs.
 
         Raises:
             InvalidPageToken
@@ -115,11 +120,89 @@ class PublicLedger(Protocol):
             RunNotFound
         """
 
+    async def erase_conversation(
+        self, caller: Principal, conversation_id: ConversationId, page: PageAsked
+    ) -> ErasureView:
+        """Begin to erase a conversation, and return how far that is, with a page of what has left.
+
+        Raises:
+            ConversationNotFound, InvalidPageToken
+        """
+
     async def list_messages(self, caller: Principal, conversation_id: ConversationId, page: PageAsked) -> Page[object]:
         """Read the messages of a conversation, as documents.
 
         Raises:
             ConversationNotFound, InvalidPageToken
+        """
+
+    async def get_conversation(
+        self, caller: Principal, conversation_id: ConversationId, *, conversation_key: str = ""
+    ) -> object:
+        """Read a conversation, by its id or by its key, as a document.
+
+        Raises:
+            ConversationNotFound
+        """
+
+    async def list_conversations(
+        self,
+        caller: Principal,
+        page: PageAsked,
+        *,
+        archived: bool | None,
+        query: str,
+        labels: Mapping[str, str],
+        shared: bool,
+    ) -> Page[object]:
+        """Read the user's conversations, or those that others share, as documents, the last used ones first.
+
+        Raises:
+            InvalidPageToken
+            InvalidField: the query has no word.
+        """
+
+    async def update_conversation(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        conversation_id: ConversationId,
+        *,
+        title: str | None,
+        archived: bool | None,
+        labels: Mapping[str, str] | None,
+        sharing: int,
+        shows_arguments: bool | None,
+    ) -> object:
+        """Change what is given of a conversation; return it as a document.
+
+        Raises:
+            ConversationNotFound, RequestIdReused
+        """
+
+    async def fork_conversation(
+        self, caller: Principal, request_id: RequestId, conversation_id: ConversationId, *, number: int
+    ) -> object:
+        """Make a conversation with the past of another one up to a message, or the last place; return it as a document.
+
+        Raises:
+            ConversationNotFound, ForkPointOpen, PastTooLong, RequestIdReused
+        """
+
+    async def import_conversation(
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        messages: Sequence[Message],
+        calls: Sequence[Call],
+        *,
+        title: str,
+        conversation_key: str,
+    ) -> object:
+        """Make a conversation of messages and settled calls that were made elsewhere; return it as a document.
+
+        Raises:
+            ConversationExists, RequestIdReused
         """
 
     async def list_attention(self, caller: Principal, run_id: RunId, page: PageAsked) -> Page[RunView]:
@@ -141,8 +224,33 @@ class PublicLedger(Protocol):
         """
 
 
-class CallChecker(Protocol):
-    """The registry, for edited arguments and answers."""
+class DocumentReader(Protocol):
+    """The registry's documents."""
+
+    async def read_document(self, caller: Principal, file: FilePart) -> str:
+        """Return the text that a document has now which the caller can read.
+
+        Raises:
+            DocumentNotFound
+            InvalidField: no document can have that name.
+        """
+        ...
+
+
+class OutputChecker(Protocol):
+    """The registry, for the form of answers."""
+
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: str | None) -> OutputChecked:
+        """Return what an answer is beside the schema of a response format; with None check the schema alone.
+
+        Raises:
+            InvalidSchema: it cannot be used.
+            Overloaded, DependencyUnavailable: it cannot be said now.
+        """
+
+
+class CallChecker(OutputChecker, Protocol):
+    """The registry, for edited arguments and answers, and for what a user may call."""
 
     async def check_answer(self, store_id: StoreId, answer_schema_json: bytes, answer: str) -> None:
         """Check an answer to a question of a running tool.
@@ -157,6 +265,100 @@ class CallChecker(Protocol):
         Raises:
             InvalidArguments: they may not run; the message lists everything that is wrong.
         """
+
+    async def count_tools(self, caller: Principal) -> int:
+        """Return how many tools a run of `caller` would be offered now."""
+
+
+class AgentLedger(Protocol):
+    """The ledger's agents. Every method may raise DependencyUnavailable and then be called again."""
+
+    async def put_agent(
+        self, caller: Principal, definition: AgentDefinition, tool_names: tuple[str, ...], *, validate_only: bool
+    ) -> tuple[AgentVersion, bool]:
+        """Keep a new version, unless it is equal to the newest; return the newest, and whether it is new.
+
+        Raises:
+            AgentNotFound: it delegates to one that is not there.
+            AgentCycle, TooLarge
+        """
+        ...
+
+    async def get_agent(self, store_id: StoreId, name: str, version: int) -> AgentVersion:
+        """Read a version; 0 for the newest of an agent that is not deleted.
+
+        Raises:
+            AgentNotFound
+        """
+        ...
+
+    async def list_agents(self, store_id: StoreId, page: PageAsked) -> Page[AgentVersion]:
+        """Read the newest versions of all that are not deleted, by name.
+
+        Raises:
+            InvalidPageToken
+        """
+        ...
+
+    async def list_agent_versions(self, store_id: StoreId, name: str, page: PageAsked) -> Page[AgentVersion]:
+        """Read the versions of an agent, the newest first.
+
+        Raises:
+            AgentNotFound, InvalidPageToken
+        """
+        ...
+
+    async def delete_agent(self, caller: Principal, name: str) -> None:
+        """Mark an agent as deleted.
+
+        Raises:
+            AgentNotFound
+        """
+
+    async def put_draft(
+        self, caller: Principal, definition: AgentDefinition, tool_names: tuple[str, ...], *, validate_only: bool
+    ) -> tuple[AgentVersion, bool]:
+        """Keep a draft of the caller, unless it is equal to the one of its name; as `put_agent`."""
+        ...
+
+    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersion:
+        """Read a draft of a user.
+
+        Raises:
+            AgentNotFound
+        """
+        ...
+
+    async def list_drafts(self, store_id: StoreId, user_id: UserId, page: PageAsked) -> Page[AgentVersion]:
+        """Read the drafts of a user, by name.
+
+        Raises:
+            InvalidPageToken
+        """
+        ...
+
+    async def delete_draft(self, caller: Principal, name: str) -> None:
+        """Remove a draft of the caller.
+
+        Raises:
+            AgentNotFound
+        """
+
+
+class ToolFinder(Protocol):
+    """The registry, for what agents select."""
+
+    async def offered(self, caller: Principal) -> tuple[OfferedTool, ...]:
+        """Return all tools that a user may call."""
+        ...
+
+    async def check_own(self, caller: Principal, definitions: Sequence[bytes]) -> tuple[Tool, ...]:
+        """Return tools that are to come with a run of the user, given as the contract has them, as it is to keep them.
+
+        Raises:
+            InvalidField, InvalidSchema, ToolExists
+        """
+        ...
 
 
 class LiveSubscription(Protocol):

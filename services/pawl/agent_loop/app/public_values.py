@@ -7,6 +7,7 @@ this version knows nothing about.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final, Generic, TypeVar
@@ -16,8 +17,11 @@ import msgspec
 from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.command import Cancel, Decide, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import RunOptions, RunState, Undo
+from pawl.agent_loop.domain.parts import Part
+from pawl.agent_loop.domain.run import OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
+from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.ids import (
+    DEFAULT_AGENT,
     CallId,
     ClientId,
     ConversationId,
@@ -83,6 +87,13 @@ class RunView:
     """The user of the delegate that started it; as the roles."""
     approvals_required: int = 0
     """People who must approve each of its gated calls; 0 means one."""
+    own_tools: OwnTools | None = None
+    """The tools that came with it, and whose they are; None for none."""
+    brought_tools: tuple[Tool, ...] = ()
+    """Those tools; only in runs that were read for a service."""
+    agent_name: str = DEFAULT_AGENT
+    above: tuple[RunAbove, ...] = ()
+    """The runs above it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +143,13 @@ class Page(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     next_page_token: str
 
 
+class ErasureView(msgspec.Struct, frozen=True, kw_only=True):
+    """The receipt of an erasure, and a page of what has left; documents are as the contract has them."""
+
+    erasure: object
+    left: Page[object]
+
+
 class MessagePolicy(StrEnum):
     """The effect of a message while a run of its conversation is active."""
 
@@ -145,6 +163,10 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a user, checked, with options complete; `asked_options` is what the user said of them.
 
     With `undo` the run that it starts takes another one back.
+    `conversation_key` names the conversation in place of its id, and makes it if there is none.
+    With `undo` the run that it starts takes another one back. `asked_agent` is the agent that the user named and
+    `agent` the version that the options come from; None if there is no such agent, or none was named. `brought` are
+    the tools that come with the run; None for none.
     """
 
     request_id: RequestId
@@ -155,6 +177,25 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     options: RunOptions
     policy: MessagePolicy
     undo: Undo | None = None
+    conversation_key: str = ""
+    asked_agent: str = ""
+    agent: PinnedAgent | None = None
+    parts: tuple[Part, ...] = ()
+    """The whole message, its texts too, if it has more than a text: then `text` is empty."""
+    brought: BroughtTools | None = None
+    labels: Mapping[str, str] = {}
+
+
+class BroughtTools(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools that come with a run; the client that alone gets their calls, any of the user if it is empty.
+
+    `asked_sha256` is the digest of what the user gave. Without `tools` the run may not have them: then one that the
+    same request has started before is given, and none is started.
+    """
+
+    tools: tuple[Tool, ...]
+    client_id: ClientId
+    asked_sha256: bytes
 
 
 class LeaseAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -221,6 +262,24 @@ class PendingFilter(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[CallState, ...] = ()
     tool_name: str = ""
     conversation_id: ConversationId = ConversationId("")
+
+
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """The part of a user's runs that is listed, and its order: by when they were created, the newest first.
+
+    Times are seconds since 1970.
+    """
+
+    conversation_id: ConversationId = ConversationId("")
+    states: tuple[RunState, ...] = ()
+    oldest_first: bool = False
+    create_time_from: float | None = None
+    create_time_before: float | None = None
+    waits: tuple[WaitKind, ...] = ()
+    """The kinds of which a run waits for one; empty for all."""
+    parent_run_id: RunId = RunId("")
+    agent_name: str = ""
+    labels: Mapping[str, str] = {}
 
 
 class RedriveCommand(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
@@ -12,11 +13,13 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app import undo_planning
 from pawl.agent_loop.app.model_call import ModelCall, request_of
-from pawl.agent_loop.app.ports import Meter, Randomness, Registry, WorkerLedger
+from pawl.agent_loop.app.ports import AgentReader, Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
 from pawl.agent_loop.app.tool_calls import ToolCalls
-from pawl.agent_loop.domain import delegation, proposals, repetition, step
+from pawl.agent_loop.domain import delegation, output, proposals, repetition, step
+from pawl.agent_loop.domain.agents import draft_name
 from pawl.agent_loop.domain.answering import usage_of
+from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call, ExecutionContext
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
@@ -24,12 +27,14 @@ from pawl.agent_loop.domain.decision import (
     PinTools,
     PlanUndo,
     Propose,
+    ReadAgent,
     ReadCalls,
     StartModel,
     StopCalls,
 )
 from pawl.agent_loop.domain.event import OutputDelta, ToolProgress
 from pawl.agent_loop.domain.fact import (
+    AgentRead,
     CallChecked,
     CallExecuted,
     CallsRead,
@@ -39,13 +44,14 @@ from pawl.agent_loop.domain.fact import (
     ModelAnswered,
     ModelCut,
     ModelFailed,
+    OutputChecked,
     RunRefused,
     ToolsPinned,
 )
 from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.model import ModelPort
 from pawl.agent_loop.domain.planning import Work
-from pawl.agent_loop.domain.run import FailureClass, PinnedTool, Run, RunFailure, RunOptions, Usage
+from pawl.agent_loop.domain.run import FailureClass, PinnedAgent, PinnedTool, Run, RunFailure, Usage
 from pawl.agent_loop.domain.state import BEGIN, MODEL, READ, State, check_of, stop_of
 from pawl.agent_loop.domain.tool import (
     TOOLS_MAX,
@@ -59,7 +65,7 @@ from pawl.agent_loop.domain.tool import (
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, IdSource
 from pawl.chassis.retry import Retry
-from pawl.errors import ToolNotFound
+from pawl.errors import AgentNotFound, ToolNotFound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +73,7 @@ class WorkerDependencies:
     """The dependencies that all runs of a worker share. `run_due` has the worker look for runs at once."""
 
     ledger: WorkerLedger
+    agents: AgentReader
     registry: Registry
     model: ModelPort
     clock: Clock
@@ -75,6 +82,7 @@ class WorkerDependencies:
     meter: Meter
     default_model: str
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
+    takes_images: bool = False
     step_bytes_max: int = step.BYTES_MAX
     run_due: Callable[[], None] = lambda: None
 
@@ -82,7 +90,7 @@ class WorkerDependencies:
 class RunTasks(Tasks):
     """Does the work that plans ask for; `signal` is set when there is something to collect.
 
-    `now` gives the database's time, `active_seconds` how long the run has been active.
+    `now` gives the database's time, `active_seconds` how long the run has been active. `own_tools` came with the run.
     """
 
     def __init__(
@@ -94,6 +102,7 @@ class RunTasks(Tasks):
         signal: asyncio.Event,
         now: Callable[[], float],
         active_seconds: Callable[[], float],
+        own_tools: Sequence[Tool] = (),
     ) -> None:
         super().__init__(signal)
         self._dependencies = dependencies
@@ -101,7 +110,10 @@ class RunTasks(Tasks):
         self._now = now
         self._active_seconds = active_seconds
         self._retry = retry
-        self.tool_calls = ToolCalls(run, registry=dependencies.registry, retry=retry, clock=dependencies.clock)
+        self._own_tools = tuple(own_tools)
+        self.tool_calls = ToolCalls(
+            run, registry=dependencies.registry, retry=retry, clock=dependencies.clock, own_tools=own_tools
+        )
         self.may_read = True
         """False if calls that only read do not run with their check."""
         self._progress: dict[CallId, ToolProgress] = {}
@@ -146,6 +158,8 @@ class RunTasks(Tasks):
                 start(BEGIN, planning)
             case ReadCalls():
                 start(READ, self._read(work.call_ids, state.run))
+            case ReadAgent():
+                start(work.call_id, self._read_agent(work, state.run))
             case Propose():
                 for call in work.calls:
                     start(check_of(call.call_id), self._check(call, state.run))
@@ -204,7 +218,7 @@ class RunTasks(Tasks):
         options = state.run.options
         chosen = options.tool_choice.tool_name
         try:
-            found = await self._resolved(options)
+            found = await self._resolved(state.run)
         except ToolNotFound as error:
             return _no_tool(error.metadata.get("tool_name", ""))
         # At the limit of their depth runs do without the tool that starts further ones.
@@ -212,19 +226,38 @@ class RunTasks(Tasks):
         self._tools = tuple(tool for tool in found.tools if may_delegate or tool.context is not ExecutionContext.AGENT)
         if chosen and all(tool.name != chosen for tool in self._tools):
             return _no_tool(chosen)
-        pinned = tuple(PinnedTool(name=tool.name, version=tool.version) for tool in self._tools)
+        pinned = tuple(
+            PinnedTool(name=tool.name, version=tool.version, definition_sha256=tool.definition_sha256)
+            for tool in self._tools
+        )
         return ToolsPinned(tools=pinned, left_out=found.left_out)
 
-    async def _resolved(self, options: RunOptions) -> Resolved:
-        """Return the tools of a run: the one that the model must call is among them, however many there are."""
-        if options.without_tools:
+    async def _resolved(self, run: Run) -> Resolved:
+        """Return the tools of a run: those that came with it, and as many of the register as there is room for."""
+        if run.options.without_tools:
             return Resolved(tools=())
-        found = await self.tool_calls.resolve(options.tool_names, most=TOOLS_MAX)
+        own = {tool.name: tool for tool in self._own_tools}
+        found = await self._registered(run, own)
+        # One that was registered since, or is the same: what came with the run counts.
+        others = [tool for tool in found.tools if tool.name not in own]
+        missing = {tool.fallback_tool_name for tool in own.values()} - {tool.name for tool in others} - {""}
+        if missing:
+            others += (await self.tool_calls.resolve(sorted(missing), skip_missing=True)).tools
+        return replace(found, tools=(*own.values(), *others)[:TOOLS_MAX])
+
+    async def _registered(self, run: Run, own: Collection[str]) -> Resolved:
+        """Return the tools of the register: the one that the model must call is among them, however many there are."""
+        options, gives_tools = run.options, run.agent is not None and run.agent.gives_tools
+        names = tuple(name for name in options.tool_names if name not in own)
+        if options.tool_names and not names:
+            return Resolved(tools=())
+        most = TOOLS_MAX - len(own)
+        found = await self.tool_calls.resolve(names, most=most, skip_missing=gives_tools)
         chosen = options.tool_choice.tool_name
-        if not chosen or not found.left_out or any(tool.name == chosen for tool in found.tools):
+        if not chosen or chosen in own or not found.left_out or any(tool.name == chosen for tool in found.tools):
             return found
         wanted = await self.tool_calls.resolve([chosen])
-        return replace(found, tools=(*wanted.tools, *found.tools)[:TOOLS_MAX])
+        return replace(found, tools=(*wanted.tools, *found.tools)[:most])
 
     async def _call_model(self, call: ModelCall, state: State, delay_seconds: float) -> Fact:
         if delay_seconds:
@@ -235,6 +268,7 @@ class RunTasks(Tasks):
             tools,
             default_model=self._dependencies.default_model,
             echo=self._dependencies.reasoning_echo,
+            takes_images=self._dependencies.takes_images,
         )
         ended = await call.stream(request, self._dependencies.random)
         await self._is_durable.wait()
@@ -259,14 +293,26 @@ class RunTasks(Tasks):
         for verdict in verdicts.values():
             if verdict.result is not None:
                 self._dependencies.meter.call_executed(verdict.result.outcome)
-        return ModelAnswered(answer=ended, calls=calls, verdicts=verdicts)
+        return ModelAnswered(
+            answer=ended, calls=calls, verdicts=verdicts, output=await self._checked_output(state, ended)
+        )
+
+    async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
+        """Return what an answer with which the run may end is beside the response format, if there is one."""
+        form, opened = state.run.options.response_format, state.loop.model_call
+        may_end = not answer.calls or (opened is not None and opened.without_tools)
+        if form is None or not may_end or output.is_refusal(answer):
+            return None
+        return await self.tool_calls.check_output(form.schema_json, output.document(answer.text))
 
     async def _pinned_tools(self, state: State) -> tuple[Tool, ...]:
-        pinned = state.run.tools
         if self._tools is None:
-            self._tools = (
-                (await self.tool_calls.resolve([tool.name for tool in pinned], pinned)).tools if pinned else ()
+            pinned = [tool for tool in state.run.tools if not tool.definition_sha256]
+            found = (
+                await self.tool_calls.resolve([tool.name for tool in pinned], pinned) if pinned else Resolved(tools=())
             )
+            own = (tool for tool in self._own_tools if state.run.definition_sha256(tool.name))
+            self._tools = (*own, *found.tools)
         return self._tools
 
     async def _execute(self, call_id: CallId, state: State) -> Fact:
@@ -291,6 +337,33 @@ class RunTasks(Tasks):
         ledger, until_answered = self._dependencies.ledger, self._retry.until_answered
         reads = (partial(ledger.call, run.store_id, run.user_id, call_id) for call_id in call_ids)
         return CallsRead(calls=tuple([await until_answered(read) for read in reads]))
+
+    async def _read_agent(self, work: ReadAgent, run: Run) -> Fact:
+        """Return the agent that a call names, if that of the run may give it tasks."""
+        agents, until_answered = self._dependencies.agents, self._retry.until_answered
+        if run.agent is None:
+            return AgentRead(call_id=work.call_id)
+        delegates = await self._delegates(run, run.agent)
+        if work.name not in delegates:
+            return AgentRead(call_id=work.call_id, delegates=delegates)
+        with suppress(AgentNotFound):
+            found = await until_answered(partial(agents.get_agent, run.store_id, work.name, 0))
+            return AgentRead(call_id=work.call_id, delegates=delegates, agent=found)
+        return AgentRead(call_id=work.call_id, delegates=delegates)
+
+    async def _delegates(self, run: Run, pinned: PinnedAgent) -> tuple[str, ...]:
+        """Return the agents to which that of a run may give tasks; of a draft as it is now, if it is still there."""
+        agents, draft = self._dependencies.agents, draft_name(pinned.name)
+        if draft:
+            read = partial(agents.get_draft, run.store_id, run.user_id, draft)
+        else:
+            read = partial(agents.get_agent, run.store_id, pinned.name, pinned.version)
+        try:
+            return (await self._retry.until_answered(read)).definition.delegates_to
+        except AgentNotFound:
+            if not draft:
+                raise
+            return ()
 
     async def _check(self, call: Call, run: Run) -> Fact:
         """Return the verdict on a call that is proposed; a refusal if the run has no such tool."""

@@ -11,7 +11,7 @@ from typing import Final, assert_never
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame, Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import REFUSALS, Inbox, derived_id, refusal
-from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.messages import Messages, SessionTools
 from pawl.agent_loop.app.offers import Offers
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import ClientSession, LogGap, LoggedEvent, Outcome, Reply, RunView
@@ -93,6 +93,7 @@ class Stream:
         self._tasks = asyncio.TaskGroup()
         self._heard_at = 0.0
         self._busy = False
+        self._tools = SessionTools(client_id=client.client_id, definitions=hello.front_end_tools)
         self.superseded = asyncio.Event()
         self._offers = Offers(
             ledger=parts.ledger,
@@ -162,7 +163,7 @@ class Stream:
                 continue
             # The receipts that are due come first.
             await within(_RELEASE_SECONDS, self._outgoing.join())
-            raise Cancelled("the client opened another stream")
+            raise Cancelled("the client opened another stream: two programs need client ids of their own")
 
     async def _handle(self, frame: ClientFrame) -> None:
         """Answer one frame with one receipt.
@@ -191,7 +192,7 @@ class Stream:
             case Exception():
                 raise content
             case frames.Start():
-                run = await messages.start(caller, request_id, content.message)
+                run = await messages.start(caller, request_id, content.message, self._tools)
                 await self._attach(frame, run.run_id, 0)
                 return None
             case frames.Attach():

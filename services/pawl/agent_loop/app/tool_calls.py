@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.ports import CallContext, Execution, Registry
 from pawl.agent_loop.domain import settle
 from pawl.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult
+from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
     Disposition,
@@ -24,6 +25,7 @@ from pawl.agent_loop.domain.tool import (
     RecordedResult,
     Resolved,
     Stopped,
+    Tool,
     Verdict,
 )
 from pawl.chassis.clock import Clock
@@ -44,7 +46,10 @@ OnProgress = Callable[[ExecutionProgress], None]
 class ToolCalls:
     """Checks, runs and stops the calls of one run."""
 
-    def __init__(self, run: Run, *, registry: Registry, retry: Retry, clock: Clock) -> None:
+    def __init__(
+        self, run: Run, *, registry: Registry, retry: Retry, clock: Clock, own_tools: Sequence[Tool] = ()
+    ) -> None:
+        self._own_tools = {tool.name: tool for tool in own_tools}
         self._context = CallContext(
             store_id=run.store_id,
             user_id=run.user_id,
@@ -55,6 +60,7 @@ class ToolCalls:
             above=run.above,
             credential_id=run.credential_id,
             delegate_user_id=run.delegate_user_id,
+            agent_name=run.agent_name,
         )
         limits = run.options.limits
         self._reads = ReadTimeouts(
@@ -64,14 +70,18 @@ class ToolCalls:
         self._retry = retry
         self._clock = clock
 
-    async def resolve(self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0) -> Resolved:
+    async def resolve(
+        self, names: Sequence[str], pinned: Sequence[PinnedTool] = (), *, most: int = 0, skip_missing: bool = False
+    ) -> Resolved:
         """Return tools, and those that they fall back to; `most` 0 means any number.
+
+        `skip_missing` leaves those out that do not exist for this user.
 
         Raises:
             ToolNotFound: there is no such tool for this user.
         """
         found = await self._retry.until_answered(
-            lambda: self._registry.resolve(self._context, names, pinned, most=most)
+            lambda: self._registry.resolve(self._context, names, pinned, most=most, skip_missing=skip_missing)
         )
         tools = found.tools
         known = {tool.name for tool in tools}
@@ -95,15 +105,26 @@ class ToolCalls:
         if not calls:
             return {}
         reads = self._reads if may_read else None
+        whole = [self._with_own_tool(call) for call in calls]
         try:
             verdicts = await self._retry.until_answered(
-                lambda: self._registry.check(self._context, calls, known_tool_names, reads),
+                lambda: self._registry.check(self._context, whole, known_tool_names, reads),
                 seconds_max=_PATIENCE_SECONDS,
             )
         except TRANSIENT:
             verdicts = ()
         found = {verdict.call_id: verdict for verdict in verdicts}
         return {call.call_id: found.get(call.call_id) or _no_verdict(call.call_id) for call in calls}
+
+    async def check_output(self, schema_json: bytes, output: str) -> OutputChecked:
+        """Return what an answer is beside the schema of a response format, however long that takes."""
+        store_id = self._context.store_id
+        return await self._retry.until_answered(lambda: self._registry.check_output(store_id, schema_json, output))
+
+    def _with_own_tool(self, call: ProposedCall) -> ProposedCall:
+        """Return a call with its tool, if that came with the run: the registry keeps none of those."""
+        own = self._own_tools.get(call.tool_name) if call.tool_version else None
+        return call if own is None else replace(call, own_tool=own)
 
     async def record(self, decisions: Sequence[RecordedDecision], results: Sequence[RecordedResult]) -> None:
         """Have these written to the audit chain, however long that takes: before that they have no effect."""

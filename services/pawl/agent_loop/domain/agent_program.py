@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.agent_loop.domain import budget, history, order
+from pawl.agent_loop.domain import budget, history, order, output
 from pawl.agent_loop.domain.call import WITH_PEOPLE, Call, CallState
 from pawl.agent_loop.domain.decision import CallModel, Decision, EnterSteers, Fail, Finish, PinTools, Wait
 from pawl.agent_loop.domain.message import Role
@@ -21,7 +21,9 @@ def follows(state: State, now: float) -> Decision:
     run, last = state.run, state.last_message
     limits = run.options.limits
     answered = last is not None and last.role is Role.ASSISTANT
-    if answered and last is not None and not last.call_ids:
+    if answered and last is not None and last.misfit and not output.may_be_tried_again(state):
+        return Fail(failure=output.failure(last))
+    if answered and last is not None and not last.call_ids and not last.misfit:
         return Finish(state=RunState.COMPLETED)
     is_last = run.round >= limits.rounds_max
     if run.round > limits.rounds_max and answered:

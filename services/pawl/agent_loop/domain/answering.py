@@ -10,7 +10,7 @@ from pawl.agent_loop.domain import budget, proposals, repetition, retry
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
-from pawl.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, Shown
+from pawl.agent_loop.domain.fact import ModelAnswered, ModelCut, ModelFailed, OutputChecked, Shown
 from pawl.agent_loop.domain.loop_state import CountedPrompt, LoopState, OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.model import CONTENT_FILTER, EMPTY_ANSWER, UsageReport
@@ -51,7 +51,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     if within and not opened.without_tools:
         loop = _counted(loop, within, limits.identical_calls_max)
     state = replace(state, loop=loop).with_calls(calls)
-    state = _with_message(state, answer, fact.shown, calls)
+    state = _with_message(state, fact, calls)
     events: list[OwnerEvent] = [ended]
     if answer.cut_off:
         events.append(Warned(reason="ANSWER_CUT_OFF", message="The model's output limit cut its answer off."))
@@ -83,19 +83,11 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     # A model that says nothing twice will not say more the third time.
     error = replace(fact.error, retryable=False) if is_empty and opened.empty_answers else fact.error
     delay = retry.delay(error, failures=failures, attempts_max=limits.model_attempts_max, left=left, jitter=fact.jitter)
-    if delay is None or budget.ends_run(state):
-        failure = retry.failure_of(fact.error) if delay is None else budget.failure(state)
+    falls_back = delay is None and retry.falls_back(fact.error, fallbacks_left=state.fallbacks_left, left=left)
+    if budget.ends_run(state) or (delay is None and not falls_back):
+        failure = budget.failure(state) if delay is not None or falls_back else retry.failure_of(fact.error)
         loop = replace(loop, failure=failure)
         return with_partial(replace(state, loop=loop), fact.shown if written else Shown()), ()
-    event = RoundRetrying(
-        round=state.run.round + opened.summary,
-        model_attempt=opened.attempt,
-        reason=fact.error.reason,
-        message=fact.error.message,
-        delay_seconds=delay,
-        void_from_seq=fact.shown.first_seq,
-        usage=usage,
-    )
     again = replace(
         opened,
         attempt=opened.attempt + 1,
@@ -104,7 +96,31 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
         output_from_seq=state.run.last_seq + 1,
         usage_before=state.run.usage,
     )
-    return replace(state, loop=replace(loop, model_call=again), model_starts_in=delay), (event,)
+    warned: tuple[Warned, ...] = ()
+    before, state = state.model, replace(state, loop=replace(loop, model_call=again), model_starts_in=delay or 0.0)
+    if falls_back:
+        state = _with_next_model(state, again)
+        message = f"The model {before} has failed for good: the run goes on with {state.model}."
+        warned = (Warned(reason="MODEL_FALLBACK", message=message),)
+    event = RoundRetrying(
+        round=state.run.round + opened.summary,
+        model_attempt=opened.attempt,
+        reason=fact.error.reason,
+        message=fact.error.message,
+        delay_seconds=delay or 0.0,
+        void_from_seq=fact.shown.first_seq,
+        usage=usage,
+        model=state.model,
+    )
+    return state, (event, *warned)
+
+
+def _with_next_model(state: State, opened: OpenModelCall) -> State:
+    """Return the state with the next model, which has all attempts before it."""
+    opened = replace(opened, failures=0, empty_answers=0)
+    # Another model may count tokens in another way.
+    loop = replace(state.loop, model_call=opened, fallbacks_used=state.loop.fallbacks_used + 1, counted_prompt=None)
+    return replace(state, loop=loop)
 
 
 def _not_made(state: State, opened: OpenModelCall, tokens_needed: int) -> tuple[State, tuple[OwnerEvent, ...]]:
@@ -148,7 +164,7 @@ def with_partial(state: State, shown: Shown) -> State:
         first_output_seq=shown.first_seq,
         last_output_seq=shown.last_seq,
     )
-    return replace(state, run=replace(state.run, output_text=partial)).with_message(message)
+    return replace(state, run=replace(state.run, output_text=partial, output_json=b"")).with_message(message)
 
 
 def _counted(loop: LoopState, calls: Sequence[Call], identical_max: int) -> LoopState:
@@ -185,21 +201,25 @@ def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) 
     return replace(state, loop=replace(state.loop, counted_prompt=None if is_summary else last))
 
 
-def _with_message(state: State, answer: ModelAnswer, shown: Shown, calls: tuple[Call, ...]) -> State:
+def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) -> State:
+    answer, shown, output = fact.answer, fact.shown, fact.output or OutputChecked()
     message = Message(
         role=Role.ASSISTANT,
         run_id=state.run.run_id,
         text=answer.text,
         reasoning=answer.reasoning,
         provider_state_json=answer.provider_state_json,
+        model=state.model,
         call_ids=tuple(call.call_id for call in calls),
         refusal=answer.refusal,
         interrupted=answer.cut_off,
         first_output_seq=shown.first_seq,
         last_output_seq=shown.last_seq,
+        misfit="\n".join(output.faults),
     )
-    run = replace(state.run, output_text=message.text or message.refusal)
-    return replace(state, run=run).with_message(message)
+    run = replace(state.run, output_text=message.text or message.refusal, output_json=output.output_json)
+    loop = replace(state.loop, misfits=state.loop.misfits + bool(output.faults))
+    return replace(state, run=run, loop=loop).with_message(message)
 
 
 def usage_of(report: UsageReport) -> Usage:

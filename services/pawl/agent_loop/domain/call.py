@@ -223,6 +223,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     """The rule that decided about it in place of a person, or asked for the person."""
     child_run_id: RunId = RunId("")
     """The run that does it; only of a call that is or was DELEGATED."""
+    imported: bool = False
+    """True if it was made elsewhere: here it was never anything but settled."""
 
     @property
     def name_for_model(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX
@@ -15,11 +16,16 @@ RESULT_BYTES_MAX: Final = 1024 * 1024
 ANSWER_BYTES_MAX: Final = 64 * 1024
 REASON_BYTES_MAX: Final = 4 * 1024
 PROGRESS_BYTES_MAX: Final = 1024
+KEY_BYTES_MAX: Final = 200
+TITLE_CHARACTERS_MAX: Final = 200
+QUERY_BYTES_MAX: Final = 200
 PAGE_SIZE_MAX: Final = 200
+OWN_TOOLS_MAX: Final = 64
+OWN_TOOLS_BYTES_MAX: Final = 64 * 1024
 WAIT_SECONDS_MAX: Final = 60.0
 
-# Tab, line feed and carriage return are text; no other control character is.
-_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+"""The control characters; tab, line feed and carriage return are text."""
 
 
 def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) -> str:
@@ -33,9 +39,47 @@ def text(value: str, field: str, *, bytes_max: int, may_be_empty: bool = False) 
         raise InvalidField(f"{field} is empty", field=field)
     if len(value.encode()) > bytes_max:
         raise TooLarge(f"{field} may have at most {bytes_max} bytes", field=field)
-    if (found := _CONTROL.search(value)) is not None:
+    if (found := CONTROL.search(value)) is not None:
         raise InvalidField(f"{field} has the control character U+{ord(found.group()):04X}", field=field)
     return value
+
+
+def conversation_key(value: str) -> str:
+    """Return `value` if a conversation may have it as the key of a client, or if it is empty.
+
+    Raises:
+        TooLarge: it has more than 200 bytes.
+    """
+    if len(value.encode()) > KEY_BYTES_MAX:
+        raise TooLarge(f"conversation_key may have at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+    return value
+
+
+def own_tools(definitions: Sequence[bytes], field: str) -> Sequence[bytes]:
+    """Return the definitions of tools that are to come with a run, if they are not too many or too large.
+
+    Raises:
+        InvalidField: they are more than 64.
+        TooLarge: they have more than 64 KiB together.
+    """
+    if len(definitions) > OWN_TOOLS_MAX:
+        raise InvalidField(f"{field}: at most {OWN_TOOLS_MAX} tools come with a run", field=field)
+    if sum(map(len, definitions)) > OWN_TOOLS_BYTES_MAX:
+        raise TooLarge(f"{field}: the tools of a run have at most {OWN_TOOLS_BYTES_MAX} bytes together", field=field)
+    return definitions
+
+
+def title(value: str) -> str:
+    """Return `value` if a conversation may be called so: one line of at most 200 characters; empty for no title.
+
+    Raises:
+        InvalidField: it is longer, has more lines, only blanks, or control characters.
+    """
+    if len(value) > TITLE_CHARACTERS_MAX:
+        raise InvalidField(f"a title has at most {TITLE_CHARACTERS_MAX} characters", field="title")
+    if value and (len(value.splitlines()) > 1 or not value.strip()):
+        raise InvalidField("a title is one line that says something", field="title")
+    return text(value, "title", bytes_max=4 * TITLE_CHARACTERS_MAX, may_be_empty=True)
 
 
 def result_json(content: bytes) -> bytes:

@@ -80,6 +80,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
             arguments_json=command.kind.arguments_json or call.arguments_json,
             credential_id=command.credential_id,
             delegate_user_id=command.delegate_user_id,
+            definition_sha256=state.run.definition_sha256(call.tool_name),
         )
         for command in state.commands
         if isinstance(command.kind, Decide)
@@ -93,7 +94,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
     """Return what the unconsumed commands of a state bring for front-end calls."""
     return tuple(
         replace(
-            _result_note(_with_result(call, command.kind, command.time), command.user_id),
+            _result_note(state, _with_result(call, command.kind, command.time), command.user_id),
             credential_id=command.credential_id,
             delegate_user_id=command.delegate_user_id,
         )
@@ -107,7 +108,7 @@ def results(state: State) -> tuple[RecordedResult, ...]:
 def given_up(state: State) -> tuple[RecordedResult, ...]:
     """Return the front-end calls of the last two rounds that ended while a client held them, without its result."""
     return tuple(
-        _result_note(call, state.run.user_id)
+        _result_note(state, call, state.run.user_id)
         for call in state.calls.values()
         if call.run_id == state.run.run_id
         # With the step that settles the last call of a round the next one begins.
@@ -127,7 +128,7 @@ def may_have_been_held(base: State, after: State) -> bool:
     )
 
 
-def _result_note(call: Call, user_id: UserId) -> RecordedResult:
+def _result_note(state: State, call: Call, user_id: UserId) -> RecordedResult:
     began, ended = call.start_time, call.end_time
     return RecordedResult(
         call_id=call.call_id,
@@ -138,6 +139,7 @@ def _result_note(call: Call, user_id: UserId) -> RecordedResult:
         content_json=call.result.content_json if call.result else b"",
         state=call.state,
         duration_seconds=0.0 if began is None or ended is None else max(0.0, ended - began),
+        definition_sha256=state.run.definition_sha256(call.tool_name),
     )
 
 
@@ -159,6 +161,7 @@ def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
             arguments_sha256=given.arguments_sha256,
             credential_id=given.credential_id,
             delegate_user_id=given.delegate_user_id,
+            definition_sha256=state.run.definition_sha256(call.tool_name),
         )
         for call in shared_decisions(state)
         if call.approval is not None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.domain import budget, program, settle, step
+from pawl.agent_loop.domain import budget, delegation, program, settle, step
 from pawl.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
@@ -23,6 +23,7 @@ from pawl.agent_loop.domain.decision import (
     PinTools,
     PlanUndo,
     Propose,
+    ReadAgent,
     ReadCalls,
     Resume,
     Settle,
@@ -182,6 +183,9 @@ def _go_on_with_calls(state: State, due_time: float | None, now: float) -> Decis
     startable = tuple(call for call in state.open_calls if _can_start(call, state))
     delegable = next((call for call in startable if call.context is ExecutionContext.AGENT), None)
     if delegable is not None:
+        named = delegation.named(delegable)
+        if named and delegable.call_id not in state.agents:
+            return ReadAgent(call_id=delegable.call_id, name=named)
         return Delegate(call_id=delegable.call_id)
     if startable:
         return Execute(call_ids=tuple(call.call_id for call in startable))

@@ -61,6 +61,18 @@ class ReadCalls(msgspec.Struct, frozen=True, kw_only=True):
     names: ClassVar = (READ,)
 
 
+class ReadAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """Read the agent that a call gives a task to. Then decide again."""
+
+    call_id: CallId
+    name: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The name of the call."""
+        return (self.call_id,)
+
+
 class Propose(msgspec.Struct, frozen=True, kw_only=True):
     """Have the registry check calls that the program has drafted, PROPOSED, and begin them. Then decide again.
 
@@ -171,6 +183,7 @@ Decision: TypeAlias = (
     | Fail
     | PinTools
     | PlanUndo
+    | ReadAgent
     | ReadCalls
     | Propose
     | Resume

@@ -12,13 +12,23 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import budget, settle, text
+from pawl.agent_loop.domain import agents, budget, settle, text
+from pawl.agent_loop.domain.agents import AgentVersion
 from pawl.agent_loop.domain.call import Call, CallResult, CallState
 from pawl.agent_loop.domain.checks import MESSAGE_BYTES_MAX
 from pawl.agent_loop.domain.command import AgentEnded
 from pawl.agent_loop.domain.options import INSTRUCTIONS_BYTES_MAX
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import Delegation, Run, RunAbove, RunOptions, RunState, TokenBudgetPolicy, ToolChoice
+from pawl.agent_loop.domain.run import (
+    Delegation,
+    PinnedAgent,
+    Run,
+    RunAbove,
+    RunOptions,
+    RunState,
+    TokenBudgetPolicy,
+    ToolChoice,
+)
 from pawl.agent_loop.domain.state import State
 from pawl.chassis import strict_json
 from pawl.chassis.ids import RunId
@@ -40,6 +50,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     instructions: str = ""
     tool_names: tuple[str, ...] = ()
     rounds_max: int = 0
+    agent: str = ""
 
 
 class _Refused(Exception):
@@ -53,6 +64,14 @@ class _Refused(Exception):
 def may_delegate(run: Run) -> bool:
     """Return whether runs may stand below this one."""
     return run.depth < run.options.limits.agent_depth_max
+
+
+def named(call: Call) -> str:
+    """Return the name of the agent that a call gives a task to; an empty one if it names none."""
+    try:
+        return msgspec.json.decode(call.arguments_json, type=Task).agent
+    except msgspec.DecodeError:
+        return ""
 
 
 def child_run_id(call: Call) -> RunId:
@@ -98,33 +117,57 @@ def _delegation(state: State, call: Call) -> Delegation:
         raise _Refused("INVALID_ARGUMENTS", f"A task has 1 to {MESSAGE_BYTES_MAX} bytes.")
     if len(task.instructions.encode()) > INSTRUCTIONS_BYTES_MAX:
         raise _Refused("INVALID_ARGUMENTS", f"Instructions have at most {INSTRUCTIONS_BYTES_MAX} bytes.")
+    agent = _agent(state, call, task.agent) if task.agent else None
+    pinned = run.agent
+    if agent is not None:
+        gives_tools = bool(agent.tool_names) and not task.tool_names
+        pinned = PinnedAgent(name=agent.definition.name, version=agent.version, gives_tools=gives_tools)
     return Delegation(
         call_id=call.call_id,
         run_id=child_run_id(call),
         text=strict_json.storable(task.task),
-        options=_options(state, task),
-        above=(*run.above, RunAbove(run_id=run.run_id, conversation_id=run.conversation_id)),
+        options=_options(state, task, agent),
+        agent=pinned,
+        above=(
+            *run.above,
+            RunAbove(run_id=run.run_id, conversation_id=run.conversation_id, agent_name=run.agent_name),
+        ),
         user_roles=run.user_roles,
     )
 
 
-def _options(state: State, task: Task) -> RunOptions:
-    """Return options under which the run may do nothing that its caller may not."""
+def _agent(state: State, call: Call, name: str) -> AgentVersion:
+    """Return the agent to which a call gives its task."""
+    read = state.agents.get(call.call_id)
+    if read is None or read.agent is None or not read.agent.may_be_used_with(state.run.user_roles):
+        others = f" You may name: {', '.join(read.delegates)[:500]}." if read is not None and read.delegates else ""
+        raise _Refused("NOT_ALLOWED", f"There is no agent {name[:100]} that you may give a task to.{others}")
+    return read.agent
+
+
+def _options(state: State, task: Task, agent: AgentVersion | None) -> RunOptions:
+    """Return options under which the run may do nothing that its caller, or the agent that it names, may not."""
     own = state.run.options
     tokens = budget.left(state)
     if tokens == 0:
         raise _Refused(BUDGET_EXHAUSTED, "The token budget of the run is used up.")
-    names = tuple(tool.name for tool in state.run.tools)
+    # What came with the run is of its client, which knows nothing of the other run.
+    names = tuple(tool.name for tool in state.run.tools if not tool.definition_sha256)
+    if agent is not None:
+        own = agents.delegated(agent, own)
+        names = own.tool_names if own.tool_names or own.without_tools else names
     unknown = [name for name in task.tool_names if name not in names]
     if unknown:
         raise _Refused("INVALID_ARGUMENTS", f"These tools cannot be given to it: {', '.join(unknown)[:500]}.")
     chosen = tuple(name for name in names if not task.tool_names or name in task.tool_names)
+    budgets = [each for each in (tokens, agent is not None and own.limits.total_tokens_max) if each]
+    most = min(budgets, default=0)
     limits = replace(
         own.limits,
         rounds_max=min(own.limits.rounds_max, task.rounds_max or own.limits.rounds_max),
         # A top-up goes to the run at the top: what the runs below it may use is given to them.
-        total_tokens_max=tokens or 0,
-        topped_up_tokens_max=tokens or 0,
+        total_tokens_max=most,
+        topped_up_tokens_max=most,
     )
     return replace(
         own,
@@ -132,9 +175,11 @@ def _options(state: State, task: Task) -> RunOptions:
         instructions="\n\n".join(filter(None, (own.instructions, strict_json.storable(task.instructions)))),
         tool_names=chosen,
         without_tools=not chosen,
-        tool_choice=ToolChoice(),
+        # The form of an answer is for who asked for it.
+        response_format=own.response_format if agent is not None else None,
+        tool_choice=own.tool_choice if agent is not None and not task.tool_names else ToolChoice(),
         limits=limits,
-        token_budget_policy=TokenBudgetPolicy.FAIL if tokens else own.token_budget_policy,
+        token_budget_policy=TokenBudgetPolicy.FAIL if most else own.token_budget_policy,
     )
 
 

@@ -25,7 +25,10 @@ class RoundStarted(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
-    """An attempt failed and the next one follows; output from `void_from_seq` on is void, `usage` is what it used."""
+    """An attempt failed and the next one, of `model`, follows; output from `void_from_seq` on is void.
+
+    `usage` is what the failed one used.
+    """
 
     round: int
     model_attempt: int
@@ -34,6 +37,7 @@ class RoundRetrying(msgspec.Struct, frozen=True, kw_only=True):
     delay_seconds: float = 0.0
     void_from_seq: int = 0
     usage: Usage = field(default_factory=Usage)
+    model: str = ""
 
 
 class RoundEnded(msgspec.Struct, frozen=True, kw_only=True):

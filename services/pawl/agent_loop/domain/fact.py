@@ -8,6 +8,7 @@ from typing import TypeAlias
 import msgspec
 from msgspec import field
 
+from pawl.agent_loop.domain.agents import AgentVersion
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.model import Problem
@@ -39,12 +40,23 @@ class Shown(msgspec.Struct, frozen=True, kw_only=True):
     last_seq: int = 0
 
 
+class OutputChecked(msgspec.Struct, frozen=True, kw_only=True):
+    """An answer beside the response format of its run: the JSON of one that fits, or everything that is wrong."""
+
+    output_json: bytes = b""
+    faults: tuple[str, ...] = ()
+
+
 class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
-    """The model answered; its calls as drafted, and the verdict on each that may be run."""
+    """The model answered; its calls as drafted, and the verdict on each that may be run.
+
+    `output` is None where no form of the answer was asked for, or it is not what the run may end with.
+    """
 
     answer: ModelAnswer
     calls: tuple[Call, ...] = ()
     verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
+    output: OutputChecked | None = None
     shown: Shown = field(default_factory=Shown)
 
 
@@ -90,6 +102,17 @@ class FallbackChecked(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict
 
 
+class AgentRead(msgspec.Struct, frozen=True, kw_only=True):
+    """The agent that a call gives a task to: None unless it is there and one of `delegates`.
+
+    Those are the ones to which the agent of the run may give tasks.
+    """
+
+    call_id: CallId
+    delegates: tuple[str, ...] = ()
+    agent: AgentVersion | None = None
+
+
 class CallsRead(msgspec.Struct, frozen=True, kw_only=True):
     """The calls that the program has named, as they are."""
 
@@ -112,6 +135,7 @@ Fact: TypeAlias = (
     | CallExecuted
     | CallStopped
     | FallbackChecked
+    | AgentRead
     | CallsRead
     | CallChecked
 )

@@ -11,6 +11,7 @@ from pawl.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionCo
 from pawl.agent_loop.domain.decision import Propose
 from pawl.agent_loop.domain.event import OwnerEvent, Warned
 from pawl.agent_loop.domain.fact import (
+    AgentRead,
     CallChecked,
     CallExecuted,
     CallsRead,
@@ -51,6 +52,8 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
             return _stopped(state, fact, now)
         case FallbackChecked():
             return _fallen_back(state, fact, now), ()
+        case AgentRead():
+            return replace(state, agents={**state.agents, fact.call_id: fact}), ()
         case CallsRead():
             return replace(state, named={call.call_id: call for call in fact.calls}), ()
         case CallChecked():

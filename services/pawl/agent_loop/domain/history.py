@@ -12,13 +12,13 @@ from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
 import msgspec
+from msgspec.structs import replace
 
-from pawl.agent_loop.domain import fields, results
+from pawl.agent_loop.domain import fields, output, parts, results
 from pawl.agent_loop.domain.assembly import is_json
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.state import State
-from pawl.chassis.ids import CallId
 
 ProviderMessage: TypeAlias = dict[str, Any]
 
@@ -41,17 +41,26 @@ class ReasoningEcho(StrEnum):
     REASONING = "reasoning"
 
 
-def of_run(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO) -> tuple[ProviderMessage, ...]:
-    """Return the history for the next answer, instructions first."""
+def of_run(
+    state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True
+) -> tuple[ProviderMessage, ...]:
+    """Return the history for the next answer, instructions first; without `takes_images` it says where images were."""
     head = [_message("system", state.run.options.instructions)] if state.run.options.instructions else []
-    return tuple(_merged([*head, *(part for group in groups(state, echo) for part in group)]))
+    return tuple(
+        _merged([*head, *(part for group in groups(state, echo, takes_images=takes_images) for part in group)])
+    )
 
 
-def groups(state: State, echo: ReasoningEcho = ReasoningEcho.AUTO) -> list[list[ProviderMessage]]:
+def groups(
+    state: State, echo: ReasoningEcho = ReasoningEcho.AUTO, *, takes_images: bool = True
+) -> list[list[ProviderMessage]]:
     """Return what each message of `told` becomes: itself and the results of its calls, or nothing."""
     bytes_max = state.run.options.limits.result_bytes_per_round_max
     field = _reasoning_field(state, echo)
-    return [_group(message, state.calls, field, bytes_max) for message in told(state)]
+    return [
+        [*_group(message, state, field, bytes_max, takes_images=takes_images), *_correction(message, state)]
+        for message in told(state)
+    ]
 
 
 def told(state: State) -> tuple[Message, ...]:
@@ -75,7 +84,7 @@ def summarise_to(state: State) -> int:
     one always. A message is never parted from the results of its calls.
     """
     budget = state.run.options.limits.context_bytes_max
-    sizes = [sum(len(msgspec.json.encode(part)) for part in group) for group in groups(state)]
+    sizes = [sum(map(size_bytes, group)) for group in groups(state)]
     if sum(sizes) <= budget:
         return 0
     kept, first = 0, len(sizes)
@@ -91,8 +100,8 @@ def to_summarise(state: State, to_number: int) -> str:
     bytes_max = state.run.options.limits.context_bytes_max
     old = [message for message in told(state) if message.role is Role.SUMMARY or message.number <= to_number]
     limit = state.run.options.limits.result_bytes_per_round_max
-    parts = (part for message in old for part in _group(message, state.calls, "", limit))
-    text = "\n\n".join(msgspec.json.encode(part).decode() for part in parts)
+    pieces = (piece for message in old for piece in _group(message, state, "", limit, takes_images=False))
+    text = "\n\n".join(msgspec.json.encode(piece).decode() for piece in pieces)
     # The end is closest to what comes next.
     return text.encode()[-bytes_max:].decode(errors="ignore")
 
@@ -108,21 +117,46 @@ def _reasoning_field(state: State, echo: ReasoningEcho) -> str:
             return field
 
 
+def size_bytes(message: Mapping[str, Any]) -> int:
+    """Return how much a message counts for: what images weigh is not their bytes."""
+    content = message.get("content")
+    if not isinstance(content, list):
+        return len(msgspec.json.encode(message))
+    return len(msgspec.json.encode({**message, "content": None})) + parts.size_bytes(content)
+
+
 def _group(
-    message: Message, calls: Mapping[CallId, Call], reasoning_field: str, result_bytes_max: int
+    message: Message, state: State, reasoning_field: str, result_bytes_max: int, *, takes_images: bool
 ) -> list[ProviderMessage]:
     match message.role:
+        case Role.USER if message.parts:
+            return [_message("user", parts.content(message.parts, takes_images=takes_images))]
         case Role.USER:
             return [_message("user", message.text)]
         case Role.SUMMARY:
             return [_message("user", _SUMMARY + message.text)]
         case Role.ASSISTANT:
-            asked = [calls[call_id] for call_id in message.call_ids if call_id in calls]
-            answer = _assistant(message, asked, reasoning_field)
+            asked = [state.calls[call_id] for call_id in message.call_ids if call_id in state.calls]
+            answer = _assistant(_as_told_to(state.model, message), asked, reasoning_field)
             return [answer, *_tool_messages(asked, result_bytes_max)] if answer else []
 
 
-def _message(role: str, content: str) -> ProviderMessage:
+def _correction(message: Message, state: State) -> list[ProviderMessage]:
+    """Return what the model is told of an answer that does not fit; the schema with it only in its own run."""
+    if not message.misfit:
+        return []
+    form = state.run.options.response_format if message.run_id == state.run.run_id else None
+    return [_message("user", output.correction(message, form))]
+
+
+def _as_told_to(model: str, message: Message) -> Message:
+    """Return a message without what only the model that wrote it may be given: another one refuses its signatures."""
+    if message.model in {"", model}:
+        return message
+    return replace(message, reasoning="", provider_state_json=b"")
+
+
+def _message(role: str, content: Any) -> ProviderMessage:
     return {"role": role, "content": content}
 
 
@@ -168,8 +202,7 @@ def _merged(messages: Iterable[ProviderMessage]) -> Iterable[ProviderMessage]:
     waiting: ProviderMessage | None = None
     for message in messages:
         if waiting is not None and _joins(waiting, message):
-            content = "\n\n".join(part for part in (waiting["content"], message["content"]) if part)
-            waiting = {**waiting, **message, "content": content or None}
+            waiting = {**waiting, **message, "content": parts.joined(waiting["content"], message["content"])}
             continue
         if waiting is not None:
             yield waiting

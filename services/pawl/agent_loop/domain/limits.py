@@ -28,7 +28,8 @@ _SMALLEST: Final = {
     "result_bytes_per_round_max": RESULT_BYTES_MIN,
     "identical_calls_max": IDENTICAL_CALLS_MIN,
 }
-_NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
+NONE_IS_ZERO: Final = frozenset({"total_tokens_max", "topped_up_tokens_max"})
+"""Limits of which 0 means that there is none."""
 _MAY_BE_ZERO: Final = frozenset({"agent_depth_max"})
 OF_TOOLS: Final = ("tool_timeout_seconds_max", "answer_timeout_seconds_max")
 """The most that tools may say for themselves; the deployment's value is the ceiling of what runs may."""
@@ -68,7 +69,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         """
         for name, value in asked.items():
             ceiling = getattr(ceilings, name)
-            is_open = name in _NONE_IS_ZERO and ceiling == 0
+            is_open = name in NONE_IS_ZERO and ceiling == 0
             most = TOKENS_MAX if is_open else ceiling
             may_be_zero = is_open or name in _MAY_BE_ZERO
             if not math.isfinite(value) or value < 0 or (value == 0 and not may_be_zero):
@@ -126,12 +127,12 @@ def read_ceilings(text: str, defaults: Limits) -> Limits:
             raise ValueError(f"{name!r} is no limit of a run")
         value = float(number)
         least = getattr(defaults, name)
-        is_open = name in _NONE_IS_ZERO and value == 0
+        is_open = name in NONE_IS_ZERO and value == 0
         if not math.isfinite(value) or (value < least and not is_open):
             raise ValueError(f"{name}: must be a number, and not below the default of {least:g}")
         found[name] = value
     for name in defaults.__struct_fields__:
-        usual = 0 if name in _NONE_IS_ZERO else getattr(CEILINGS, name)
+        usual = 0 if name in NONE_IS_ZERO else getattr(CEILINGS, name)
         found.setdefault(name, max(usual, getattr(defaults, name)))
     found |= {name: found[name.removesuffix("_max")] for name in OF_TOOLS}
     return Limits(**{name: type(getattr(defaults, name))(value) for name, value in found.items()})

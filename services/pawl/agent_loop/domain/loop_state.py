@@ -7,7 +7,7 @@ can share a database.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 from msgspec import field
@@ -61,7 +61,8 @@ class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """See the module."""
 
-    version: int = 1
+    version: int | Literal["own tools"] = 1
+    """A text for a run that a worker before this version must not drive: it meets a NewerVersion."""
     model_call: OpenModelCall | None = None
     round_began_active_seconds: float = 0.0
     """Active seconds of the run when its current round began."""
@@ -89,6 +90,8 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens that top-ups have added to the budget."""
     top_up_deadline_time: float | None = None
     """Until when the run waits for a top-up; None if it does not."""
+    misfits: int = 0
+    """The number of answers that did not fit the response format."""
     counted_prompt: CountedPrompt | None = None
     """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
     cursor: UndoPlan | None = field(default=None, name="undo")
@@ -97,6 +100,13 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     Only its program looks into it. Its tag names that program: a worker that does not know it meets a NewerVersion and
     lets the run go, instead of driving it as an agent. Versions before this one call it `undo` and write no tag.
     """
+    fallbacks_used: int = 0
+    """The number of models that have failed for good: the run goes on with the next of its `model_fallbacks`."""
+
+
+def with_own_tools() -> LoopState:
+    """Return the state with which a run begins that has tools of its own: a worker that knew none would drop them."""
+    return LoopState(version="own tools")
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)

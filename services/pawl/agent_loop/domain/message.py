@@ -6,6 +6,7 @@ from enum import StrEnum
 
 import msgspec
 
+from pawl.agent_loop.domain.parts import Part
 from pawl.chassis.ids import CallId, RunId
 
 
@@ -33,3 +34,11 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     first_output_seq: int = 0
     last_output_seq: int = 0
     summarised_to_number: int = 0
+    imported: bool = False
+    """True if it was written elsewhere."""
+    parts: tuple[Part, ...] = ()
+    """All of a message of the user that has more than a text; `text` is the texts of it."""
+    misfit: str = ""
+    """The faults of an answer that does not fit the response format of its run; empty for none."""
+    model: str = ""
+    """The model that was asked for it; empty if it is of nobody, or not known."""

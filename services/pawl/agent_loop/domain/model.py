@@ -13,9 +13,9 @@ from pawl.agent_loop.domain.run import FailureClass, Usage
 class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One call of a model.
 
-    `messages`, `tools` and `tool_choice` are in the form of the chat-completions
-    protocol and go to the model server as they are; a `tool_choice` of None
-    leaves the field out.
+    `messages`, `tools`, `tool_choice`, `response_format` and `reasoning_effort` are
+    in the form of the chat-completions protocol and go to the model server as they
+    are; None leaves a field out.
     """
 
     model: str
@@ -24,6 +24,8 @@ class ModelRequest(msgspec.Struct, frozen=True, kw_only=True):
     tool_choice: str | Mapping[str, Any] | None = None
     temperature: float | None = None
     output_tokens_max: int | None = None
+    response_format: Mapping[str, Any] | None = None
+    reasoning_effort: str | None = None
     headers_timeout_seconds: float = 30.0
     idle_timeout_seconds: float = 45.0
     deadline_seconds: float = 120.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -10,16 +11,23 @@ from msgspec import field
 
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.limits import CEILINGS, Limits
-from pawl.agent_loop.domain.run import Options, RunOptions, ToolChoiceMode
-from pawl.errors import InvalidField
+from pawl.agent_loop.domain.run import Options, ResponseFormat, RunOptions, ToolChoiceMode
+from pawl.chassis import strict_json
+from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 
 INSTRUCTIONS_BYTES_MAX: Final = 64 * 1024
 NAME_CHARACTERS_MAX: Final = 256
 """Most characters of the name of a model or a tool."""
 TOOL_NAMES_MAX: Final = 1000
+FALLBACKS_MAX: Final = 4
+"""Most models that a run can go on with when its own has failed."""
 TEMPERATURE_MAX: Final = 2.0
 APPROVALS_MAX: Final = 5
 """Most people whose approval a call can need."""
+SCHEMA_BYTES_MAX: Final = 64 * 1024
+"""Most bytes of the schema of a response format."""
+
+_FORMAT_NAME: Final = re.compile(r"[A-Za-z0-9_-]{0,64}", re.ASCII)
 
 
 class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +52,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 
     Raises:
         InvalidField, TooLarge: a value is out of range, or two contradict each other.
+        InvalidSchema: the schema of the response format is no JSON. All else about it is for the registry to say.
     """
     _check_names(asked)
     _check_tool_choice(asked)
@@ -55,8 +64,11 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
         raise InvalidField(message, field="options.approvals_required")
     if asked.output_tokens_max == 0:
         raise InvalidField("output_tokens_max must be above 0", field="options.output_tokens_max")
+    if asked.response_format is not None:
+        _check_format(asked.response_format)
     settled = {
         "model": asked.model or defaults.model,
+        "model_fallbacks": tuple(dict.fromkeys(asked.model_fallbacks)),
         "instructions": asked.instructions or defaults.instructions,
         "tool_names": tuple(dict.fromkeys(asked.tool_names)),
         "limits": defaults.limits.with_asked(asked.limits, defaults.ceilings),
@@ -68,11 +80,32 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
 def _check_names(asked: AskedOptions) -> None:
     if len(asked.model) > NAME_CHARACTERS_MAX or not asked.model.isprintable():
         raise InvalidField("model must be printable, at most 256 characters", field="options.model")
+    if len(asked.model_fallbacks) > FALLBACKS_MAX:
+        raise InvalidField(f"at most {FALLBACKS_MAX} models", field="options.model_fallbacks")
+    for name in asked.model_fallbacks:
+        if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
+            message = "a model's name is printable, 1 to 256 characters"
+            raise InvalidField(message, field="options.model_fallbacks")
     if len(asked.tool_names) > TOOL_NAMES_MAX:
         raise InvalidField("at most 1000 tools", field="options.tool_names")
     for name in asked.tool_names:
         if not name or len(name) > NAME_CHARACTERS_MAX or not name.isprintable():
             raise InvalidField("a tool's name is printable, 1 to 256 characters", field="options.tool_names")
+
+
+def _check_format(form: ResponseFormat) -> None:
+    if not _FORMAT_NAME.fullmatch(form.name):
+        message = "response_format.name has at most 64 of A-Z, a-z, 0-9, _ and -"
+        raise InvalidField(message, field="options.response_format.name")
+    if not form.schema_json:
+        raise InvalidField("response_format needs a schema_json", field="options.response_format.schema_json")
+    if len(form.schema_json) > SCHEMA_BYTES_MAX:
+        message = f"response_format.schema_json may have at most {SCHEMA_BYTES_MAX} bytes"
+        raise TooLarge(message, field="options.response_format.schema_json")
+    try:
+        strict_json.loads(form.schema_json, bytes_max=SCHEMA_BYTES_MAX)
+    except InvalidJson as error:
+        raise InvalidSchema(f"response_format.schema_json is not strict JSON: {error.message}") from None
 
 
 def _check_tool_choice(asked: AskedOptions) -> None:

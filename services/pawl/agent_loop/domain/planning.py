@@ -28,6 +28,7 @@ from pawl.agent_loop.domain.decision import (
     PinTools,
     PlanUndo,
     Propose,
+    ReadAgent,
     ReadCalls,
     Resume,
     Settle,
@@ -50,7 +51,9 @@ _ROUNDS_NEAR_LIMIT: Final = 0.8
 # More decisions in a row than this, without any work, cannot be right.
 _DECISIONS_MAX: Final = 1000
 
-Work: TypeAlias = PinTools | PlanUndo | ReadCalls | Propose | StartModel | Execute | CheckFallback | StopCalls
+Work: TypeAlias = (
+    PinTools | PlanUndo | ReadCalls | ReadAgent | Propose | StartModel | Execute | CheckFallback | StopCalls
+)
 """Decisions that are work to be done, after the step is durable."""
 
 Rest: TypeAlias = Wait | Park | Finish | StopModel
@@ -156,7 +159,7 @@ def enact(state: State, decision: Decision, now: float) -> tuple[State, tuple[Ow
             return _enter_steers(program.of(state.run).concluded(state, goes_on=True)), ()
         case Fail():
             return replace(state, loop=replace(state.loop, failure=decision.failure)), ()
-        case PinTools() | PlanUndo() | ReadCalls() | Propose() | CheckFallback() | StopCalls():
+        case PinTools() | PlanUndo() | ReadCalls() | ReadAgent() | Propose() | CheckFallback() | StopCalls():
             return _with_work(state, *decision.names), ()
         case Resume():
             return _running(state), ()
@@ -252,7 +255,7 @@ def _announce(state: State, decision: CallModel) -> tuple[State, tuple[OwnerEven
     started = RoundStarted(
         round=decision.round,
         model_attempt=1,
-        model=run.options.model,
+        model=state.model,
         without_tools=decision.without_tools,
         summary=summary,
     )
@@ -288,6 +291,7 @@ def _take_over(state: State) -> tuple[State, tuple[OwnerEvent, ...]]:
         message="Another worker goes on with the run.",
         void_from_seq=opened.output_from_seq if showed else 0,
         usage=usage - opened.usage_before,
+        model=state.model,
     )
     again = replace(
         opened, attempt=opened.attempt + 1, output_from_seq=state.run.last_seq + 1, usage_before=state.run.usage

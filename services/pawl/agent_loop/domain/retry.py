@@ -48,6 +48,17 @@ def delay(problem: Problem, *, failures: int, attempts_max: int, left: float, ji
     return wait if wait < left else None
 
 
+def falls_back(problem: Problem, *, fallbacks_left: int, left: float) -> bool:
+    """Return whether the next model is asked, after the last attempt with this one.
+
+    It is where the model server failed, refused the request, or is at its rate limit: another model may be served
+    elsewhere. A wrong credential, what a filter withheld and limits of the run are not mended by that. `left` as for
+    `delay`.
+    """
+    is_of_server = problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
+    return is_of_server and fallbacks_left > 0 and left > 0
+
+
 def failure_of(problem: Problem) -> RunFailure:
     """Return why the run fails after its last attempt."""
     if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import field
 
 from pawl.agent_loop.domain.limits import Limits
-from pawl.chassis.ids import CallId, ConversationId, CredentialId, RunId, StoreId, UserId
+from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
 
 
 class RunState(StrEnum):
@@ -95,6 +95,26 @@ class ToolChoiceMode(StrEnum):
     TOOL = "TOOL"
 
 
+class ReasoningEffort(StrEnum):
+    """The thinking of a model before it answers; the value is the model server's word."""
+
+    NONE = "none"
+    MINIMAL = "minimal"
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+    XHIGH = "xhigh"
+    MAX = "max"
+
+
+class ResponseFormat(msgspec.Struct, frozen=True, kw_only=True):
+    """The form of an answer that is JSON; `strict` asks the model server to hold the model to the schema."""
+
+    name: str = ""
+    schema_json: bytes = b""
+    strict: bool = False
+
+
 class ToolChoice(msgspec.Struct, frozen=True, kw_only=True):
     """The constraint on the first model call; `tool_name` goes with TOOL."""
 
@@ -118,6 +138,11 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     approvals_required: int = 0
     temperature: float | None = None
     output_tokens_max: int | None = None
+    response_format: ResponseFormat | None = None
+    """The form of the answer; None for text."""
+    reasoning_effort: ReasoningEffort | None = None
+    """None leaves it to the model server."""
+    model_fallbacks: tuple[str, ...] = ()
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
@@ -179,6 +204,24 @@ class PinnedTool(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     version: int
+    definition_sha256: str = ""
+    """The digest of its definition, of a tool that came with the run; empty for one of the register."""
+
+
+class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools that came with a run; the client that alone gets their calls, any of the user if it is empty."""
+
+    names: tuple[str, ...] = ()
+    client_id: ClientId = ClientId("")
+
+
+class PinnedAgent(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of an agent with which a run was started."""
+
+    name: str
+    version: int
+    gives_tools: bool = False
+    """True if the names of the tools of the run are its: those that the user may not call are left out."""
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
@@ -190,10 +233,11 @@ class Undo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunAbove(msgspec.Struct, frozen=True, kw_only=True):
-    """A run that stands above another one, and its conversation."""
+    """A run that stands above another one, its conversation and its agent, which is empty if it is not known."""
 
     run_id: RunId
     conversation_id: ConversationId
+    agent_name: str = ""
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,6 +249,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     options: RunOptions
     above: tuple[RunAbove, ...]
     user_roles: tuple[str, ...] = ()
+    agent: PinnedAgent | None = None
+    """The agent that drives it; None for the `default` of the deployment."""
 
     @property
     def depth(self) -> int:
@@ -245,6 +291,21 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The credential that started it, or the run above it; empty if it is not known."""
     delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it for its user; empty for none."""
+    agent: PinnedAgent | None = None
+    """The agent that it was started with; None for the `default` of the deployment."""
+    output_json: bytes = b""
+    """The last answer as JSON, if it is what the response format asks for; empty otherwise."""
+    own_tools: OwnTools | None = None
+    """The tools that came with it; None for none."""
+
+    def definition_sha256(self, name: str) -> str:
+        """Return the digest of a tool that came with the run; empty for any other."""
+        return next((tool.definition_sha256 for tool in self.tools if tool.name == name), "")
+
+    @property
+    def agent_name(self) -> str:
+        """The name of its agent, also where that is the `default` of the deployment."""
+        return self.agent.name if self.agent else DEFAULT_AGENT
 
     def tool_version(self, name: str) -> int:
         """Return the pinned version of a tool, 0 if the run has no such tool."""

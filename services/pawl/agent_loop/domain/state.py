@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Command
+from pawl.agent_loop.domain.fact import AgentRead
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import Delegation, Run
@@ -54,10 +55,24 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     under_way: frozenset[str] = frozenset()
     named: Mapping[CallId, Call] = field(default_factory=dict)
     """Calls that the program has had read last (ReadCalls), as they were then; of this process, and never written."""
+    agents: Mapping[CallId, AgentRead] = field(default_factory=dict)
+    """The agents to which calls give tasks, as they were when they were read here (ReadAgent); never written."""
     tools_pinned: bool = False
     """True if the registry has said which tools the run may use; the first commit keeps them."""
     model_starts_in: float | None = None
     """Seconds until the open model call is to be made here; None if it was made, here or elsewhere."""
+
+    @property
+    def model(self) -> str:
+        """The model that the run is driven by now: its own, or the fallback that took its place."""
+        options = self.run.options
+        models = (options.model, *options.model_fallbacks)
+        return models[min(self.loop.fallbacks_used, len(models) - 1)]
+
+    @property
+    def fallbacks_left(self) -> int:
+        """The number of models that the run can still go on with."""
+        return max(0, len(self.run.options.model_fallbacks) - self.loop.fallbacks_used)
 
     @property
     def batch(self) -> tuple[Call, ...]:

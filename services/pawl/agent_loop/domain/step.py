@@ -50,6 +50,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     round: int | None = None
     usage: Usage | None = None
     output_text: str | None = None
+    output_json: bytes = b""
+    """Of the `output_text`, and only with it."""
     active_seconds: float | None = None
     tools: tuple[PinnedTool, ...] = ()
     loop_state: bytes | None = None
@@ -106,6 +108,7 @@ def between(
     # CANCELLING is the ledger's own doing, in the transaction that takes the cancel.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
+    changes_output = (new.output_text, new.output_json) != (old.output_text, old.output_json)
     names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
     return Step(
         events=tuple(events),
@@ -117,7 +120,8 @@ def between(
         stop_cause=new.stop_cause if moved and new.state is RunState.CANCELLED else None,
         round=_changed(old.round, new.round),
         usage=_changed(old.usage, new.usage),
-        output_text=_changed(old.output_text, new.output_text),
+        output_text=new.output_text if changes_output else None,
+        output_json=new.output_json if changes_output else b"",
         active_seconds=after.active_seconds,
         tools=new.tools if new.tools != old.tools else (),
         loop_state=loop_state.write(after.loop) if after.loop != base.loop else None,

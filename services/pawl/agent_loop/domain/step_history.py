@@ -55,6 +55,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     tool_name: str = ""
     call_id: CallId = CallId("")
     time: float = 0.0
+    model: str = ""
 
 
 class StepChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +226,7 @@ class Steps:
                     round=number,
                     content=message.reasoning,
                     time=fact.time,
+                    model=message.model,
                 )
             )
         elif reasoning_id in self._steps:
@@ -234,7 +236,15 @@ class Steps:
         if content:
             kind = StepType.PLANNING if message.call_ids else StepType.ANSWER
             self._put(
-                Step(step_id=_text_id(number), type=kind, status=status, round=number, content=content, time=fact.time)
+                Step(
+                    step_id=_text_id(number),
+                    type=kind,
+                    status=status,
+                    round=number,
+                    content=content,
+                    time=fact.time,
+                    model=message.model,
+                )
             )
 
     def _called(self, fact: Called) -> None:

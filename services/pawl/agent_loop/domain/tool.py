@@ -29,6 +29,15 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     arguments_schema_json: bytes = b""
     fallback_tool_name: str = ""
     context: ExecutionContext = ExecutionContext.UNSPECIFIED
+    own_definition: bytes = b""
+    """The definition as the contract has it, of a tool that came with its run; empty for one of the register."""
+    definition_sha256: str = ""
+    """The digest of that."""
+
+    @property
+    def is_own(self) -> bool:
+        """True if it came with its run."""
+        return bool(self.definition_sha256)
 
 
 class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,6 +48,8 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: int
     arguments_json: bytes
     edited: bool = False
+    own_tool: Tool | None = None
+    """The tool, if it came with the run."""
 
 
 TOOLS_MAX: Final = 128
@@ -65,6 +76,8 @@ class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
     """In place of the arguments."""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    definition_sha256: str = ""
+    """As in `PinnedTool`."""
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,6 +94,8 @@ class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
     """Since the lease; 0 without one."""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    definition_sha256: str = ""
+    """As in `PinnedTool`."""
 
 
 class Disposition(StrEnum):

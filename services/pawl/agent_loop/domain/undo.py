@@ -217,6 +217,8 @@ def _end(source: UndoSource) -> tuple[float, int, int]:
 
 
 def _without_inverse(call: Call) -> tuple[UndoState, str]:
+    if call.imported:
+        return UndoState.CANNOT_BE_UNDONE, "It was made elsewhere, before the conversation was imported."
     if call.effect_class is EffectClass.READ_ONLY:
         return UndoState.NOTHING_TO_UNDO, "It only reads."
     if call.context is ExecutionContext.HUMAN or (call.question is not None and not call.attempt):

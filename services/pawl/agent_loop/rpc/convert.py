@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
-from pawl.agent.v1 import agent_pb2, types_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.app.frames import CallDecision, ToolResult, UserMessage
-from pawl.agent_loop.app.public_values import MessagePolicy, PageAsked, PendingFilter
+from pawl.agent_loop.app.public_values import MessagePolicy, PageAsked, PendingFilter, RunFilter
+from pawl.agent_loop.app.whoami import Introduction
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import CallResolution
+from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, AskedOptions
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.run import RunState, WaitKind
 from pawl.agent_loop.domain.undo import CallUndo
-from pawl.chassis.ids import ConversationId, RequestId, RunId, check_id
-from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
+from pawl.chassis.ids import ConversationId, RequestId, RunId, check_agent_name, check_id
+from pawl.chassis.labels import check_labels
+from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults, seconds
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, run_pb2
 
@@ -36,13 +39,14 @@ WIRE: Final = Translator(
 resolution: Final = WIRE.enum(CallResolution, agent_pb2.Resolution, field="resolution").read
 """Return what an operator found out."""
 _RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState, field="states")
+_WAITS: Final = WIRE.enum(WaitKind, run_pb2.WaitKind, field="waits")
 _CALL_STATES: Final = WIRE.enum(CallState, call_pb2.CallState, field="filter.states")
 options: Final = WIRE.struct(
     AskedOptions,
     run_pb2.RunOptions,
     Exceptions(
         read={"limits": lambda message: {field.name: value for field, value in message.limits.ListFields()}},
-        unwritten=("limits",),
+        write={"limits": lambda asked: dict(asked.limits) or None},
     ),
     field="options",
 ).read
@@ -50,13 +54,31 @@ options: Final = WIRE.struct(
 # In this order: nested in a frame they are as they are here.
 _RESULT: Final = WIRE.struct(ToolResult, types_pb2.ToolResult)
 _DECISION: Final = WIRE.struct(CallDecision, types_pb2.CallDecision, field="decision")
-_NO_PART: Final = Exceptions(of_message=("request_id",))
-first_message: Final = WIRE.struct(UserMessage, agent_pb2.StartRunRequest, _NO_PART).read
+
+
+def definitions(request: Any) -> tuple[bytes, ...]:
+    """Return the tools that come with a run, each as the contract has it."""
+    return tuple(each.SerializeToString(deterministic=True) for each in request.front_end_tools)
+
+
+BRINGS_TOOLS: Final = Exceptions(read={"front_end_tools": definitions}, unwritten=("front_end_tools",))
+"""The exceptions of a message that may bring tools."""
+_FIRST: Final = BRINGS_TOOLS._replace(of_message=("request_id",))
+first_message: Final = WIRE.struct(UserMessage, agent_pb2.StartRunRequest, _FIRST).read
 """Return the message that starts a run; raises as `options` does."""
-next_message: Final = WIRE.struct(UserMessage, agent_pb2.SendMessageRequest, _NO_PART).read
+next_message: Final = WIRE.struct(
+    UserMessage,
+    agent_pb2.SendMessageRequest,
+    Exceptions(of_message=("request_id",), of_struct=("conversation_key", "front_end_tools")),
+).read
 """Return the message to a conversation; raises as `options` does."""
+WIRE.struct(HistoryCall, conversation_pb2.HistoryCall)
+history_message: Final = WIRE.struct(HistoryMessage, conversation_pb2.HistoryMessage).read
+"""Return a message of a history; InvalidField if its role has no known value."""
 UNDO: Final = WIRE.struct(CallUndo, undo_pb2.CallUndo)
 """Between a call of a preview or a report of an undo, and its message."""
+INTRODUCTION: Final = WIRE.struct(Introduction, whoami_pb2.WhoAmIResponse)
+"""Between what a caller is told about itself, and its message."""
 
 
 def run_id(request: Any) -> RunId:
@@ -78,10 +100,40 @@ def page(request: Any) -> PageAsked:
     return PageAsked(page_size=checks.page_size(request.page_size), page_token=request.page_token)
 
 
-def run_states(numbers: Any) -> tuple[RunState, ...]:
-    """Return the states that a list is filtered by."""
-    # Each value once: a filter of millions must not keep the process busy.
-    return tuple(map(_RUN_STATES.read, dict.fromkeys(numbers)))
+def run_filter(request: agent_pb2.ListRunsRequest) -> RunFilter:
+    """Return which runs a list is asked for, and in which order.
+
+    Raises:
+        InvalidId, InvalidField
+    """
+    if request.order not in agent_pb2.RunOrder.values():
+        raise InvalidField("order has no known value", field="order")
+    return RunFilter(
+        conversation_id=ConversationId(check_id(request.conversation_id, "conversation_id", optional=True)),
+        # Each value once: a filter of millions must not keep the process busy.
+        states=tuple(map(_RUN_STATES.read, dict.fromkeys(request.states))),
+        oldest_first=request.order == agent_pb2.RUN_ORDER_OLDEST_FIRST,
+        create_time_from=_moment(request, "create_time_from"),
+        create_time_before=_moment(request, "create_time_before"),
+        waits=tuple(map(_WAITS.read, dict.fromkeys(request.waits))),
+        parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
+        agent_name=check_agent_name(request.agent, "agent", optional=True),
+        labels=check_labels(request.labels),
+    )
+
+
+def _moment(
+    request: agent_pb2.ListRunsRequest, field: Literal["create_time_from", "create_time_before"]
+) -> float | None:
+    """Return a time that may be absent, in seconds since 1970."""
+    if not request.HasField(field):
+        return None
+    time = getattr(request, field)
+    try:
+        time.ToDatetime()
+    except ValueError:
+        raise InvalidField(f"{field} is no time from the year 1 to 9999", field=field) from None
+    return seconds(time)
 
 
 def run_message(run: run_pb2.Run) -> run_pb2.Run:

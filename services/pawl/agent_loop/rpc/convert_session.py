@@ -7,10 +7,11 @@ from typing import Final, cast
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app import frames
+from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.ids import check_id
-from pawl.chassis.translate import kinds_of
+from pawl.chassis.translate import Exceptions, kinds_of
 from pawl.errors import InvalidField, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2
 
@@ -21,6 +22,11 @@ VERSIONS_MAX: Final = 10_000
 
 _FRAME_ID_CHARACTERS_MAX: Final = 64
 
+# A message goes to a conversation that is there.
+_LATER: Final = Exceptions(of_struct=("conversation_key", "front_end_tools"))
+convert.WIRE.struct(frames.UserMessage, session_pb2.UserMessage, _LATER)
+convert.WIRE.struct(frames.Hello, session_pb2.Hello, convert.BRINGS_TOOLS, field="hello")
+convert.WIRE.struct(frames.Start, session_pb2.Start, convert.BRINGS_TOOLS)
 _CONTENT: Final = convert.WIRE.one_of(
     session_pb2.SessionRequest,
     "frame",
@@ -103,6 +109,7 @@ def _check_hello(hello: session_pb2.Hello) -> None:
             )
     if sum(len(tool.versions) for tool in hello.tools) > VERSIONS_MAX:
         raise InvalidField(f"at most {VERSIONS_MAX} versions of all tools", field="hello.tools.versions")
+    checks.own_tools(convert.definitions(hello), "hello.front_end_tools")
 
 
 def server_frame(frame: frames.ServerFrame) -> session_pb2.SessionResponse:

@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Final, cast
 
 from pawl.agent.v1 import agent_pb2 as pb
-from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2
+from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.app.frames import Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import Inbox, decided
 from pawl.agent_loop.app.messages import Messages
@@ -19,9 +19,10 @@ from pawl.agent_loop.app.run_steps import RunSteps
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
+from pawl.agent_loop.app.whoami import Introductions
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.rpc import convert, convert_session, convert_steps
-from pawl.chassis.auth import require_user
+from pawl.chassis.auth import current_principal, require_user
 from pawl.chassis.ids import CallId, RunId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
 from pawl.chassis.rpc_kinds import Context
@@ -47,6 +48,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         sessions: Sessions,
         undoing: Undoing,
         steps: RunSteps,
+        introductions: Introductions,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
         self._ledger = ledger
@@ -57,6 +59,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._sessions = sessions
         self._undoing = undoing
         self._steps = steps
+        self._introductions = introductions
         self._heartbeat_seconds = heartbeat_seconds
 
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
@@ -175,12 +178,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.GetRunResponse(run=_run(run))
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        page = await self._ledger.list_runs(
-            require_user(),
-            convert.page(request),
-            conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
-            states=convert.run_states(request.states),
-        )
+        page = await self._ledger.list_runs(require_user(), convert.run_filter(request), convert.page(request))
         return pb.ListRunsResponse(runs=[_run(run) for run in page.items], next_page_token=page.next_page_token)
 
     async def ListCalls(self, request: pb.ListCallsRequest, context: Context) -> pb.ListCallsResponse:
@@ -222,6 +220,9 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         async with aclosing(parts):
             async for part in parts:
                 await _write(context, _watch_pending_response(part))
+
+    async def WhoAmI(self, request: whoami_pb2.WhoAmIRequest, context: Context) -> whoami_pb2.WhoAmIResponse:
+        return convert.INTRODUCTION.write(await self._introductions.introduce(current_principal()))
 
 
 def _watch_response(page: Sequence[LoggedEvent] | LogGap) -> pb.WatchRunResponse:

@@ -91,7 +91,8 @@ def _joined(statements: tuple[Statement, ...], *, single: bool) -> str:
 class Columns(Generic[R]):
     """The columns of a table, the first `key_length` of them its primary key.
 
-    `beside` names a column that no row has, with its type: an update may give it new values, nothing else touches it.
+    `beside` names a column that no row has, with its type and what it is at first: whoever writes rows may give it
+    values, nothing else touches it.
     Of `gathered` rows there are many as often as one.
     """
 
@@ -101,7 +102,7 @@ class Columns(Generic[R]):
         columns: Sequence[Column[R]],
         *,
         key_length: int,
-        beside: tuple[str, str] | None = None,
+        beside: tuple[str, str, Any] | None = None,
         gathered: bool = False,
     ) -> None:
         self._columns = tuple(columns)
@@ -113,12 +114,14 @@ class Columns(Generic[R]):
         self._updated = (*key, *(column for column in rest if not column.fixed))
         self.names = ", ".join(self._names)
         self.nulls = ", ".join(f"NULL::{column.type}" for column in self._columns)
+        self._beside = beside
+        added: list[Column[R]] = [Column(*beside[:2], _nothing, heavy=True)] if beside else []
+        inserted = (*self._columns, *added)
         self._insert = Statement(
-            f"INSERT INTO {table} ({self.names}) {{rows}}",
-            tuple(column.type for column in self._columns),
+            f"INSERT INTO {table} ({', '.join(column.name for column in inserted)}) {{rows}}",
+            tuple(column.type for column in inserted),
             gathered,
         )
-        added: list[Column[R]] = [Column(*beside, _nothing, heavy=True)] if beside else []
         sent = (*self._updated, *added)
         changes = ", ".join(
             f"{column.name} = coalesce(u.{column.name}, t.{column.name})"
@@ -138,9 +141,13 @@ class Columns(Generic[R]):
         """Return the values of a row by the names of its columns."""
         return dict(zip(self._names, values, strict=True))
 
-    def insert(self, rows: Sequence[R]) -> Write:
-        """Return what writes new rows."""
-        return Write(self._insert, [[column.value(row) for row in rows] for column in self._columns])
+    def insert(self, rows: Sequence[R], beside: Sequence[Any] | None = None) -> Write:
+        """Return what writes new rows; None in `beside` is what the column is at first."""
+        values: list[Sequence[Any]] = [[column.value(row) for row in rows] for column in self._columns]
+        if self._beside is not None:
+            first = self._beside[2]
+            values.append([first if value is None else value for value in beside or [None] * len(rows)])
+        return Write(self._insert, values)
 
     def update(self, rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> Write:
         """Return what writes rows, as (stored, now), that are there; None in `beside` leaves a value as it is."""

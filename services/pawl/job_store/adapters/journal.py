@@ -20,7 +20,7 @@ from pawl.job_store.adapters import tables
 from pawl.job_store.adapters.columns import Columns, Write, joined
 from pawl.job_store.adapters.loading import load
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
-from pawl.job_store.domain.events import Event, RunChanged
+from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
 
 R = TypeVar("R")
@@ -77,7 +77,7 @@ class PostgresJournal:
             LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=self._encode(event))
             for event in unit.events.rows
         ]
-        lifecycle = [event for event in unit.events.rows if isinstance(event.body, RunChanged)]
+        lifecycle = [event for event in unit.events.rows if event.lifecycle_type]
         outbox = lifecycle if self._keeps_lifecycle else []
         await _store(connection, unit, events, outbox)
         work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
@@ -102,13 +102,15 @@ async def _store(
     """Write all that the operations changed, in one round trip."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
     requests = sorted(unit.requests.created(), key=lambda row: row.key)
-    conversations = sorted(unit.conversations.created(), key=lambda row: row.key)
-    runs = unit.runs.changed()
+    # By their keys first: these are the ones that others may create, too.
+    conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
+    new_runs, runs = unit.runs.created(), unit.runs.changed()
     writes = [
         *_created(tables.REQUESTS, requests),
         *_created(tables.CONVERSATIONS, conversations),
         *_changed(tables.CONVERSATIONS, unit.conversations.changed()),
-        *_created(tables.RUNS, unit.runs.created()),
+        *_created(tables.SEGMENTS, unit.segments.rows),
+        *_created(tables.RUNS, new_runs, [unit.loop_states.get(run.key) for run in new_runs]),
         *_changed(tables.RUNS, runs, [unit.loop_states.get(run.key) for _, run in runs]),
         *_created(tables.MESSAGES, unit.messages.rows),
         *_created(tables.CALLS, unit.calls.created()),
@@ -123,8 +125,8 @@ async def _store(
         await connection.execute(statement, *arguments)
 
 
-def _created(columns: Columns[R], rows: Sequence[R]) -> list[Write]:
-    return [columns.insert(rows)] if rows else []
+def _created(columns: Columns[R], rows: Sequence[R], beside: Sequence[Any] | None = None) -> list[Write]:
+    return [columns.insert(rows, beside)] if rows else []
 
 
 def _changed(columns: Columns[R], rows: Sequence[tuple[R, R]], beside: Sequence[Any] | None = None) -> list[Write]:

@@ -63,7 +63,7 @@ class JetStreamLifecycle:
         if self._end is not None and self._connection_number == connection_number:
             return self._end
         try:
-            info = await _put_stream(self._bus.jetstream(), _CONFIG)
+            info = await put_stream(self._bus.jetstream(), _CONFIG)
         except _UNAVAILABLE as error:
             _log.warning("lifecycle.stream_unavailable", error=str(error) or type(error).__name__)
             return None
@@ -116,12 +116,18 @@ class JetStreamLifecycle:
 
 
 def fitting(payload: bytes, bytes_max: int) -> bytes:
-    """Return an event, if it can be in so many bytes: the longest texts of the run are cut, then all that is long."""
+    """Return an event, if it can be in so many bytes: the longest texts of the run are cut, then all that is long.
+
+    Of a call what it would be given is left out: who decides about it reads it.
+    """
     if len(payload) <= bytes_max:
         return payload
     event = event_pb2.RunEvent.FromString(payload)
+    if event.HasField("call_changed"):
+        return _without_arguments(event).SerializeToString()
     run = event.run_changed.run
     run.output_text = run.output_text[:_CUT_CHARACTERS]
+    run.ClearField("output_json")
     run.ClearField("options")
     run.ClearField("tools")
     if event.ByteSize() > bytes_max:
@@ -132,7 +138,16 @@ def fitting(payload: bytes, bytes_max: int) -> bytes:
     return event.SerializeToString()
 
 
-async def _put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
+def _without_arguments(event: event_pb2.RunEvent) -> event_pb2.RunEvent:
+    call = event.call_changed.call
+    call.ClearField("arguments_json")
+    call.ClearField("proposed_arguments")
+    call.ClearField("resource_keys")
+    call.approval.preview = call.approval.preview[:_SENTENCE_CHARACTERS]
+    return event
+
+
+async def put_stream(jetstream: JetStreamContext, config: StreamConfig) -> StreamInfo:
     """Make sure that the stream is there, as this version wants it."""
     try:
         return await jetstream.update_stream(config)

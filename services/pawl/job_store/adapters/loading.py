@@ -5,14 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.chassis.database import Connection
 from pawl.chassis.ids import CallKey, RunKey, StoreId
 from pawl.job_store.adapters import tables
-from pawl.job_store.domain.rows import CommandKey, ConversationKey, ConversationRow, Queue, RequestKey, RequestRow
+from pawl.job_store.domain.rows import (
+    ClientKey,
+    CommandKey,
+    ConversationKey,
+    ConversationRow,
+    Queue,
+    RequestKey,
+    RequestRow,
+)
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 K = TypeVar("K", bound=msgspec.Struct)
@@ -30,6 +39,13 @@ USING (store_id, user_id, request_id)
 _OWNED: Final = """
 SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
 JOIN job_store.runs AS r USING (store_id, run_id, user_id)
+"""
+
+# Not locked yet: they are by their ids. One that is made meanwhile is a conflict.
+_KEYED: Final = """
+SELECT k.number, c.store_id, c.conversation_id
+FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int[]) AS k (store_id, user_id, key_hash, number)
+JOIN job_store.conversations AS c USING (store_id, user_id, key_hash)
 """
 
 # Named themselves, or by one of their runs, whose conversation never changes.
@@ -133,9 +149,10 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
     named = await _owned(connection, named)
     limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
+    named = await _with_keyed(connection, named)
     requests = await _load_requests(connection, unit, named)
     if requests or any(keys.conversations or keys.ends for keys in named):
-        conversations = await _load_conversations(connection, unit, named)
+        conversations = await _load_conversations(connection, unit, named, requests)
         entered = await _load_runs(connection, unit, named, requests, conversations)
     else:
         entered = []
@@ -157,6 +174,19 @@ async def _owned(connection: Connection, named: Sequence[RowKeys]) -> Sequence[R
     found = await connection.fetch(_OWNED, *_columns(RunKey, runs), owners, numbers)
     owned = Counter(record["number"] for record in found)
     return [keys for number, keys in enumerate(named) if not keys.owner or owned[number] == len(keys.runs)]
+
+
+async def _with_keyed(connection: Connection, named: Sequence[RowKeys]) -> Sequence[RowKeys]:
+    """Return them with the conversations that they name by keys of clients."""
+    asked = [(key, number) for number, keys in enumerate(named) for key in keys.keyed]
+    if not asked:
+        return named
+    client_keys, numbers = zip(*asked, strict=True)
+    found = list(named)
+    for record in await connection.fetch(_KEYED, *_columns(ClientKey, client_keys), numbers):
+        number, key = record["number"], ConversationKey(record["store_id"], record["conversation_id"])
+        found[number] = replace(found[number], conversations=(*found[number].conversations, key))
+    return found
 
 
 async def _load_requests(connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]) -> list[RequestRow]:
@@ -188,9 +218,10 @@ async def _load_named_runs(connection: Connection, unit: UnitOfWork, named: Sequ
 
 
 async def _load_conversations(
-    connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys]
+    connection: Connection, unit: UnitOfWork, named: Sequence[RowKeys], requests: Sequence[RequestRow]
 ) -> list[ConversationRow]:
-    keys = _distinct(named, lambda keys: keys.conversations)
+    made = [ConversationKey(row.store_id, row.conversation_id) for row in requests if row.conversation_id]
+    keys = list(dict.fromkeys([*_distinct(named, lambda keys: keys.conversations), *made]))
     runs = _distinct(named, lambda keys: (*keys.conversations_of, *keys.ends))
     if not (keys or runs):
         return []
@@ -309,5 +340,5 @@ def _distinct(named: Sequence[RowKeys], pick: Callable[[RowKeys], Iterable[T]]) 
     return list(dict.fromkeys(key for keys in named for key in pick(keys)))
 
 
-def _columns(kind: type[K], keys: Collection[K]) -> list[list[str]]:
+def _columns(kind: type[K], keys: Collection[K]) -> list[list[Any]]:
     return [list(map(attrgetter(name), keys)) for name in kind.__struct_fields__]

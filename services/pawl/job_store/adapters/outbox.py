@@ -19,6 +19,7 @@ from pawl.job_store.app.ports import Lifecycle, LifecycleStream, StreamEnd
 # made again, so it waits.
 _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
+_WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
 _OUTBOX: Final = """
 SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, e.payload
 FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
@@ -75,6 +76,11 @@ class PostgresOutbox:
                 await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
         self._recalled_look = end.look
         return len(gone) + len(stored)
+
+
+async def keep_relay_out(connection: Connection) -> None:
+    """Return when nothing is being sent, until the transaction ends: what it removes is not on its way."""
+    await connection.execute(_WAIT_FOR_RELAY)
 
 
 async def _recall(connection: Connection, end: StreamEnd) -> None:

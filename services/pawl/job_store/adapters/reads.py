@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Final
 
 from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
-from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
-from pawl.job_store.adapters import log_reads, paging, tables
-from pawl.job_store.app.reading import Loaded, LogPart, Page, PendingFilter, RunView, view_of
+from pawl.errors import CallNotFound, LeaseLost, RunNotFound
+from pawl.job_store.adapters import log_reads, paging, run_lists, segments, situations, tables
+from pawl.job_store.app.reading import Loaded, LogPart, MessagePage, Page, PendingFilter, RunFilter, RunView, view_of
+from pawl.job_store.domain.conversations import absent
 from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
-from pawl.job_store.domain.states import CallState, RunState
+from pawl.job_store.domain.states import CallState
+from pawl.job_store.domain.waiting import Situation
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -37,45 +38,32 @@ WITH RECURSIVE below (run_id) AS (
 SELECT {tables.RUNS.names} FROM job_store.runs
 WHERE store_id = $1 AND run_id IN (SELECT run_id FROM below) AND state < 10 ORDER BY create_time, run_id
 """
-_OWNER: Final = "SELECT user_id FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2"
+_OWNER: Final = f"""
+SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
+"""
 _OWNED_RUN: Final = f"""
-SELECT {tables.RUNS.names}, loop_state, now() AS time FROM job_store.runs WHERE store_id = $1 AND run_id = $2
+SELECT {tables.RUNS.names}, loop_state, now() AS time, (
+    SELECT past_number FROM job_store.conversations AS c
+    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+) AS past_number
+FROM job_store.runs AS r WHERE store_id = $1 AND run_id = $2
 """
 _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
 WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
 """
+# The calls of another user's run, if that user shares its conversation and shows them.
+_SHOWS_CALLS: Final = """
+SELECT EXISTS (
+    SELECT FROM job_store.runs AS r JOIN job_store.conversations AS c USING (store_id, conversation_id)
+    WHERE r.store_id = $1 AND r.run_id = $2 AND r.user_id <> $3
+    AND c.user_id = r.user_id AND c.user_id <> '' AND c.sharing > 1 AND c.shows_arguments
+)
+"""
 _COMMANDS: Final = f"""
 SELECT {tables.COMMANDS.names} FROM job_store.commands
 WHERE store_id = $1 AND run_id = $2 AND NOT consumed ORDER BY number
 """
-# A statement for each index. `$5` is empty in the first two; without a cursor everything is before the end of time.
-_RUNS_OF_USER, _RUNS_OF_CONVERSATION = (
-    paging.statement(
-        tables.RUNS,
-        where=f"""store_id = $3 AND user_id = $4 AND {of_whom}
-            AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
-            AND (create_time, run_id) < (coalesce($7::timestamptz, 'infinity'), $8)""",
-        order="create_time DESC, run_id DESC",
-        size=tables.RUN_BYTES,
-    )
-    for of_whom in ("$5 = ''", "conversation_id = $5")
-)
-# The newest of each state, and of them the newest: whatever else the user has ever run is not looked at.
-RUNS_IN_STATES: Final = paging.statement(
-    tables.RUNS,
-    source="""(
-        SELECT r.* FROM unnest($6::smallint[]) AS s (state) CROSS JOIN LATERAL (
-            SELECT store_id, run_id, create_time, options, tools, output FROM job_store.runs AS each
-            WHERE each.store_id = $3 AND each.user_id = $4 AND each.state = s.state
-            AND (each.create_time, each.run_id) < (coalesce($7::timestamptz, 'infinity'), $8)
-            ORDER BY each.create_time DESC, each.run_id DESC LIMIT $1
-        ) AS r
-    )""",
-    where="$5 = ''",
-    order="create_time DESC, run_id DESC",
-    size=tables.RUN_BYTES,
-)
 _CALLS: Final = paging.statement(
     tables.CALLS,
     where="store_id = $3 AND run_id = $4 AND (round, batch_index, call_id) > ($5, $6, $7)",
@@ -146,10 +134,11 @@ class PostgresReads(DatabaseAdapter):
         async with self._database.snapshot() as connection:
             run = await _fetch_run(connection, key, user_id)
             calls = await _open_calls(connection, run)
-            if all(call.state is not CallState.DELEGATED for call in calls):
-                return view_of([(run, calls)])
-            below = [tables.run(record) for record in await connection.fetch(_BELOW, key.store_id, key.run_id)]
-            return view_of([(run, calls), *[(row, await _open_calls(connection, row)) for row in below]])
+            found = [(run, calls)]
+            if any(call.state is CallState.DELEGATED for call in calls):
+                below = [tables.run(record) for record in await connection.fetch(_BELOW, key.store_id, key.run_id)]
+                found += [(row, await _open_calls(connection, row)) for row in below]
+            return view_of(await situations.of_runs(connection, key.store_id, found))
 
     async def load(self, key: RunKey, epoch: int) -> Loaded:
         async with self._database.snapshot() as connection:
@@ -157,12 +146,11 @@ class PostgresReads(DatabaseAdapter):
             if record is None:
                 raise RunNotFound
             fields = dict(record)
-            loop_state, time = fields.pop("loop_state"), fields.pop("time")
+            loop_state, time, past_number = (fields.pop(name) for name in ("loop_state", "time", "past_number"))
             run = tables.run(fields)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
-            records = await connection.fetch(_MESSAGES_FROM_SUMMARY, key.store_id, run.conversation_id)
-            messages = [tables.message(record) for record in records]
+            messages = await _from_summary(connection, key.store_id, run.conversation_id, past_number or 0)
             run_ids = {message.run_id for message in messages} | {key.run_id}
             if run.last_commit is None:
                 run_ids.remove(key.run_id)  # Without a step it has no calls.
@@ -199,22 +187,23 @@ class PostgresReads(DatabaseAdapter):
         self,
         store_id: StoreId,
         user_id: UserId,
+        wanted: RunFilter,
         *,
-        conversation_id: ConversationId,
-        states: Sequence[RunState],
-        before: tuple[datetime, str] | None,
+        after: tuple[datetime, str] | None,
         rows_max: int,
-    ) -> Page[RunRow]:
-        arguments = (store_id, user_id, conversation_id, list(states), *(before or (None, "")))
-        statement = _RUNS_OF_CONVERSATION if conversation_id else RUNS_IN_STATES if states else _RUNS_OF_USER
-        return await paging.fetch(self._database, statement, arguments, tables.run, rows_max=rows_max)
+    ) -> Page[Situation]:
+        statement, arguments = run_lists.selected(store_id, user_id, wanted, after)
+        async with self._database.snapshot() as connection:
+            page = await paging.fetch(connection, statement, arguments, tables.run, rows_max=rows_max)
+            return Page(rows=await situations.of_page(connection, store_id, page.rows), has_more=page.has_more)
 
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
         arguments = (key.store_id, key.run_id, *(after or (-1, -1, "")))
         async with self._database.acquire() as connection:
-            await _fetch_run(connection, key, user_id)
+            if not (user_id and await connection.fetchval(_SHOWS_CALLS, key.store_id, key.run_id, user_id)):
+                await _fetch_run(connection, key, user_id)
             return await paging.fetch(connection, _CALLS, arguments, tables.call, rows_max=rows_max)
 
     async def pending(
@@ -242,17 +231,35 @@ class PostgresReads(DatabaseAdapter):
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
-    ) -> Page[MessageRow]:
+    ) -> MessagePage:
         async with self._database.acquire() as connection:
-            owner = await connection.fetchval(_OWNER, store_id, conversation_id)
-            if owner is None or user_id not in {"", owner}:
-                raise ConversationNotFound
+            record = await connection.fetchrow(_OWNER, store_id, conversation_id)
+            conversation = None if record is None else tables.conversation(record)
+            if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
+                raise absent(conversation, user_id)
+            is_own = user_id in {"", conversation.user_id}
+            if past_number := conversation.past_number:
+                page = await segments.messages(
+                    connection, store_id, conversation_id, past_number, after=after, rows_max=rows_max
+                )
+                return MessagePage(rows=page.rows, has_more=page.has_more, is_own=is_own)
             arguments = (store_id, conversation_id, after)
-            return await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+            page = await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+            return MessagePage(rows=page.rows, has_more=page.has_more, is_own=is_own)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         async with self._database.acquire() as connection:
             return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
+
+
+async def _from_summary(
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int
+) -> list[MessageRow]:
+    """Return the messages of a conversation that its newest summary does not stand for."""
+    if past_number:
+        return await segments.from_summary(connection, store_id, conversation_id, past_number)
+    records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id)
+    return [tables.message(record) for record in records]
 
 
 async def _open_calls(connection: Connection, run: RunRow) -> list[CallRow]:

@@ -54,11 +54,17 @@ WHERE r.store_id = p.store_id AND r.run_id = p.run_id
 """
 _TRIMMED_RUNS_MAX: Final = 100
 
-# The longest there first. Its conversation is locked, as by whoever removes conversations.
+# The longest there first. Its conversation is locked, as by whoever removes conversations. A fork from before the
+# summary shows what that stands for.
 _OLD_SUMMARY: Final = """
 SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time FROM (
     SELECT * FROM job_store.messages
     WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
+    AND NOT EXISTS (
+        SELECT FROM job_store.conversation_segments AS s
+        WHERE s.store_id = messages.store_id AND s.source_conversation_id = messages.conversation_id
+        AND s.last_number < messages.number AND s.first_number <= messages.summarised_to
+    )
     ORDER BY create_time LIMIT 20
 ) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
 ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
@@ -72,24 +78,40 @@ WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time <
 ORDER BY create_time, run_id LIMIT $5
 """
 _SUMMARISED_MESSAGES: Final = """
-DELETE FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number IN (
-    SELECT number FROM job_store.messages
-    WHERE store_id = $1 AND conversation_id = $2 AND number <= $3 AND run_id = ANY ($4)
-    ORDER BY number LIMIT $5
+WITH gone AS (
+    DELETE FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number IN (
+        SELECT number FROM job_store.messages
+        WHERE store_id = $1 AND conversation_id = $2 AND number <= $3 AND run_id = ANY ($4)
+        ORDER BY number LIMIT $5
+    ) RETURNING number
+), words AS (
+    DELETE FROM job_store.conversation_words
+    WHERE store_id = $1 AND conversation_id = $2 AND number IN (SELECT number FROM gone)
 )
+SELECT FROM gone
 """
 _SWEPT: Final = """
 UPDATE job_store.messages SET swept = true WHERE store_id = $1 AND conversation_id = $2 AND number = $3
 """
 
+# A conversation that a fork shows is kept as long as that. Looked at again once it is locked: whoever forks it locks
+# it, too, and was perhaps there before.
+_HAS_NO_FORK: Final = """NOT EXISTS (
+    SELECT FROM job_store.conversation_segments AS s
+    WHERE s.store_id = c.store_id AND s.source_conversation_id = c.conversation_id
+)"""
+_LOCK_OLD: Final = f"""
+SELECT store_id, conversation_id FROM job_store.conversations AS c
+WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) AND {_HAS_NO_FORK}
+AND erase_parts = '{{}}'
+ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
+"""
 # From now on they are nobody's: they can go in several transactions, and nobody can revive them in between.
-_OLD_CONVERSATIONS: Final = """
-UPDATE job_store.conversations AS c SET user_id = '' FROM (
-    SELECT store_id, conversation_id FROM job_store.conversations
-    WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1)
-    ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
-) AS old
-WHERE c.store_id = old.store_id AND c.conversation_id = old.conversation_id
+# Their keys are free.
+_OLD_CONVERSATIONS: Final = f"""
+UPDATE job_store.conversations AS c SET user_id = '', key_hash = NULL
+FROM unnest($1::text[], $2::text[]) AS k (store_id, conversation_id)
+WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND {_HAS_NO_FORK}
 RETURNING c.store_id, c.conversation_id
 """
 # So are they: nobody sees a part of a run, or undoes it again when the calls that have undone it are gone.
@@ -127,7 +149,9 @@ _OF_RUNS: Final = tuple(
     _removal(table, "run_id", rest)
     for table, rest in (("events", "seq"), ("commands", "command_id"), ("calls", "call_id"))
 )
-_MESSAGES: Final = _removal("messages", "conversation_id", "number")
+OF_CONVERSATIONS: Final = tuple(
+    _removal(table, "conversation_id", "number") for table in ("conversation_words", "messages")
+)
 _RUNS: Final = """
 DELETE FROM job_store.runs AS t USING unnest($1::text[], $2::text[]) AS k (store_id, run_id)
 WHERE t.store_id = k.store_id AND t.run_id = k.run_id
@@ -148,23 +172,23 @@ class PostgresRetention(DatabaseAdapter):
     """See `ports.Retention`."""
 
     async def remove_requests(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await _deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
+        return await deleted(self._database, _OLD_REQUESTS, older_than_seconds, rows_max)
 
     async def remove_keys(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await _deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
+        return await deleted(self._database, _OLD_KEYS, older_than_seconds, rows_max)
 
     async def remove_key_events(self, *, rows_max: int) -> int:
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await _deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
+        return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)
 
     async def remove_sent(self, *, older_than_seconds: float, rows_max: int) -> int:
-        return await _deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
+        return await deleted(self._database, _OLD_SENT, older_than_seconds, rows_max)
 
     async def trim_logs(self, *, older_than_seconds: float, events_max: int) -> int:
-        return await _deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
+        return await deleted(self._database, _TRIM, older_than_seconds, events_max, _TRIMMED_RUNS_MAX)
 
     async def remove_summarised(self, *, older_than_seconds: float, rows_max: int) -> int:
         async with self._database.transaction() as connection:
@@ -174,44 +198,45 @@ class PostgresRetention(DatabaseAdapter):
             store_id, conversation_id, number, end, time = summary
             records = await connection.fetch(_SUMMARISED_RUNS, store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX)
             if not records:
-                return await _deleted(connection, _SWEPT, store_id, conversation_id, number)
-            runs = _columns(records)
-            await _hide(connection, runs)
-            removed = await _deleted(
-                connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max
-            )
+                return await deleted(connection, _SWEPT, store_id, conversation_id, number)
+            runs = columns(records)
+            await hide(connection, runs)
+            removed = await deleted(connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max)
             # Each run is there as long as one of its messages.
-            return removed if removed == rows_max else removed + await _remove_runs(connection, runs, rows_max=rows_max)
+            return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)
 
     async def remove_conversations(self, *, older_than_seconds: float, rows_max: int) -> int:
         async with self._database.transaction() as connection:
-            records = await connection.fetch(_OLD_CONVERSATIONS, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
+            locked = await connection.fetch(_LOCK_OLD, older_than_seconds, _CONVERSATIONS_AT_ONCE_MAX)
+            records = await connection.fetch(_OLD_CONVERSATIONS, *columns(locked)) if locked else []
             if not records:
                 return 0
-            old = _columns(records)
-            runs = _columns(await connection.fetch(_RUNS_OF, *old, _RUNS_AT_ONCE_MAX))
-            await _hide(connection, runs)
-            removed = await _remove_runs(connection, runs, rows_max=rows_max)
-            removed += await _deleted(connection, _MESSAGES, *old, _share(rows_max, old))
-            return removed + await _deleted(connection, _EMPTY, *old)
+            old = columns(records)
+            runs = columns(await connection.fetch(_RUNS_OF, *old, _RUNS_AT_ONCE_MAX))
+            await hide(connection, runs)
+            removed = await remove_runs(connection, runs, rows_max=rows_max)
+            for statement in OF_CONVERSATIONS:
+                removed += await deleted(connection, statement, *old, _share(rows_max, old))
+            return removed + await deleted(connection, _EMPTY, *old)
 
 
-async def _hide(connection: Connection, runs: Sequence[list[str]]) -> None:
+async def hide(connection: Connection, runs: Sequence[list[str]]) -> None:
     """Take runs from their user, and lock them."""
     await connection.fetch(_LOCK_RUNS, *runs)
     await connection.execute(_HIDDEN, *runs)
 
 
-async def _remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
+async def remove_runs(connection: Connection, runs: Sequence[list[str]], *, rows_max: int) -> int:
     """Remove what belongs to some runs, up to about so many rows of each kind, and them once nothing is left of it."""
     share = _share(rows_max, runs)
-    counts = [await _deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
+    counts = [await deleted(connection, statement, *runs, share) for statement in _OF_RUNS]
     if any(count >= share for count in counts):
         return sum(counts)
-    return sum(counts) + await _deleted(connection, _RUNS, *runs)
+    return sum(counts) + await deleted(connection, _RUNS, *runs)
 
 
-async def _deleted(database: Database | Connection, statement: str, *arguments: Any) -> int:
+async def deleted(database: Database | Connection, statement: str, *arguments: Any) -> int:
+    """Run a statement; returns how many rows it has removed."""
     return affected(await database.execute(statement, *arguments))
 
 
@@ -220,5 +245,6 @@ def _share(rows_max: int, owners: Sequence[list[str]]) -> int:
     return max(1, rows_max // max(1, len(owners[0])))
 
 
-def _columns(records: Sequence[Any]) -> tuple[list[str], list[str]]:
+def columns(records: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """Return the first two columns of some records."""
     return [record[0] for record in records], [record[1] for record in records]

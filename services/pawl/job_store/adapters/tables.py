@@ -12,6 +12,7 @@ from asyncpg import Record
 from pawl.chassis.ids import ClientId
 from pawl.job_store.adapters.columns import Column, Columns
 from pawl.job_store.app.ports import LiveEvent
+from pawl.job_store.domain import labels
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
     Attention,
@@ -22,14 +23,17 @@ from pawl.job_store.domain.rows import (
     LastCommit,
     MessageRow,
     Offer,
+    OwnTools,
     RequestRow,
     RunRow,
+    SegmentRow,
 )
-from pawl.job_store.domain.states import AttentionReason, CallState, CommandOutcome, RunState, StopCause
+from pawl.job_store.domain.states import AttentionReason, CallState, CommandOutcome, RunState, Sharing, StopCause
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode
 _unpack_approvals: Final = msgspec.msgpack.Decoder(tuple[Decision, ...]).decode
+_unpack_own_tools: Final = msgspec.msgpack.Decoder(OwnTools).decode
 _unpack_last_commit: Final = msgspec.msgpack.Decoder(LastCommit).decode
 
 
@@ -46,6 +50,10 @@ def _packed(value: Any) -> bytes | None:
     return None if value is None else _pack(value)
 
 
+def _labels(row: RunRow | ConversationRow) -> str:
+    return labels.written(row.store_id, row.user_id, row.labels)
+
+
 def _offer(field: str, default: Any) -> Callable[[CallRow], Any]:
     return lambda call: default if call.offer is None else getattr(call.offer, field)
 
@@ -53,22 +61,40 @@ def _offer(field: str, default: Any) -> Callable[[CallRow], Any]:
 CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
     "job_store.conversations",
     [
-        *_fixed("text", "store_id", "conversation_id", "user_id"),
-        *_same("text", "active_run_id"),
+        *_fixed("text", "store_id", "conversation_id", "user_id", "made_title", "parent_run_id", "fork_of"),
+        *_fixed("text", "erase_user_id"),
+        *_fixed("bytea", "key_hash"),
+        *_same("text", "active_run_id", "title"),
+        *_same("boolean", "archived", "shows_arguments"),
+        *_same("smallint", "sharing"),
         Column("queue", "text", lambda row: ",".join(row.queue)),
         Column("interrupting", "text", lambda row: ",".join(row.interrupting)),
         *_same("bigint", "last_number"),
+        *_fixed("bigint", "past_number"),
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "update_time"),
+        Column("labels", "text", _labels),
     ],
     key_length=2,
+)
+
+SEGMENTS: Final[Columns[SegmentRow]] = Columns(
+    "job_store.conversation_segments",
+    [
+        *_fixed("text", "store_id", "conversation_id"),
+        *_fixed("bigint", "first_number", "last_number"),
+        *_fixed("text", "source_conversation_id"),
+    ],
+    key_length=3,
 )
 
 
 def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
+    fields["sharing"] = Sharing(fields["sharing"])
     queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
+    fields["labels"] = labels.read(fields["labels"])
     return ConversationRow(**fields, queue=tuple(filter(None, queue)), interrupting=tuple(filter(None, interrupting)))
 
 
@@ -76,7 +102,8 @@ RUNS: Final[Columns[RunRow]] = Columns(
     "job_store.runs",
     [
         *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
-        *_fixed("text", "credential_id", "delegate_user_id"),
+        *_fixed("text", "credential_id", "delegate_user_id", "agent_name"),
+        Column("labels", "text", _labels, fixed=True),
         *_same("text", "worker_id"),
         *_same("smallint", "state", "stop_cause"),
         *_same("integer", "crashes", "command_count", "round", "steers_waiting", "idle_receipts"),
@@ -84,7 +111,8 @@ RUNS: Final[Columns[RunRow]] = Columns(
         *_fixed("bigint", "token_ceiling"),
         *_same("double precision", "active_seconds"),
         *_fixed("timestamptz", "create_time"),
-        *_same("timestamptz", "claim_at", "start_time", "end_time"),
+        *_same("timestamptz", "claim_at", "start_time", "end_time", "update_time", "progress_time", "state_time"),
+        *_fixed("boolean", "imported"),
         *_fixed("bytea", "options"),
         *_same("bytea", "queued_message", "usage", "failure", "unstopped"),
         *_same("bytea", "tools", "output", heavy=True),
@@ -94,13 +122,14 @@ RUNS: Final[Columns[RunRow]] = Columns(
         Column("attention", "smallint", lambda row: row.attention and row.attention.reason),
         Column("attention_time", "timestamptz", lambda row: row.attention and row.attention.since_time),
         Column("last_commit", "bytea", lambda row: _packed(row.last_commit)),
+        Column("own_tools", "bytea", lambda row: _packed(row.own_tools), fixed=True),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.
-    beside=("loop_state", "bytea"),
+    beside=("loop_state", "bytea", b""),
 )
 
-RUN_BYTES: Final = "length(options) + length(tools) + length(output)"
+RUN_BYTES: Final = "length(options) + length(tools) + length(output) + coalesce(length(own_tools), 0)"
 """The size of a row of RUNS, as far as it may be large."""
 
 
@@ -115,8 +144,10 @@ def run(record: Record | Mapping[str, Any]) -> RunRow:
     for name in ("people", "steered_by"):
         fields[name] = tuple(filter(None, fields[name].split(",")))
     fields["waits"] = tuple(fields["waits"])
+    fields["labels"] = labels.read(fields["labels"])
     fields["stop_cause"] = None if stop_cause is None else StopCause(stop_cause)
     fields["last_commit"] = None if last_commit is None else _unpack_last_commit(last_commit)
+    fields["own_tools"] = None if fields["own_tools"] is None else _unpack_own_tools(fields["own_tools"])
     return RunRow(**fields)
 
 
@@ -129,7 +160,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
         *_same("integer", "round", "tool_version", "attempt"),
         *_same("boolean", "escalated", "has_default"),
         *_fixed("timestamptz", "create_time"),
-        *_same("timestamptz", "deadline_time", "start_time", "end_time", "progress_time"),
+        *_same("timestamptz", "deadline_time", "start_time", "end_time", "progress_time", "state_time"),
         *_same("bytea", "arguments", "result", "spec", heavy=True),
         Column("batch_index", "integer", lambda row: row.index),
         Column("tool_name", "bytea", lambda row: row.tool_name.encode()),
@@ -213,7 +244,7 @@ def command(record: Record | Mapping[str, Any]) -> CommandRow:
 REQUESTS: Final[Columns[RequestRow]] = Columns(
     "job_store.requests",
     [
-        *_fixed("text", "store_id", "user_id", "request_id", "run_id"),
+        *_fixed("text", "store_id", "user_id", "request_id", "run_id", "conversation_id"),
         *_fixed("bytea", "fingerprint"),
         *_fixed("boolean", "steered"),
         *_fixed("timestamptz", "create_time"),
@@ -239,7 +270,8 @@ OUTBOX: Final[Columns[Event]] = Columns(
     [
         *_fixed("text", "store_id", "run_id"),
         *_fixed("bigint", "seq"),
-        *_fixed("text", "event_id", "type"),
+        *_fixed("text", "event_id"),
+        Column("type", "text", lambda event: event.lifecycle_type, fixed=True),
         *_fixed("timestamptz", "time"),
     ],
     key_length=3,

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pawl.chassis.ids import ClientId, RunId, RunKey, SessionId, StoreId, UserId, WorkerId
 from pawl.chassis.parts import in_parts
+from pawl.job_store.app.forks import Forks
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.ports import Limits, Ports
 from pawl.job_store.domain.attention import Quarantine, ReportCrash
+from pawl.job_store.domain.forks import Head
 from pawl.job_store.domain.offers import ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow
+from pawl.job_store.domain.rows import CallRow, MessageRow
 
 # So many calls are renewed or given back by one operation.
 _CALLS_PER_OPERATION: Final = 200
@@ -23,13 +25,17 @@ _SWEEP_BYTES: Final = 64 * 1024
 
 
 class Ledger:
-    """All that can be done with the ledger."""
+    """All that can be done with the ledger. See `Forks` for `head_of`."""
 
-    def __init__(self, ports: Ports, group_commit: GroupCommit, limits: Limits) -> None:
+    def __init__(
+        self, ports: Ports, group_commit: GroupCommit, limits: Limits, head_of: Callable[[MessageRow], Head]
+    ) -> None:
         self.group_commit = group_commit
         self.limits = limits
         self.leases = ports.leases
         self.reads = ports.reads
+        self.conversations = ports.conversations
+        self.forks = Forks(ports.reads, ports.conversations, group_commit, head_of)
         self.attention_repository = ports.attention_repository
         self._offer_repository = ports.offer_repository
         self._announcer = ports.announcer

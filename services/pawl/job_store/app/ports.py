@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
-from pawl.job_store.app.reading import DueTimes, Leases, Page, Reads, RunView
+from pawl.job_store.app.reading import ConversationReads, DueTimes, Leases, Page, Reads, RunView
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
@@ -197,6 +197,16 @@ class Retention(Protocol):
         """
 
 
+class SearchIndex(Protocol):
+    """Makes what was written findable, after it was written."""
+
+    async def take_in(self, *, conversations_max: int) -> int:
+        """Take in new messages and titles of some conversations; returns of how many, 0 if nothing is left to do now.
+
+        Several replicas may do so at once. Nothing is taken in of what was removed or emptied meanwhile.
+        """
+
+
 class LedgerStats(Protocol):
     """Counts the ledger, for metrics."""
 
@@ -246,6 +256,7 @@ class Ports:
     leases: Leases
     due_times: DueTimes
     reads: Reads
+    conversations: ConversationReads
     offer_repository: OfferRepository
     attention_repository: AttentionRepository
     announcer: Announcer

@@ -5,14 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.domain.offers import is_pending
-from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
+from pawl.job_store.domain.rows import (
+    CallRow,
+    ClientKey,
+    CommandRow,
+    ConversationRow,
+    MessageRow,
+    RunRow,
+    Segment,
+)
 from pawl.job_store.domain.states import CallState, RunState
+from pawl.job_store.domain.waiting import Situation
 
 R = TypeVar("R")
+
+OPEN_CALLS_MAX: Final = 20
+"""Most open calls of a run in a list of runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,24 +51,28 @@ class Renewed:
 class RunView:
     """A run and the calls that it waits for, and what it waits for if it is shown with those of other runs.
 
-    `active` are its other open calls, where they are shown.
+    `active` are its other open calls, where they are shown. `situations`, where they are known, say why it does not go
+    on: its own, then those of runs that do calls of it or of each other.
     """
 
     run: RunRow
     pending: tuple[CallRow, ...]
     waits: tuple[int, ...] | None = None
     active: tuple[CallRow, ...] = ()
+    situations: tuple[Situation, ...] = ()
 
 
-def view_of(runs: Sequence[tuple[RunRow, Sequence[CallRow]]]) -> RunView:
+def view_of(situations: Sequence[Situation]) -> RunView:
     """Return the view of the first of some runs with their open calls; the others do calls of it or of each other."""
-    run = runs[0][0]
-    waits = {wait for row, _ in runs for wait in row.waits}
+    run = situations[0].run
+    waits = {wait for each in situations for wait in each.run.waits}
+    open_calls = [(each.run, call) for each in situations for call in each.calls]
     return RunView(
         run=run,
-        pending=tuple(call for row, calls in runs for call in calls if is_pending(row, call)),
+        pending=tuple(call for row, call in open_calls if is_pending(row, call)),
         waits=tuple(sorted(waits)) if run.waits else run.waits,
-        active=tuple(call for row, calls in runs for call in calls if not is_pending(row, call)),
+        active=tuple(call for row, call in open_calls if not is_pending(row, call)),
+        situations=tuple(situations),
     )
 
 
@@ -71,6 +87,24 @@ class PendingFilter:
     states: tuple[CallState, ...] = ()
     tool_name: str = ""
     conversation_id: ConversationId = ConversationId("")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunFilter:
+    """A filter on the runs of a user, and their order: by the time at which they were created, the newest first.
+
+    Empty fields leave all. `waits` are the kinds of which a run waits for one, `labels` those of which it has all.
+    """
+
+    conversation_id: ConversationId = ConversationId("")
+    states: tuple[RunState, ...] = ()
+    oldest_first: bool = False
+    create_time_from: datetime | None = None
+    create_time_before: datetime | None = None
+    waits: tuple[int, ...] = ()
+    parent_run_id: RunId = RunId("")
+    agent_name: str = ""
+    labels: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,6 +165,32 @@ class Page(Generic[R]):
 
     rows: Sequence[R]
     has_more: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagePage(Page[MessageRow]):
+    """Some messages of a conversation, and whether they are of whoever reads them, or of a user who shares them."""
+
+    is_own: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversationFilter:
+    """A filter on the conversations of a user: archived or not, words with which words of theirs begin, all labels.
+
+    None, no words and no labels leave all.
+    """
+
+    archived: bool | None = None
+    words: tuple[str, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
+    shared: bool = False
+    """Those that other users of the store share."""
+
+    @property
+    def kinds(self) -> tuple[bool, ...]:
+        """The values of `archived` that it leaves."""
+        return (False, True) if self.archived is None else (self.archived,)
 
 
 class Leases(Protocol):
@@ -207,18 +267,22 @@ class Reads(Protocol):
         self,
         store_id: StoreId,
         user_id: UserId,
+        wanted: RunFilter,
         *,
-        conversation_id: ConversationId,
-        states: Sequence[RunState],
-        before: tuple[datetime, str] | None,
+        after: tuple[datetime, str] | None,
         rows_max: int,
-    ) -> Page[RunRow]:
-        """Return runs of a user, the newest first, from the one before `before` on."""
+    ) -> Page[Situation]:
+        """Return runs of a user in the order of the filter, from the one after `after` on, as of one moment.
+
+        Each has at most `OPEN_CALLS_MAX` of its open calls, without what may be large of them.
+        """
 
     async def calls(
         self, key: RunKey, user_id: UserId, *, after: tuple[int, int, str] | None, rows_max: int
     ) -> Page[CallRow]:
         """Return the calls of a run in call order, from the one after `after` on.
+
+        Also of a run of another user who shares its conversation, and shows them.
 
         Raises:
             RunNotFound: there is none for this user.
@@ -236,11 +300,12 @@ class Reads(Protocol):
 
     async def messages(
         self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, after: int, rows_max: int
-    ) -> Page[MessageRow]:
+    ) -> MessagePage:
         """Return the messages of a conversation, from the one after number `after` on.
 
         Raises:
             ConversationNotFound: there is none for this user.
+            ConversationErased: there was one.
         """
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
@@ -251,3 +316,43 @@ class Reads(Protocol):
         Raises:
             RunNotFound: there is none for this user.
         """
+
+
+class ConversationReads(Protocol):
+    """Reads of conversations. What another user has and does not share is not found, as what is not there."""
+
+    async def by_id(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> ConversationRow:
+        """Return a conversation.
+
+        Raises:
+            ConversationNotFound: there is none for this user.
+            ConversationErased: there was one.
+        """
+
+    async def by_key(self, key: ClientKey) -> ConversationRow:
+        """Return the conversation with a key that its client has chosen.
+
+        Raises:
+            ConversationNotFound: there is none for this user.
+        """
+
+    async def listed(
+        self,
+        store_id: StoreId,
+        user_id: UserId,
+        wanted: ConversationFilter,
+        *,
+        before: tuple[datetime, str] | None,
+        rows_max: int,
+    ) -> Page[ConversationRow]:
+        """Return conversations that people have begun, those first in which something happened last.
+
+        From the one before `before` on, by that time and id. Of a word that stands in very many texts not all
+        of them are looked at.
+        """
+
+    async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
+        """Return where the past of a conversation stands, in order; nothing of one that is no fork."""
+
+    async def kept(self, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
+        """Return up to which number the newest summary on a path stands for it, and how many messages follow that."""

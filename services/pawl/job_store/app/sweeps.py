@@ -10,7 +10,7 @@ from typing import Final
 from pawl.chassis import logs, tasks
 from pawl.chassis.clock import Clock
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention
+from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention, SearchIndex
 from pawl.job_store.app.reading import DueTimes
 from pawl.job_store.domain.attention import Silence
 
@@ -28,6 +28,10 @@ _RELAY_SECONDS: Final = 1.0
 # Events that come so soon after each other go together: each relay costs a transaction.
 _GATHER_SECONDS: Final = 0.1
 _STATS_SECONDS: Final = 5.0
+_SEARCH_SECONDS: Final = 1.0
+_SEARCHED_AT_ONCE: Final = 20
+# Between two parts of much that is to be taken in, so that others come first.
+_SEARCH_PAUSE_SECONDS: Final = 0.05
 
 _log = logs.get_logger(__name__)
 
@@ -166,3 +170,11 @@ async def collect_stats(stats: LedgerStats, meter: Meter, clock: Clock) -> None:
     while True:
         meter.ledger_counted(await stats.count())
         await clock.sleep(_STATS_SECONDS)
+
+
+async def take_in_texts(index: SearchIndex, clock: Clock) -> None:
+    """Make new messages and titles findable, every second."""
+    while True:
+        while await index.take_in(conversations_max=_SEARCHED_AT_ONCE):
+            await clock.sleep(_SEARCH_PAUSE_SECONDS)
+        await clock.sleep(_SEARCH_SECONDS)

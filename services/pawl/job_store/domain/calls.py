@@ -78,6 +78,22 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     if change.digest and change.state in call_table.STARTED:
         raise IllegalTransition("a gated call cannot start before it was approved")
     _check_gate_has_digest(change)
+    return _row(run, change, now)
+
+
+def imported(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
+    """Return the row of a call that was made elsewhere and is settled; here it never was anything else.
+
+    Raises:
+        InvalidField: it is not settled, or has no result.
+    """
+    if not change.state.is_terminal:
+        raise InvalidField(f"call {change.call_id}: a call that is imported is settled", field="calls.state")
+    _check_result(change)
+    return _row(run, change, now)
+
+
+def _row(run: RunRow, change: CallChange, now: datetime) -> CallRow:
     return CallRow(
         store_id=run.store_id,
         call_id=change.call_id,
@@ -90,6 +106,7 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
         create_time=now,
         start_time=now if change.state in _BEGUN else None,
         end_time=now if change.state.is_terminal else None,
+        state_time=now,
         approvals_required=max(1, change.approvals_required),
         **_as_owner_says(change),
     )
@@ -136,6 +153,7 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
         reserved_by="",
         start_time=now if begins else _began(call, change.state),
         end_time=now if change.state.is_terminal else None,
+        state_time=call.state_time if change.state is call.state else now,
         **_as_owner_says(change),
     )
 

@@ -129,7 +129,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         steps += self._change_calls(unit, before)
         self._delegate(unit, before)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
-        run = self._with_figures(before)
+        run = self._with_figures(before, unit.now)
         unread = unit.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
@@ -228,21 +228,21 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         for each in self.delegations:
             delegation.begin(unit, run, each)
 
-    def _with_figures(self, run: RunRow) -> RunRow:
+    def _with_figures(self, run: RunRow, now: datetime) -> RunRow:
         figures = ((name, getattr(self, name)) for name in _FIGURES)
         steers = [message.steer_bytes for message in self.messages if message.steer_bytes is not None]
         return replace(
             run,
             steers_waiting=max(0, run.steers_waiting - len(steers)),
             steer_bytes_waiting=max(0, run.steer_bytes_waiting - sum(steers)),
-            crashes=0 if self._makes_progress() else run.crashes,
+            crashes=0 if self._settles() or self.lease is LeaseAction.PARK else run.crashes,
+            progress_time=now if self._settles() else run.progress_time,
             **{name: value for name, value in figures if value is not None},
         )
 
-    def _makes_progress(self) -> bool:
+    def _settles(self) -> bool:
         """Return whether the run has got somewhere. A step alone does not say so: its workers may die after it."""
-        settles = any(change.state.is_terminal for change in self.calls)
-        return bool(self.messages) or settles or self.lease is LeaseAction.PARK
+        return bool(self.messages) or any(change.state.is_terminal for change in self.calls)
 
     def _with_state(self, run: RunRow, steps: list[EventBody], now: datetime) -> RunRow:
         """Return the run in its new open state, and add the event if anything changed.
@@ -273,7 +273,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             case LeaseAction.KEEP:
                 return run
             case LeaseAction.PARK:
-                if self.wake_time is None and run.state not in _MAY_SLEEP:
+                # With unread commands it goes on at once: its owner may not know yet that the run is being stopped.
+                if self.wake_time is None and not unread and run.state not in _MAY_SLEEP:
                     raise InvalidField(f"a run that is {run.state.name} needs a time to go on", field="wake_time")
                 claim_at = unit.now if unread else self.wake_time
             case LeaseAction.RELEASE:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, ConversationId, RunId, RunKey
+from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKey
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain import inbox, stop, turn
 from pawl.job_store.domain.events import RunChanged
@@ -18,7 +18,10 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
 class Delegation(msgspec.Struct, frozen=True, kw_only=True):
-    """The run `run_id`, to be created, does the call `call_id`. Opaque: `message` and `options`, as of any new run."""
+    """The run `run_id`, to be created, does the call `call_id`. Opaque: `message` and `options`, as of any new run.
+
+    Its conversation has the title `made_title`, and the agent `agent_name` drives it.
+    """
 
     call_id: CallId
     run_id: RunId
@@ -26,6 +29,8 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     options: bytes
     token_budget: int = 0
     token_ceiling: int = 0
+    made_title: str = ""
+    agent_name: str = DEFAULT_AGENT
 
 
 def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
@@ -43,6 +48,8 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
             user_id=parent.user_id,
             create_time=unit.now,
             update_time=unit.now,
+            made_title=delegation.made_title,
+            parent_run_id=parent.run_id,
         )
     )
     budget = (delegation.token_budget, delegation.token_ceiling)
@@ -51,6 +58,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         run,
         parent_run_id=parent.run_id,
         parent_call_id=delegation.call_id,
+        agent_name=delegation.agent_name,
         credential_id=parent.credential_id,
         delegate_user_id=parent.delegate_user_id,
         people=parent.people,

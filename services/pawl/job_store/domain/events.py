@@ -95,3 +95,17 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     event_id: str
     type: str
     body: EventBody
+
+    @property
+    def lifecycle_type(self) -> str:
+        """The type under which the life cycle tells it, `run.` and a word; empty if it does not.
+
+        It tells the changes of runs, and each time that a call is put to people who may approve it.
+        """
+        match self.body:
+            case RunChanged():
+                return self.type
+            case CallChanged(call=call) if call.state is CallState.AWAITING_APPROVAL:
+                return "run.awaiting_approval"
+            case _:
+                return ""

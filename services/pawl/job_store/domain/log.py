@@ -14,14 +14,16 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt: int = 0) -> RunRow:
     """Append `bodies` to the log of `run`, in order, and put the run; returns it with its new `last_seq`.
 
-    The run inside a RunChanged is put up to date with the seq of its event.
+    The run inside a RunChanged is put up to date with the seq and the time of its event.
     """
-    seq = run.last_seq
+    seq, state_time = run.last_seq, run.state_time
     events = []
     for body in bodies:
         seq += 1
         if isinstance(body, RunChanged):
-            body = replace(body, run=replace(body.run, last_seq=seq))  # noqa: PLW2901  # same event
+            state_time = unit.now
+            shown = replace(body.run, last_seq=seq, update_time=unit.now)
+            body = replace(body, run=shown)  # noqa: PLW2901  # same event
         events.append(
             Event(
                 store_id=run.store_id,
@@ -36,4 +38,5 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
             )
         )
     unit.events.add(events)
-    return unit.put_run(replace(run, last_seq=seq))
+    update_time = unit.now if events else run.update_time
+    return unit.put_run(replace(run, last_seq=seq, update_time=update_time, state_time=state_time))

@@ -34,6 +34,12 @@ def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None)
     return replace(call, offer=replace(offer, expire_time=now + timedelta(seconds=seconds), lease_seconds=seconds))
 
 
+def may_take(run: RunRow, call: CallRow, client_id: ClientId) -> bool:
+    """Return whether a client may take `call`, of `run`: tools that came with a session are of that client alone."""
+    own = run.own_tools
+    return own is None or not own.client_id or call.tool_name not in own.names or own.client_id == client_id
+
+
 class Leased(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to a client that asked for a call: whether it holds it, and the call; None if this user has none.
 
@@ -72,6 +78,8 @@ class LeaseOffer(msgspec.Struct, frozen=True, kw_only=True):
             return Leased(granted=False, call=None)
         is_over = call.deadline_time is not None and call.deadline_time <= unit.now
         if call.state is not CallState.OFFERED or is_over or not is_pending(run, call):
+            return Leased(granted=False, call=call)
+        if not may_take(run, call, self.client_id):
             return Leased(granted=False, call=call)
         offer = call.offer or Offer(client_id=ClientId(""), epoch=0, expire_time=None, lease_seconds=0.0)
         if offer.client_id == self.client_id:

@@ -6,6 +6,7 @@ gives it back unchanged. Times are those of the database, with a time zone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -13,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import (
+    DEFAULT_AGENT,
     CallId,
     CallKey,
     ClientId,
@@ -33,6 +35,7 @@ from pawl.job_store.domain.states import (
     CommandOutcome,
     DecisionKind,
     RunState,
+    Sharing,
     StopCause,
 )
 
@@ -42,6 +45,14 @@ class ConversationKey(msgspec.Struct, frozen=True, order=True, gc=False):
 
     store_id: StoreId
     conversation_id: ConversationId
+
+
+class ClientKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a conversation as its client made it: a hash of that, unique among those of the user."""
+
+    store_id: StoreId
+    user_id: UserId
+    key_hash: bytes
 
 
 class CommandKey(msgspec.Struct, frozen=True, order=True, gc=False):
@@ -72,6 +83,12 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
 
     `interrupting` are those of them whose message interrupted another run: they stand first, in the order in which
     they came, and each is superseded by the one behind it.
+    `title` is what its user called it, `made_title` what was made of its first message, each empty for none.
+    `parent_run_id` is the run whose call its run does; empty for one that people began.
+    Of a fork, `fork_of` is the conversation that it was made of, and its messages up to `past_number` stand under
+    others, as its segments say; empty and 0 for any other one.
+    With `shows_arguments` those who may read it, as `sharing` says, may list the calls of its runs, too.
+    `erase_user_id` is whose it was if it is being erased, or was; then it is nobody's. Empty for any other.
     """
 
     store_id: StoreId
@@ -83,17 +100,58 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     create_time: datetime
     update_time: datetime
     interrupting: tuple[RunId, ...] = ()
+    key_hash: bytes | None = None
+    made_title: str = ""
+    title: str = ""
+    archived: bool = False
+    parent_run_id: RunId = RunId("")
+    fork_of: ConversationId = ConversationId("")
+    past_number: int = 0
+    erase_user_id: UserId = UserId("")
+    labels: Mapping[str, str] = {}
+    sharing: Sharing = Sharing.PRIVATE
+    shows_arguments: bool = False
 
     @property
     def key(self) -> ConversationKey:
         """Store and conversation."""
         return ConversationKey(self.store_id, self.conversation_id)
 
+    def is_shown_to(self, user_id: UserId) -> bool:
+        """Return whether a user of its store may read it: its own, or another one while it is shared."""
+        return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
+
+    @property
+    def client_key(self) -> ClientKey | None:
+        """Store, user and the hash of the key that the client has chosen; None if it chose none."""
+        return None if self.key_hash is None else ClientKey(self.store_id, self.user_id, self.key_hash)
+
     def without(self, run_id: RunId, *, now: datetime) -> ConversationRow:
         """Return it once a run does not wait any more."""
         queue = tuple(other for other in self.queue if other != run_id)
         interrupting = tuple(other for other in self.interrupting if other in queue)
         return replace(self, queue=queue, interrupting=interrupting, update_time=now)
+
+
+class Segment(msgspec.Struct, frozen=True, kw_only=True):
+    """A part of the past of a fork: its messages from the first to the last number are those of another conversation.
+
+    They have the same numbers there. An empty source was erased: nothing stands there any more.
+    """
+
+    first_number: int
+    last_number: int
+    source_conversation_id: ConversationId
+
+
+class SegmentRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A segment of a fork."""
+
+    store_id: StoreId
+    conversation_id: ConversationId
+    first_number: int
+    last_number: int
+    source_conversation_id: ConversationId
 
 
 class LastCommit(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,6 +172,14 @@ class Attention(msgspec.Struct, frozen=True, kw_only=True):
     since_time: datetime
 
 
+class OwnTools(msgspec.Struct, frozen=True, kw_only=True):
+    """The tools that came with a run; `client_id` alone gets their calls, any client of the user if it is empty."""
+
+    names: tuple[str, ...]
+    client_id: ClientId = ClientId("")
+    definitions: bytes
+
+
 class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     """One execution on a conversation.
 
@@ -131,7 +197,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     many receipts it has of commands that changed nothing. `credential_id` started it, or
     the run above it, for which `delegate_user_id` acted for the user; both are empty if unknown.
     `people` are others whose act that was, too, where several people are needed, and `steered_by` are
-    all others whose message has entered it, or a run that has done a call of it.
+    all others whose message has entered it, or a run that has done a call of it. `update_time` is when its last event
+    was written, `progress_time` when a message was added or a call settled last, `state_time` when it last changed its
+    state or what it waits for; None where the version before wrote it. One that is `imported` stands for a history
+    that was made elsewhere: it never ran, and no list of runs has it. `agent_name` drives it; `labels` are its user's.
     """
 
     store_id: StoreId
@@ -172,6 +241,13 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
     people: tuple[UserId, ...] = ()
     steered_by: tuple[UserId, ...] = ()
+    update_time: datetime | None = None
+    progress_time: datetime | None = None
+    state_time: datetime | None = None
+    imported: bool = False
+    own_tools: OwnTools | None = None
+    agent_name: str = DEFAULT_AGENT
+    labels: Mapping[str, str] = {}
 
     @property
     def key(self) -> RunKey:
@@ -260,7 +336,8 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     says that its approval was waited for twice, `has_default` that a question has
     an answer for the case that nobody gives one. `child_run_id` is the run that does
     it, empty if none ever did. `progress_time` is when the log last told how far its
-    client is. `spec` is the rest of the call.
+    client is. `state_time` is when it came into its state, None if the version before wrote it. `spec` is the rest of
+    the call.
     """
 
     store_id: StoreId
@@ -293,6 +370,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     child_run_id: RunId = RunId("")
     progress_time: datetime | None = None
     earlier_approvals: tuple[Decision, ...] = ()
+    state_time: datetime | None = None
 
     @property
     def key(self) -> CallKey:
@@ -349,7 +427,7 @@ class CommandRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A request that had its effect, and which run it made or entered."""
+    """A request that had its effect, and which run it made or entered, or which conversation it made without a run."""
 
     store_id: StoreId
     user_id: UserId
@@ -358,6 +436,7 @@ class RequestRow(msgspec.Struct, frozen=True, kw_only=True):
     run_id: RunId
     steered: bool
     create_time: datetime
+    conversation_id: ConversationId = ConversationId("")
 
     @property
     def key(self) -> RequestKey:

@@ -105,6 +105,13 @@ class LeaseAction(IntEnum):
     RELEASE = 3
 
 
+class Sharing(IntEnum):
+    """The rights of other users of the store on a conversation."""
+
+    PRIVATE = 1
+    READ = 2
+
+
 class CommandOutcome(IntEnum):
     """The final word on a command."""
 
@@ -114,3 +121,29 @@ class CommandOutcome(IntEnum):
     WRONG_HOLDER = 4
     UNKNOWN = 5
     REFUSED = 6
+
+
+class WaitKind(IntEnum):
+    """The things that a WAITING run waits for, as far as the ledger knows them."""
+
+    TOOL_RESULT = 1
+    APPROVAL = 2
+    ANSWER = 3
+    BUDGET = 4
+    AGENT = 5
+
+
+class WaitReason(IntEnum):
+    """The reasons why a run does not go on; of several the first counts."""
+
+    APPROVAL = 1
+    ANSWER = 2
+    FRONT_END = 3
+    TOKENS = 4
+    AGENT = 5
+    INPUT = 6
+    TURN = 7
+    PLACE = 8
+    WORKER = 9
+    OPERATOR = 10
+    STOPPING = 11

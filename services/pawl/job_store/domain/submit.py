@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import assert_never
 
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId
-from pawl.errors import ConversationBusy, ConversationNotFound, QueueFull, RequestIdReused, RunNotFound
+from pawl.chassis.ids import DEFAULT_AGENT, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.errors import (
+    AgentNotFound,
+    ConversationBusy,
+    InvalidField,
+    QueueFull,
+    RequestIdReused,
+    RunNotFound,
+    ToolExists,
+)
 from pawl.job_store.domain import inbox, stop, turn
+from pawl.job_store.domain.conversations import absent
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
-from pawl.job_store.domain.rows import CommandRow, ConversationKey, ConversationRow, RequestKey, RequestRow, RunRow
+from pawl.job_store.domain.rows import (
+    ClientKey,
+    CommandRow,
+    ConversationKey,
+    ConversationRow,
+    OwnTools,
+    RequestKey,
+    RequestRow,
+    RunRow,
+)
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
@@ -39,6 +58,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     for one of the `store_places` of the store. `text_bytes` is the size of the text of the message.
     `credential_id` brought it, as `delegate_user_id` for the user if a delegate did; `people` are others whose
     act it is, too, where several people are needed. A new run keeps all three, and one that it enters the people.
+    `key_hash` is that of the key which the client has chosen for the conversation, in place of its id; empty for none.
+    A conversation that it begins has the title `made_title`, and one that was archived comes back. A new run is one of
+    the agent `agent_name`, and has the `labels`.
     """
 
     store_id: StoreId
@@ -62,6 +84,18 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
     people: tuple[UserId, ...] = ()
+    key_hash: bytes = b""
+    made_title: str = ""
+    agent_name: str = DEFAULT_AGENT
+    labels: Mapping[str, str] = {}
+    lacks_agent: bool = False
+    """True if the agent that is to drive the run is not there: then no run is made, and one that was is given."""
+    own_tools: OwnTools | None = None
+    """The tools that come with the run."""
+    loop_state: bytes = b""
+    """The state of its worker with which it begins; empty for none."""
+    lacks_tools: bool = False
+    """True if it may not have these tools: as `lacks_agent`."""
 
     @property
     def row_keys(self) -> RowKeys:
@@ -71,6 +105,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         return RowKeys(
             requests=(request,) if self.request_id else (),
             conversations=(conversation,) if self.conversation_id else (),
+            keyed=(self._client_key,) if self.key_hash else (),
             queues=((self.store_id, self.store_queue_max, self.store_places),),
         )
 
@@ -79,7 +114,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             RequestIdReused: the request id came before with something else.
+            AgentNotFound: there is no agent to drive the run.
+            ToolExists: the run may not have its tools.
+            InvalidField: they would enter a run that there is.
             ConversationNotFound: absent, or of another user.
+            ConversationErased: the user has erased it.
             ConversationBusy: the policy is REJECT and a run is active.
             QueueFull: too many runs wait in the conversation, or in the store, or too many
                 messages in the active run, or messages of too many people.
@@ -88,6 +127,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         earlier = unit.requests.get(request_key) if self.request_id else None
         if earlier is not None:
             return _placed(unit, self._repeat(unit, earlier))
+        if self.lacks_agent:
+            raise AgentNotFound
+        if self.lacks_tools:
+            raise ToolExists
+        if self.own_tools is not None and self.policy is MessagePolicy.STEER:
+            raise InvalidField("tools come with a run that is started", field="policy")
         conversation = self._conversation(unit)
         submitted = self._deliver(unit, conversation)
         if self.request_id:
@@ -111,13 +156,20 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             raise RunNotFound
         return Submitted(run=run, steered=earlier.steered)
 
+    @property
+    def _client_key(self) -> ClientKey:
+        return ClientKey(self.store_id, self.user_id, self.key_hash)
+
     def _conversation(self, unit: UnitOfWork) -> ConversationRow:
-        key = ConversationKey(self.store_id, self.conversation_id)
-        found = unit.conversations.get(key) if self.conversation_id else None
+        if self.key_hash:
+            found = unit.conversation_with(self._client_key)
+        else:
+            key = ConversationKey(self.store_id, self.conversation_id)
+            found = unit.conversations.get(key) if self.conversation_id else None
         if found is not None and found.user_id == self.user_id:
-            return found
+            return unit.put_conversation(replace(found, archived=False)) if found.archived else found
         if found is not None or (self.conversation_id and self.conversation_must_exist):
-            raise ConversationNotFound
+            raise absent(found, self.user_id)
         return unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,
@@ -125,6 +177,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 user_id=self.user_id,
                 create_time=unit.now,
                 update_time=unit.now,
+                key_hash=self.key_hash or None,
+                made_title=self.made_title,
             )
         )
 
@@ -164,7 +218,17 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
-        run = replace(run, credential_id=self.credential_id, delegate_user_id=self.delegate_user_id, people=self.people)
+        run = replace(
+            run,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+            people=self.people,
+            agent_name=self.agent_name,
+            labels=self.labels,
+        )
+        if self.own_tools is not None:
+            run = replace(run, own_tools=self.own_tools)
+            unit.loop_states.put(run.key, self.loop_state)
         created = RunChanged(from_state=None, run=run)
         if conversation.active_run_id is None:
             return Submitted(run=turn.give(unit, conversation, run, before=(created,)), steered=False)

@@ -20,6 +20,7 @@ from pawl.errors import Internal
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
     CallRow,
+    ClientKey,
     CommandKey,
     CommandRow,
     ConversationKey,
@@ -29,6 +30,7 @@ from pawl.job_store.domain.rows import (
     RequestKey,
     RequestRow,
     RunRow,
+    SegmentRow,
 )
 
 K = TypeVar("K", bound=Hashable)
@@ -113,15 +115,19 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     With a run come its open calls, its unread commands or its conversation only
     where `calls_of`, `commands_of` or `conversations_of` name it too. With a
     conversation come its active run and the first of those that wait for their
-    turn. `ends` names runs that may end: with them come their conversation, the
-    run whose turn is next, and the call that they do, with its run; the latter also
-    with the active run of a conversation. `queues` are stores in which a run may be created,
-    each with the most runs that may wait there for a place, and how many places it has: their
-    queues come along. With `owner` none of this comes, and nothing is locked, if `runs` are not that user's.
+    turn; with a request that made a conversation comes that one. `ends` names runs
+    that may end: with them come their conversation, the run whose turn is next, and
+    the call that they do, with its run; the latter also with the active run of a
+    conversation. `queues` are stores in which a run may be created, each with the
+    most runs that may wait there for a place, and how many places it has: their
+    queues come along. `keyed` names conversations by the keys of clients: those that are there come
+    as if they were named themselves. With `owner` none of this comes, and nothing is locked, if
+    `runs` are not that user's.
     """
 
     requests: tuple[RequestKey, ...] = ()
     conversations: tuple[ConversationKey, ...] = ()
+    keyed: tuple[ClientKey, ...] = ()
     runs: tuple[RunKey, ...] = ()
     conversations_of: tuple[RunKey, ...] = ()
     ends: tuple[RunKey, ...] = ()
@@ -155,6 +161,7 @@ class UnitOfWork:
         self.loop_states: Table[RunKey, bytes] = Table(undo)
         self.queues: Table[StoreId, Queue] = Table(undo)
         self.messages: Entries[MessageRow] = Entries(undo)
+        self.segments: Entries[SegmentRow] = Entries(undo)
         self.events: Entries[Event] = Entries(undo)
         self.wakeups: Entries[Wakeup] = Entries(undo)
         self.work_ready = False
@@ -210,6 +217,10 @@ class UnitOfWork:
         """Create or change a conversation; returns it."""
         self.conversations.put(conversation.key, conversation)
         return conversation
+
+    def conversation_with(self, key: ClientKey) -> ConversationRow | None:
+        """Return the conversation that has this key."""
+        return next((row for _, row in self.conversations.items() if row.client_key == key), None)
 
     def conversation_of(self, run: RunRow) -> ConversationRow:
         """Return the conversation of a run."""

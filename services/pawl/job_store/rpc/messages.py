@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Final, assert_never
+from typing import Final, TypeVar, assert_never
 
+from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.ids import CallId
 from pawl.chassis.translate import Exceptions, Translator, kinds_of
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
@@ -22,7 +25,20 @@ from pawl.job_store.domain.events import (
     ToolProgressed,
     ToppedUp,
 )
-from pawl.job_store.domain.rows import CallRow, CommandRow, Decision, LastCommit, MessageRow, Offer, RunRow
+from pawl.job_store.domain.forks import Head
+from pawl.job_store.domain.rows import (
+    CallRow,
+    CommandRow,
+    ConversationRow,
+    Decision,
+    LastCommit,
+    MessageRow,
+    Offer,
+    RunRow,
+)
+from pawl.job_store.domain.waiting import Situation, Waiting
+
+M = TypeVar("M", bound=ProtoMessage)
 
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
@@ -34,6 +50,25 @@ _FOR_APPROVERS: Final = frozenset(
         "approval",
     }
 )
+_CALL_FOR_READERS: Final = frozenset(
+    {
+        *("store_id", "user_id", "conversation_id", "run_id", "call_id", "round", "index", "state", "tool_name"),
+        *("tool_version", "context", "category", "effect_class", "arguments_json", "result", "result_omitted_bytes"),
+        *("create_time", "start_time", "end_time", "imported"),
+    }
+)
+_MESSAGE_FOR_READERS: Final = frozenset(
+    {
+        *("message_id", "conversation_id", "run_id", "number", "role", "text", "refusal", "interrupted", "call_ids"),
+        *("summarised_to_number", "create_time", "imported"),
+    }
+)
+_CONVERSATION_FOR_READERS: Final = frozenset(
+    {
+        *("store_id", "user_id", "conversation_id", "title", "has_own_title", "archived", "create_time", "update_time"),
+        *("last_message_number", "sharing", "shows_arguments"),
+    }
+)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
@@ -41,7 +76,11 @@ _RUN: Final = _WIRE.struct(
     RunRow,
     run_pb2.Run,
     Exceptions(
-        write={"waits": lambda row: row.waits, "crash_count": lambda row: row.crashes},
+        write={
+            "waits": lambda row: row.waits,
+            "crash_count": lambda row: row.crashes,
+            "update_time": lambda row: timestamp(_update_time(row)),
+        },
         # Opaque, or of the ledger alone.
         of_struct=(
             *(
@@ -57,11 +96,13 @@ _RUN: Final = _WIRE.struct(
                 "claim_at",
             ),
             *("command_count", "token_ceiling", "last_commit", "queued_message", "steers_waiting"),
-            *("steer_bytes_waiting", "idle_receipts", "people", "steered_by"),
+            *("steer_bytes_waiting", "idle_receipts", "people", "steered_by", "update_time", "state_time"),
+            *("imported", "own_tools", "agent_name"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
-            *("depth", "above", "pending_calls", "active_calls", "queue_position"),
+            *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
+            *("update_time", "call_counts", "child_run_ids", "own_tools"),
         ),
     ),
 )
@@ -82,6 +123,8 @@ _WIRE.struct(
 _CALL_SPEC: Final = (
     *("provider_call_id", "undoes_call_id", "proposed_tool_name", "proposed_arguments", "context", "category"),
     *("effect_class", "parallel", "resource_keys", "timeout_seconds", "question", "offer_fallback", "rule_id"),
+    "imported",
+    "imported",
 )
 """The fields of a call that are opaque."""
 _CALL: Final = _WIRE.struct(
@@ -90,16 +133,45 @@ _CALL: Final = _WIRE.struct(
     Exceptions(
         of_struct=(
             *("digest", "decision", "reserved_by", "result", "spec", "approvals_required", "approvals"),
-            *("escalated", "has_default", "progress_time", "earlier_approvals"),
+            *("escalated", "has_default", "progress_time", "earlier_approvals", "state_time"),
         ),
         of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
     ),
 )
 CALL_HEADER: Final = frozenset(call_pb2.Call.DESCRIPTOR.fields_by_name) - {*_CALL_SPEC, "approval"}
 """The fields of a call that the ledger judges or gives itself, and so keeps outside of the opaque rest."""
+CONVERSATION: Final = _WIRE.struct(
+    ConversationRow,
+    conversation_pb2.Conversation,
+    Exceptions(
+        write={
+            "title": lambda row: row.title or row.made_title,
+            "has_own_title": lambda row: bool(row.title),
+            "queued_run_count": lambda row: len(row.queue),
+            "last_message_number": lambda row: row.last_number,
+            "active_run_id": lambda row: row.active_run_id or "",
+            "sharing": lambda row: row.sharing.value,
+            "forked_conversation_id": lambda row: row.fork_of,
+            "forked_number": lambda row: row.past_number,
+        },
+        of_struct=(
+            "title",
+            "made_title",
+            "queue",
+            "interrupting",
+            "last_number",
+            "key_hash",
+            "active_run_id",
+            "fork_of",
+            "past_number",
+            "erase_user_id",
+        ),
+    ),
+)
 _EVENT: Final = _WIRE.struct(
     Event, event_pb2.RunEvent, Exceptions(of_struct=("body",), of_message=kinds_of(event_pb2.RunEvent, "kind"))
 )
+_WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
 _TOPPED_UP: Final = _WIRE.struct(ToppedUp, event_pb2.RunToppedUp)
 _ACTED: Final = _WIRE.struct(OperatorActed, event_pb2.OperatorActed)
 CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_new",), of_message=("loaded",)))
@@ -118,6 +190,24 @@ def run(row: RunRow) -> run_pb2.Run:
     # Parts of one message, one after the other, are that message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
     return message
+
+
+def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
+    """Return a run with what is known of its situation, and why it does not go on, without its open calls."""
+    message = run(situation.run)
+    message.queue_position = situation.queue_position
+    message.child_run_ids.extend(situation.child_run_ids)
+    for state, count in situation.call_counts:
+        message.call_counts.add(state=state.value, count=count)
+    if waiting is not None:
+        message.waiting.CopyFrom(_WAITING.write(waiting))
+    return message
+
+
+def _update_time(row: RunRow) -> datetime:
+    """Return when the last event of a run was written; a version before this one does not keep it."""
+    step_time = None if row.last_commit is None else row.last_commit.time
+    return max(time for time in (row.update_time, step_time, row.end_time, row.create_time) if time is not None)
 
 
 def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: int = 0) -> call_pb2.Call:
@@ -165,10 +255,49 @@ def run_short_of_tokens(row: RunRow, user_id: str) -> run_pb2.Run:
 
 def call_for_approver(row: CallRow) -> call_pb2.Call:
     """Return what somebody who decides about a call of another user may see of it: conversations are private."""
-    shown = call(row)
-    for name in call_pb2.Call.DESCRIPTOR.fields_by_name:
-        if name not in _FOR_APPROVERS:
-            shown.ClearField(name)  # type: ignore[arg-type]  # a field of the message
+    return _only(call(row), _FOR_APPROVERS)
+
+
+def call_for_reader(row: CallRow) -> call_pb2.Call:
+    """Return what others see of a call whose user shares the conversation, and shows the calls.
+
+    The result of a question is the answer, as that of a call for which somebody has answered, and that of a rejected
+    call has the reason: people said these.
+    """
+    whole = call(row)
+    is_of_people = (
+        whole.context == call_pb2.EXECUTION_CONTEXT_HUMAN
+        or whole.state == call_pb2.CALL_STATE_REJECTED
+        or whole.approval.decision.kind == call_pb2.DECISION_KIND_ANSWER
+    )
+    shown = _only(whole, _CALL_FOR_READERS)
+    if is_of_people:
+        shown.ClearField("result")
+    return shown
+
+
+def message_for_reader(row: MessageRow) -> message_pb2.Message:
+    """Return what others see of a message in a conversation that is shared: what was said, not what was thought.
+
+    Of a summary there is the place: it keeps what calls and documents said.
+    """
+    shown = _only(message(row), _MESSAGE_FOR_READERS)
+    if shown.role == message_pb2.ROLE_SUMMARY:
+        shown.ClearField("text")
+    return shown
+
+
+def conversation_for(row: ConversationRow, user_id: str) -> conversation_pb2.Conversation:
+    """Return a conversation as a user sees it: nothing of its runs, if another one shares it."""
+    whole = CONVERSATION.write(row)
+    return whole if row.user_id == user_id else _only(whole, _CONVERSATION_FOR_READERS)
+
+
+def _only(shown: M, names: frozenset[str]) -> M:
+    """Return a message without its other fields."""
+    for name in shown.DESCRIPTOR.fields_by_name:
+        if name not in names:
+            shown.ClearField(name)
     return shown
 
 
@@ -184,7 +313,35 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
 
 
 def message(row: MessageRow) -> message_pb2.Message:
-    """Return a message of a conversation."""
+    """Return a message of a conversation, for its user."""
+    entry = message_for_worker(row)
+    if entry.role == message_pb2.ROLE_USER_EXTENDED:
+        entry.role = message_pb2.ROLE_USER
+    for part in entry.parts:
+        _leave_out(part)
+    return entry
+
+
+def _leave_out(part: message_pb2.Part) -> None:
+    """Leave what a part weighs out of it: its hash says which it was."""
+    if part.HasField("image"):
+        part.image.ClearField("data")
+    if part.HasField("file"):
+        part.file.ClearField("text")
+
+
+def without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:
+    """Leave all images out of messages but the newest ones, up to so many bytes."""
+    left = bytes_max
+    for part in (part for message in reversed(history) for part in reversed(message.parts)):
+        if part.HasField("image"):
+            left -= len(part.image.data)
+            if left < 0:
+                _leave_out(part)
+
+
+def message_for_worker(row: MessageRow) -> message_pb2.Message:
+    """Return a message of a conversation, which a worker of an older version may have to leave alone."""
     entry = message_pb2.Message.FromString(row.body)
     entry.message_id = row.message_id
     entry.conversation_id = row.conversation_id
@@ -193,6 +350,23 @@ def message(row: MessageRow) -> message_pb2.Message:
     entry.summarised_to_number = row.summarised_to
     entry.create_time.CopyFrom(timestamp(row.create_time))
     return entry
+
+
+def text_of(body: bytes) -> str:
+    """Return the text by which a message can be found: that of the user or the model, none of a summary."""
+    entry = message_pb2.Message.FromString(body)
+    return "" if entry.role == message_pb2.ROLE_SUMMARY else entry.text
+
+
+def head_of(row: MessageRow) -> Head:
+    """Return what a message says of where its conversation may be forked."""
+    entry = message_pb2.Message.FromString(row.body)
+    return Head(
+        number=row.number,
+        is_answer=entry.role == message_pb2.ROLE_ASSISTANT,
+        is_summary=entry.role == message_pb2.ROLE_SUMMARY,
+        call_ids=tuple(map(CallId, entry.call_ids)),
+    )
 
 
 def gap(gap: LogGap) -> gap_pb2.Gap:

@@ -12,12 +12,22 @@ from typing import Any, Final, TypeVar
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, RunId, RunKey, UserId, check_id
+from pawl.chassis.ids import (
+    DEFAULT_AGENT,
+    CallId,
+    CallKey,
+    ClientId,
+    CommandId,
+    RunId,
+    RunKey,
+    UserId,
+    check_id,
+)
+from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.ports import Limits
-from pawl.job_store.app.reading import PendingFilter
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import (
     Cancel,
@@ -32,6 +42,7 @@ from pawl.job_store.domain.command import (
     TopUp,
 )
 from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.conversations import key_hash, made_title
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.offers import LeaseOffer
@@ -46,7 +57,7 @@ from pawl.job_store.domain.states import (
     StopCause,
 )
 from pawl.job_store.domain.submit import Submit
-from pawl.job_store.rpc import messages
+from pawl.job_store.rpc import messages, user_messages
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -86,27 +97,32 @@ def call_key(request: Any) -> CallKey:
 
 def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
     """Return the operation of a SubmitMessage."""
-    if not request.text:
+    if not request.text and not request.parts:
         raise InvalidField("text is empty", field="text")
+    if request.parts and (request.text or request.policy == ledger_pb2.MESSAGE_POLICY_STEER):
+        raise InvalidField("parts are the whole message, and enter no run", field="parts")
     steer = ledger_pb2.Command(steer=ledger_pb2.SteerCommand(text=request.text))
     interrupt = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED))
-    message = message_pb2.Message(role=message_pb2.ROLE_USER, text=request.text)
     undo = request.undo if request.HasField("undo") else None
+    agent = request.agent if request.HasField("agent") else None
     return Submit(
         store_id=check_id(request.store_id, "store_id"),
         user_id=check_id(request.user_id, "user_id"),
         request_id=check_id(request.request_id, "request_id", optional=True),
         # Defaults, roles and credentials are no part of the payload: they may change before it is sent again.
-        fingerprint=_fingerprint(
-            request, without=("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people")
+        fingerprint=fingerprint(
+            user_messages.without_documents(request),
+            without=("request_id", "options", "user_roles", "credential_id", "delegate_user_id", "people", "agent"),
         ),
         conversation_id=check_id(request.conversation_id, "conversation_id", optional=True),
         conversation_must_exist=request.conversation_must_exist,
-        policy=_enum(MessagePolicy, request.policy, "policy"),
-        message=message.SerializeToString(),
+        policy=enum_member(MessagePolicy, request.policy, "policy"),
+        message=user_messages.body(request),
         steer=steer.SerializeToString(),
         interrupt=interrupt.SerializeToString(),
-        options=run_pb2.Run(options=request.options, user_roles=request.user_roles, undo=undo).SerializeToString(),
+        options=run_pb2.Run(
+            options=request.options, user_roles=request.user_roles, undo=undo, agent=agent
+        ).SerializeToString(),
         queue_max=limits.queue_max,
         store_queue_max=limits.store_queue_max,
         store_places=limits.places.per_store,
@@ -117,6 +133,24 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
         people=_people(request.people),
+        key_hash=key_hash_of(request),
+        made_title=made_title(user_messages.text_of(request)),
+        agent_name=request.agent.name or DEFAULT_AGENT,
+        labels=check_labels(request.labels),
+        lacks_agent=bool(request.asked_agent) and agent is None,
+    )
+
+
+def key_hash_of(
+    request: ledger_pb2.SubmitMessageRequest | ledger_pb2.GetConversationRequest | ledger_pb2.ImportConversationRequest,
+) -> bytes:
+    """Return the hash of the key of a client by which a request names a conversation; empty if it does not."""
+    if not request.conversation_key:
+        return b""
+    if not isinstance(request, ledger_pb2.ImportConversationRequest) and request.conversation_id:
+        raise InvalidField("a conversation is named by its id or by its key, not by both", field="conversation_key")
+    return key_hash(
+        check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), request.conversation_key
     )
 
 
@@ -132,26 +166,32 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         epoch=request.epoch,
         commit_id=check_id(request.commit_id, "commit_id"),
         events=tuple(_owner_event(event) for event in request.events),
-        messages=tuple(_new_message(message) for message in request.messages),
-        calls=tuple(_call_change(call) for call in request.calls),
-        state=_enum(RunState, request.state, "state") if request.state else None,
-        waits=_waits(request.waits),
+        messages=tuple(new_message(message) for message in request.messages),
+        calls=tuple(call_change(call) for call in request.calls),
+        state=enum_member(RunState, request.state, "state") if request.state else None,
+        waits=wait_kinds(request.waits),
         failure=run_pb2.Run(failure=request.failure).SerializeToString() if has("failure") else None,
-        stop_cause=_enum(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
+        stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
         round=_int32(request.round, "round") if has("round") else None,
         usage=run_pb2.Run(usage=request.usage).SerializeToString() if has("usage") else None,
-        output=run_pb2.Run(output_text=request.output_text).SerializeToString() if has("output_text") else None,
+        output=_output(request) if has("output_text") else None,
         active_seconds=request.active_seconds if has("active_seconds") else None,
         tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
         loop_state=request.loop_state if has("loop_state") else None,
         consumed=tuple(CommandId(check_id(each, "consumed_command_ids")) for each in request.consumed_command_ids),
-        lease=_enum(LeaseAction, request.lease_action, "lease_action") if request.lease_action else LeaseAction.KEEP,
-        wake_time=_time(request.wake_time) if has("wake_time") else None,
+        lease=enum_member(LeaseAction, request.lease_action, "lease_action")
+        if request.lease_action
+        else LeaseAction.KEEP,
+        wake_time=moment(request.wake_time) if has("wake_time") else None,
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_unstopped(request.unstopped_call_ids),
         delegations=tuple(map(_delegation, request.delegations)),
         give_up=_GIVE_UP,
     )
+
+
+def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
+    return run_pb2.Run(output_text=request.output_text, output_json=request.output_json).SerializeToString()
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
@@ -162,7 +202,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         entry.ClearField(field)
     if request.decision_right and not entry.HasField("decision"):
         raise InvalidField("a right to decide goes with a decision", field="decision_right")
-    right = _enum(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
+    right = enum_member(DecisionRight, request.decision_right or DecisionRight.OWN_RUNS, "decision_right")
     command = _command(entry, right)
     is_for_operators = isinstance(command, Resolve | Redrive | Cancel)
     if request.as_operator > is_for_operators or (isinstance(command, Redrive) and not request.as_operator):
@@ -172,7 +212,7 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         user_id=check_id(request.user_id, "user_id"),
         command_id=command_id,
         # What a tool says of the same arguments may differ from one time to the next.
-        fingerprint=_fingerprint(_without_preview(entry)),
+        fingerprint=fingerprint(_without_preview(entry)),
         command=command,
         payload=entry.SerializeToString(),
         as_operator=request.as_operator,
@@ -203,24 +243,6 @@ def lease_seconds(asked: float) -> float:
     return asked
 
 
-def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter:
-    """Return which calls a ListPendingCalls asks for."""
-    conversation_id = check_id(request.conversation_id, "conversation_id", optional=True)
-    if conversation_id and request.of_all_users:
-        raise InvalidField("a conversation belongs to one user", field="conversation_id")
-    return PendingFilter(
-        user_id=UserId("") if request.of_all_users else check_id(request.user_id, "user_id"),
-        states=tuple(sorted({_enum(CallState, state, "states") for state in request.states})),
-        tool_name=request.tool_name,
-        conversation_id=conversation_id,
-    )
-
-
-def run_states(states: Sequence[int]) -> tuple[RunState, ...]:
-    """Return the states of a filter, sorted."""
-    return tuple(sorted({_enum(RunState, state, "states") for state in states}))
-
-
 def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
     kind = event.WhichOneof("kind")
     if kind not in _OWNER_EVENTS:
@@ -230,7 +252,8 @@ def _owner_event(event: event_pb2.RunEvent) -> OwnerEvent:
     return OwnerEvent(type=_OWNER_EVENTS[kind], body=event.SerializeToString())
 
 
-def _new_message(message: message_pb2.Message) -> NewMessage:
+def new_message(message: message_pb2.Message) -> NewMessage:
+    """Return a message to append. Takes it apart: it is of no use afterwards."""
     if message.role == message_pb2.ROLE_UNSPECIFIED:
         raise InvalidField("a message has a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
@@ -257,32 +280,36 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         user_roles=entry.user_roles,
         depth=_int32(entry.depth, "delegations.depth"),
         above=entry.above,
+        agent=entry.agent if entry.HasField("agent") else None,
     )
     limits = entry.options.limits
     return Delegation(
         call_id=CallId(check_id(entry.call_id, "delegations.call_id")),
         run_id=RunId(check_id(entry.run_id, "delegations.run_id")),
-        message=message_pb2.Message(role=message_pb2.ROLE_USER, text=entry.text).SerializeToString(),
+        message=user_messages.body(entry),
+        made_title=made_title(entry.text),
         options=run.SerializeToString(),
+        agent_name=entry.agent.name or DEFAULT_AGENT,
         token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
     )
 
 
-def _call_change(call: call_pb2.Call) -> CallChange:
+def call_change(call: call_pb2.Call) -> CallChange:
+    """Return a call as it shall be. Takes it apart: it is of no use afterwards."""
     digest = call.approval.digest
     values = {
         "call_id": check_id(call.call_id, "calls.call_id"),
         "round": _int32(call.round, "calls.round"),
         "index": _int32(call.index, "calls.index"),
-        "state": _enum(CallState, call.state, "calls.state"),
+        "state": enum_member(CallState, call.state, "calls.state"),
         "tool_name": call.tool_name,
         "tool_version": _int32(call.tool_version, "calls.tool_version"),
         "fallback_tool_name": call.fallback_tool_name,
         "arguments": call.arguments_json,
         "attempt": _int32(call.attempt, "calls.attempt"),
         "digest": _digest(digest, "calls.approval.digest") if digest else "",
-        "deadline_time": _time(call.deadline_time) if call.HasField("deadline_time") else None,
+        "deadline_time": moment(call.deadline_time) if call.HasField("deadline_time") else None,
         "result": call.result.SerializeToString() if call.HasField("result") else None,
         "approvals_required": _approvals(call.approval.approvals_required),
         "escalated": call.approval.escalated,
@@ -331,7 +358,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
                 raise InvalidField("text is empty", field="command.steer.text")
             return Steer(text_bytes=len(entry.steer.text.encode()))
         case "cancel":
-            cause = _enum(StopCause, entry.cancel.cause, "command.cancel.cause")
+            cause = enum_member(StopCause, entry.cancel.cause, "command.cancel.cause")
             return Cancel(cause=cause, reason=entry.cancel.reason)
         case "redrive":
             return Redrive(reason=entry.redrive.reason)
@@ -348,7 +375,7 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
 
 
 def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decide:
-    kind = _enum(DecisionKind, decision.kind, "command.decision.kind")
+    kind = enum_member(DecisionKind, decision.kind, "command.decision.kind")
     if kind is DecisionKind.EDIT:
         if not decision.arguments_json:
             raise InvalidField("an edit has arguments", field="command.decision.arguments_json")
@@ -388,7 +415,7 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
     )
 
 
-def _fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
+def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
     """Return what tells one payload from another."""
     if without:
         copy = type(message)()
@@ -405,7 +432,8 @@ def _unstopped(call_ids: Sequence[str]) -> bytes | None:
     return run_pb2.Run(unstopped_call_ids=call_ids).SerializeToString() if call_ids else None
 
 
-def _waits(waits: Sequence[int]) -> tuple[int, ...]:
+def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
+    """Return kinds of waits, each once, sorted; InvalidField if one is unknown."""
     if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
         raise InvalidField("a wait is of an unknown kind", field="waits")
     return tuple(sorted(set(waits)))
@@ -433,14 +461,16 @@ _int32: Final = partial(_below, 2**31)
 _tokens: Final = partial(_below, TOKENS_MAX + 1)
 
 
-def _enum(kind: type[E], value: int, field: str) -> E:
+def enum_member(kind: type[E], value: int, field: str) -> E:
+    """Return the member of a number; InvalidField if there is none."""
     try:
         return kind(value)
     except ValueError:
         raise InvalidField(f"{field} has no value {value}", field=field) from None
 
 
-def _time(value: Timestamp) -> datetime:
+def moment(value: Timestamp) -> datetime:
+    """Return a time; InvalidField if it is none that we can write."""
     try:
         return value.ToDatetime(tzinfo=UTC)
     except (ValueError, OverflowError):

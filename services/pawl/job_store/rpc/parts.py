@@ -12,18 +12,25 @@ from pawl.chassis.parts import in_parts
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import Loaded
 from pawl.job_store.domain.rows import CommandRow
-from pawl.job_store.rpc import messages
+from pawl.job_store.rpc import messages, own_tools
 
 PART_BYTES_MAX: Final = 1024 * 1024
 """A part that has an entry takes no further one that makes it larger than this."""
+
+IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
+"""Most bytes of images that a run is loaded with: of more the newest."""
 
 
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
     """Yield a loaded run; at least one part, and that has all that is not repeated."""
     first = ledger_pb2.LoadRunResponse(
-        run=messages.run(loaded.run), loop_state=loaded.loop_state, now=messages.timestamp(loaded.time)
+        run=messages.run(loaded.run),
+        loop_state=loaded.loop_state,
+        now=messages.timestamp(loaded.time),
+        own_tools=own_tools.of_run(loaded.run),
     )
-    history = [messages.message(row) for row in loaded.messages]
+    history = [messages.message_for_worker(row) for row in loaded.messages]
+    messages.without_old_images(history, IMAGES_BYTES_MAX)
     asked = {call_id for message in history for call_id in message.call_ids}
     calls = (
         messages.call(row, omitted_bytes=loaded.omitted_bytes[row.call_id])

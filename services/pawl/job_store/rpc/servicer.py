@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final
 
@@ -18,7 +19,9 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.app.reading import PendingFilter, RunView
 from pawl.job_store.domain.command import Receipt
-from pawl.job_store.rpc import messages, operations, parts
+from pawl.job_store.domain.submit import Submit, Submitted
+from pawl.job_store.domain.waiting import explain, explain_all
+from pawl.job_store.rpc import conversations, filters, messages, operations, own_tools, parts
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4
@@ -39,13 +42,19 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
 
     async def SubmitMessage(self, request: pb.SubmitMessageRequest, context: Context) -> pb.SubmitMessageResponse:
         size_bytes = request.ByteSize()
-        operation = operations.submit(request, self._ledger.limits)
-        submitted = await self._ledger.group_commit.run(
+        submitted = await self._submit(operations.submit(request, self._ledger.limits), size_bytes)
+        return pb.SubmitMessageResponse(run=_placed(submitted), steered=submitted.steered)
+
+    async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
+        size_bytes = request.ByteSize()
+        submitted = await self._submit(own_tools.start(request, self._ledger.limits), size_bytes)
+        return pb.StartRunResponse(run=_placed(submitted))
+
+    async def _submit(self, operation: Submit, size_bytes: int) -> Submitted:
+        submitted: Submitted = await self._ledger.group_commit.run(
             operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
         )
-        run = messages.run(submitted.run)
-        run.queue_position = submitted.place
-        return pb.SubmitMessageResponse(run=run, steered=submitted.steered)
+        return submitted
 
     async def ClaimRuns(self, request: pb.ClaimRunsRequest, context: Context) -> pb.ClaimRunsResponse:
         worker_id = check_id(request.worker_id, "worker_id")
@@ -157,24 +166,29 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.ReleaseOffersResponse(released_count=released)
 
     async def GetRun(self, request: pb.GetRunRequest, context: Context) -> pb.GetRunResponse:
-        view = await self._ledger.reads.run(operations.run_key(request), _reader(request))
-        return pb.GetRunResponse(run=_run_view(view))
+        reader = _reader(request)
+        view = await self._ledger.reads.run(operations.run_key(request), reader)
+        run = messages.run_in(view.situations[0], explain_all(view.situations, self._ledger.limits.places))
+        tools = () if reader else own_tools.of_run(view.run)
+        return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
-        conversation_id = check_id(request.conversation_id, "conversation_id", optional=True)
-        states = operations.run_states(request.states)
-        selection = (store_id, user_id, conversation_id, states)
+        wanted = filters.run_filter(request)
+        conversation_id, states, *others = astuple(wanted)
+        # Of the version before, which knows no others, the tokens go on.
+        selection = (store_id, user_id, conversation_id, states, *(others if any(others) else ()))
         page = await self._ledger.reads.runs(
             store_id,
             user_id,
-            conversation_id=conversation_id,
-            states=states,
-            before=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
+            wanted,
+            after=read_token(request.page_token, "ListRuns", selection, tuple[datetime, Id]),
             rows_max=page_size(request.page_size),
         )
-        token = next_token("ListRuns", selection, page, lambda run: (run.create_time, run.run_id))
-        return pb.ListRunsResponse(runs=map(messages.run, page.rows), next_page_token=token)
+        token = next_token("ListRuns", selection, page, lambda each: (each.run.create_time, each.run.run_id))
+        places = self._ledger.limits.places
+        runs = (messages.run_in(each, explain(each, places)) for each in page.rows)
+        return pb.ListRunsResponse(runs=runs, next_page_token=token)
 
     async def ListAttention(self, request: pb.ListAttentionRequest, context: Context) -> pb.ListAttentionResponse:
         store_id = check_id(request.store_id, "store_id")
@@ -206,14 +220,16 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             rows_max=page_size(request.page_size),
         )
         token = next_token("ListCalls", selection, page, lambda call: (call.round, call.index, call.call_id))
-        return pb.ListCallsResponse(calls=map(messages.call, page.rows), next_page_token=token)
+        is_own = all(row.user_id == request.user_id or not request.user_id for row in page.rows)
+        shown = map(messages.call if is_own else messages.call_for_reader, page.rows)
+        return pb.ListCallsResponse(calls=shown, next_page_token=token)
 
     async def ListPendingCalls(
         self, request: pb.ListPendingCallsRequest, context: Context
     ) -> pb.ListPendingCallsResponse:
         store_id = check_id(request.store_id, "store_id")
         check_id(request.user_id, "user_id")
-        wanted, rows_max = operations.pending_filter(request), page_size(request.page_size)
+        wanted, rows_max = filters.pending_filter(request), page_size(request.page_size)
         selection = (
             request.store_id,
             wanted.user_id,
@@ -268,7 +284,60 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             rows_max=page_size(request.page_size),
         )
         token = next_token("ListMessages", selection, page, lambda message: (message.number,))
-        return pb.ListMessagesResponse(messages=map(messages.message, page.rows), next_page_token=token)
+        shown = map(messages.message if page.is_own else messages.message_for_reader, page.rows)
+        return pb.ListMessagesResponse(messages=shown, next_page_token=token)
+
+    async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        client_key = conversations.client_key(request)
+        if client_key is not None:
+            row = await self._ledger.conversations.by_key(client_key)
+        else:
+            conversation_id = check_id(request.conversation_id, "conversation_id")
+            row = await self._ledger.conversations.by_id(store_id, user_id, conversation_id)
+        return pb.GetConversationResponse(conversation=messages.conversation_for(row, user_id))
+
+    async def ListConversations(
+        self, request: pb.ListConversationsRequest, context: Context
+    ) -> pb.ListConversationsResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        wanted = conversations.wanted(request)
+        selection = (store_id, user_id, wanted.archived, wanted.words, wanted.labels, wanted.shared)
+        page = await self._ledger.conversations.listed(
+            store_id,
+            user_id,
+            wanted,
+            before=read_token(request.page_token, "ListConversations", selection, tuple[datetime, Id]),
+            rows_max=page_size(request.page_size),
+        )
+        token = next_token("ListConversations", selection, page, lambda row: (row.update_time, row.conversation_id))
+        shown = (messages.conversation_for(row, user_id) for row in page.rows)
+        return pb.ListConversationsResponse(conversations=shown, next_page_token=token)
+
+    async def UpdateConversation(
+        self, request: pb.UpdateConversationRequest, context: Context
+    ) -> pb.UpdateConversationResponse:
+        operation = conversations.update(request)
+        changed = await self._ledger.group_commit.run(
+            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.store_id
+        )
+        return pb.UpdateConversationResponse(conversation=messages.CONVERSATION.write(changed))
+
+    async def ForkConversation(
+        self, request: pb.ForkConversationRequest, context: Context
+    ) -> pb.ForkConversationResponse:
+        made = await self._ledger.forks.fork(conversations.fork(request), size_bytes=request.ByteSize())
+        return pb.ForkConversationResponse(conversation=messages.CONVERSATION.write(made))
+
+    async def ImportConversation(
+        self, request: pb.ImportConversationRequest, context: Context
+    ) -> pb.ImportConversationResponse:
+        size_bytes = request.ByteSize()
+        operation = conversations.import_(request)
+        made = await self._ledger.group_commit.run(
+            operation, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=operation.store_id
+        )
+        return pb.ImportConversationResponse(conversation=messages.CONVERSATION.write(made))
 
     async def ListEvents(self, request: pb.ListEventsRequest, context: Context) -> pb.ListEventsResponse:
         if request.events_max > EVENTS_MAX:
@@ -294,8 +363,17 @@ def _reader(request: Any) -> UserId:
     return check_id(request.user_id, "user_id", optional=True)
 
 
+def _placed(submitted: Submitted) -> run_pb2.Run:
+    run = messages.run(submitted.run)
+    run.queue_position = submitted.place
+    return run
+
+
 def _run_view(view: RunView) -> run_pb2.Run:
-    run = messages.run(view.run)
+    return _with_calls(messages.run(view.run), view)
+
+
+def _with_calls(run: run_pb2.Run, view: RunView) -> run_pb2.Run:
     if view.waits is not None:
         run.waits[:] = view.waits  # type: ignore[assignment]  # the same numbers
     run.pending_calls.extend(map(messages.call, view.pending))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from datetime import UTC
+from datetime import UTC, datetime
 from typing import Final
 
 import nats.errors
@@ -20,12 +20,12 @@ from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy
 
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId, is_id
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId, is_id
 from pawl.chassis.translate import Translator
 from pawl.errors import DependencyUnavailable
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import RunChange, Wait
+from pawl.notifier.domain.announcement import ApprovalAsked, RunChange, Wait
 from pawl.notifier.domain.notification import EventId, Inbox
 
 STREAM: Final = "PAWL_LIFECYCLE"
@@ -120,7 +120,7 @@ class JetStreamDelivery:
     def attempt(self) -> int:
         return self._message.metadata.num_delivered
 
-    def read(self) -> RunChange | None:
+    def read(self) -> RunChange | ApprovalAsked | None:
         return read_change(self._message.subject, self._message.data)
 
     async def accept(self) -> None:
@@ -133,8 +133,8 @@ class JetStreamDelivery:
         await self._message.term()
 
 
-def read_change(subject: str, data: bytes) -> RunChange | None:
-    """Return what a message of the life cycle tells, or None if it is no change of a run.
+def read_change(subject: str, data: bytes) -> RunChange | ApprovalAsked | None:
+    """Return what a message of the life cycle tells, or None if it is no change of a run, and asks for no approval.
 
     Raises:
         PoisonEvent: the bytes are no RunEvent, an id is none, or the event belongs
@@ -144,17 +144,47 @@ def read_change(subject: str, data: bytes) -> RunChange | None:
         event = event_pb2.RunEvent.FromString(data)
     except DecodeError:
         raise PoisonEvent("the payload is no RunEvent") from None
-    if not event.HasField("run_changed"):
-        return None
-    run = event.run_changed.run
-    if not all(map(is_id, (event.event_id, event.store_id, event.run_id, event.conversation_id, run.user_id))):
+    match event.WhichOneof("kind"):
+        case "run_changed":
+            return _run_change(event, _time(subject, event, event.run_changed.run.user_id))
+        case "call_changed" if event.call_changed.call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
+            call = event.call_changed.call
+            return _approval_asked(event, _time(subject, event, call.user_id, call.call_id))
+        case _:
+            return None
+
+
+def _time(subject: str, event: event_pb2.RunEvent, *ids: str) -> datetime:
+    """Return when an event happened, once its ids, and others that it names, are checked."""
+    if not all(map(is_id, (event.event_id, event.store_id, event.run_id, event.conversation_id, *ids))):
         raise PoisonEvent("an id is missing or malformed")
     if subject.split(".")[2] != event.store_id:
         raise PoisonEvent("the event is on the subject of another store")
     try:
-        time = event.time.ToDatetime(tzinfo=UTC)
+        return event.time.ToDatetime(tzinfo=UTC)
     except ValueError:
         raise PoisonEvent("the time is out of range") from None
+
+
+def _approval_asked(event: event_pb2.RunEvent, time: datetime) -> ApprovalAsked:
+    call = event.call_changed.call
+    return ApprovalAsked(
+        event_id=EventId(event.event_id),
+        time=time,
+        store_id=StoreId(event.store_id),
+        user_id=UserId(call.user_id),
+        run_id=RunId(event.run_id),
+        call_id=CallId(call.call_id),
+        conversation_id=ConversationId(event.conversation_id),
+        tool_name=call.tool_name,
+        preview=call.approval.preview or call.approval.cause,
+        approved_by=frozenset(UserId(approval.user_id) for approval in call.approval.approvals),
+        escalated=call.approval.escalated,
+    )
+
+
+def _run_change(event: event_pb2.RunEvent, time: datetime) -> RunChange:
+    run = event.run_changed.run
     return RunChange(
         event_id=EventId(event.event_id),
         type=event.type,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Final
 
 import asyncpg
 
 from pawl.chassis.database import DatabaseAdapter, affected
+from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
@@ -25,21 +26,34 @@ _REFUSED_VALUES: Final = (
 )
 
 # The fields of a draft that are columns, in the order of the statement.
-_DRAFT: Final = ("notification_id", "kind", "run_id", "conversation_id", "event_id", "title", "body", "create_time")
+_DRAFT: Final = (
+    "notification_id",
+    "kind",
+    "run_id",
+    "conversation_id",
+    "event_id",
+    "title",
+    "body",
+    "create_time",
+    "call_id",
+)
 
 _ADD: Final = """
 WITH draft AS (
     SELECT DISTINCT ON (d.store_id, d.user_id, d.notification_id) d.*
     FROM unnest(
         $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
-        $7::text[], $8::text[], $9::text[], $10::timestamptz[]
+        $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::text[], $12::boolean[]
     ) WITH ORDINALITY AS d (
         store_id, user_id, notification_id, kind, run_id, conversation_id,
-        event_id, title, body, create_time, position
+        event_id, title, body, create_time, call_id, for_approvers, position
     )
     WHERE NOT EXISTS (
         SELECT FROM notifier.notifications AS n
         WHERE (n.store_id, n.user_id, n.notification_id) = (d.store_id, d.user_id, d.notification_id)
+    ) AND NOT EXISTS (
+        SELECT FROM notifier.erased_conversations AS e
+        WHERE (e.store_id, e.conversation_id) = (d.store_id, d.conversation_id)
     )
     ORDER BY d.store_id, d.user_id, d.notification_id, d.position
 ),
@@ -50,13 +64,14 @@ counter AS (
     RETURNING store_id, user_id, last_number
 )
 INSERT INTO notifier.notifications (
-    store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time
+    store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time,
+    call_id, for_approvers
 )
 SELECT
     draft.store_id,
     draft.user_id,
     counter.last_number + 1 - row_number() OVER (PARTITION BY draft.store_id, draft.user_id ORDER BY position DESC),
-    notification_id, kind, run_id, conversation_id, event_id, title, body, create_time
+    notification_id, kind, run_id, conversation_id, event_id, title, body, create_time, call_id, for_approvers
 FROM draft
 JOIN counter USING (store_id, user_id)
 """
@@ -68,25 +83,27 @@ same moment violates the unique key here, and the whole statement has no effect.
 
 _READ_AFTER: Final = """
 SELECT * FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND number > $3
+WHERE store_id = $1 AND user_id = $2 AND number > $3 AND ($5 OR NOT for_approvers)
 ORDER BY number LIMIT $4
 """
 
 _READ_BEFORE: Final = """
 SELECT * FROM notifier.notifications
 WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807)
+AND ($5 OR NOT for_approvers)
 ORDER BY number DESC LIMIT $4
 """
 
 _READ_UNREAD_BEFORE: Final = """
 SELECT * FROM notifier.notifications
 WHERE store_id = $1 AND user_id = $2 AND number < coalesce($3::bigint, 9223372036854775807) AND read_time IS NULL
+AND ($5 OR NOT for_approvers)
 ORDER BY number DESC LIMIT $4
 """
 
 _COUNT_UNREAD: Final = """
 SELECT count(*) FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND read_time IS NULL
+WHERE store_id = $1 AND user_id = $2 AND read_time IS NULL AND ($3 OR NOT for_approvers)
 """
 
 _LAST_NUMBERS: Final = """
@@ -98,7 +115,7 @@ JOIN unnest($1::text[], $2::text[]) AS wanted (store_id, user_id) USING (store_i
 # Locked in one order, so that two acknowledgements of the same ones do not deadlock.
 _LOCK: Final = """
 SELECT number FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[])
+WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[]) AND ($4 OR NOT for_approvers)
 ORDER BY number FOR UPDATE
 """
 
@@ -132,15 +149,43 @@ WHERE (store_id, user_id, number) IN (
 """
 
 
+# Written once an hour of each user at most.
+_NOTE_APPROVER: Final = """
+INSERT INTO notifier.approvers AS a (store_id, user_id, seen_time) VALUES ($1, $2, now())
+ON CONFLICT (store_id, user_id) DO UPDATE SET seen_time = now() WHERE a.seen_time < now() - interval '1 hour'
+"""
+
+_APPROVERS: Final = """
+SELECT s.store_id, a.user_id FROM unnest($1::text[]) AS s (store_id)
+CROSS JOIN LATERAL (
+    SELECT user_id FROM notifier.approvers AS each WHERE each.store_id = s.store_id
+    ORDER BY seen_time DESC, user_id LIMIT $2
+) AS a
+"""
+_APPROVERS_MAX: Final = 100
+
+# Who adds a notification at this moment is waited for, and who does it later finds the mark.
+_NO_LONG_WAIT: Final = "SET LOCAL lock_timeout = '1s'"
+_WAIT_FOR_WRITERS: Final = "LOCK TABLE notifier.notifications IN SHARE ROW EXCLUSIVE MODE"
+_MARK_ERASED: Final = """
+INSERT INTO notifier.erased_conversations (store_id, conversation_id) VALUES ($1, $2) ON CONFLICT DO NOTHING
+"""
+_ERASE: Final = "DELETE FROM notifier.notifications WHERE store_id = $1 AND conversation_id = $2"
+_UNMARK_OLD: Final = "DELETE FROM notifier.erased_conversations WHERE erase_time < now() - interval '30 days'"
+
+_FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
+
+
 class PostgresStore(DatabaseAdapter):
     """See `ports.Store`."""
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         columns = [[draft.inbox.store_id for draft in drafts], [draft.inbox.user_id for draft in drafts]]
-        columns += ([getattr(draft, name) for draft in drafts] for name in _DRAFT)
+        columns += ([_stored(name, draft) for draft in drafts] for name in _DRAFT)
+        for_approvers = [draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts]
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
-                return affected(await self._database.execute(_ADD, *columns))
+                return affected(await self._database.execute(_ADD, *columns, for_approvers))
             except asyncpg.UniqueViolationError:
                 # Another replica was given the same event. It has committed: the next attempt sees it.
                 if attempt == _ADD_ATTEMPTS:
@@ -149,19 +194,19 @@ class PostgresStore(DatabaseAdapter):
                 raise PoisonEvent(f"the database refuses the values: {error}") from error
         raise AssertionError("unreachable")
 
-    async def read_after(self, inbox: Inbox, number: int, *, limit: int) -> Sequence[Notification]:
-        rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit)
+    async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
+        rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
 
     async def read_before(
-        self, inbox: Inbox, number: int | None, *, only_unread: bool, limit: int
+        self, inbox: Inbox, number: int | None, *, only_unread: bool, approves: bool, limit: int
     ) -> Sequence[Notification]:
         query = _READ_UNREAD_BEFORE if only_unread else _READ_BEFORE
-        rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit)
+        rows = await self._database.fetch(query, inbox.store_id, inbox.user_id, number, limit, approves)
         return [_notification(row) for row in rows]
 
-    async def count_unread(self, inbox: Inbox) -> int:
-        count: int = await self._database.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id)
+    async def count_unread(self, inbox: Inbox, *, approves: bool) -> int:
+        count: int = await self._database.fetchval(_COUNT_UNREAD, inbox.store_id, inbox.user_id, approves)
         return count
 
     async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
@@ -170,10 +215,12 @@ class PostgresStore(DatabaseAdapter):
         rows = await self._database.fetch(_LAST_NUMBERS, stores, users)
         return {_inbox(row): row["last_number"] for row in rows}
 
-    async def acknowledge(self, inbox: Inbox, ids: Sequence[NotificationId]) -> Sequence[Notification]:
+    async def acknowledge(
+        self, inbox: Inbox, ids: Sequence[NotificationId], *, approves: bool
+    ) -> Sequence[Notification]:
         wanted = list(dict.fromkeys(ids))
         async with self._database.transaction() as connection:
-            held = await connection.fetch(_LOCK, inbox.store_id, inbox.user_id, wanted)
+            held = await connection.fetch(_LOCK, inbox.store_id, inbox.user_id, wanted, approves)
             if len(held) != len(wanted):
                 raise NotificationNotFound
             rows = await connection.fetch(_MARK_READ, inbox.store_id, inbox.user_id, wanted)
@@ -194,7 +241,32 @@ class PostgresStore(DatabaseAdapter):
                 )
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
+        await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         return affected(await self._database.execute(_FORGET, older_than_seconds, limit))
+
+    async def erase(self, part: ErasurePart) -> None:
+        """Remove what was told of a conversation, and have nothing more be told of it. May be done again."""
+        async with self._database.transaction() as connection:
+            await connection.execute(_NO_LONG_WAIT)
+            await connection.execute(_WAIT_FOR_WRITERS)
+            await connection.execute(_MARK_ERASED, part.store_id, part.conversation_id)
+        await self._database.execute(_ERASE, part.store_id, part.conversation_id)
+        await self._database.execute(_UNMARK_OLD)
+
+    async def note_approver(self, inbox: Inbox) -> None:
+        await self._database.execute(_NOTE_APPROVER, inbox.store_id, inbox.user_id)
+
+    async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
+        found: dict[StoreId, list[UserId]] = {store_id: [] for store_id in store_ids}
+        for record in await self._database.fetch(_APPROVERS, sorted(store_ids), _APPROVERS_MAX):
+            found[record["store_id"]].append(UserId(record["user_id"]))
+        return found
+
+
+def _stored(name: str, draft: Draft) -> object:
+    """Return the value of a column. The version before reads the rows, too, and knows no kind for approvers."""
+    value = getattr(draft, name)
+    return NotificationKind.INPUT_NEEDED if value is NotificationKind.APPROVAL_NEEDED else value
 
 
 def _inbox(row: asyncpg.Record) -> Inbox:
@@ -202,5 +274,6 @@ def _inbox(row: asyncpg.Record) -> Inbox:
 
 
 def _notification(row: asyncpg.Record) -> Notification:
-    fields = {name: row[name] for name in _DRAFT} | {"kind": NotificationKind(row["kind"])}
+    kind = NotificationKind.APPROVAL_NEEDED if row["for_approvers"] else NotificationKind(row["kind"])
+    fields = {name: row[name] for name in _DRAFT} | {"kind": kind}
     return Notification(draft=Draft(inbox=_inbox(row), **fields), number=row["number"], read_time=row["read_time"])

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from pawl.chassis import logs
+from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import Counters, Delivery, PoisonEvent, Store
-from pawl.notifier.domain.announcement import draft_notification
+from pawl.notifier.domain.announcement import ApprovalAsked, RunChange, draft_notification, draft_requests
 from pawl.notifier.domain.notification import Draft
 
 ATTEMPTS_MAX: Final = 8
@@ -33,31 +34,42 @@ class Intake:
 
         Safe to cancel: an event that was not answered comes again.
         """
-        drafts: list[tuple[Delivery, Draft]] = []
+        changes: list[tuple[Delivery, RunChange | ApprovalAsked | None]] = []
         for delivery in deliveries:
-            draft = await self._read(delivery)
-            if draft is not None:
-                drafts.append((delivery, draft))
+            try:
+                changes.append((delivery, delivery.read()))
+            except PoisonEvent as error:
+                _log.warning("intake.event_unreadable", error=str(error))
+                await self._reject(delivery)
+        approvers = await self._approvers(changes)
+        drafts: list[tuple[Delivery, Sequence[Draft]]] = []
+        for delivery, change in changes:
+            if isinstance(change, ApprovalAsked) and approvers is None:
+                await self._retry(delivery)
+            elif found := _drafts(change, approvers or {}):
+                drafts.append((delivery, found))
+            else:
+                await delivery.accept()
+                self._counters.event_taken("ignored")
         if drafts:
             await self._add(drafts)
 
-    async def _read(self, delivery: Delivery) -> Draft | None:
-        """Return the draft of an event; answers one that gives none."""
+    async def _approvers(
+        self, changes: Sequence[tuple[Delivery, RunChange | ApprovalAsked | None]]
+    ) -> Mapping[StoreId, Sequence[UserId]] | None:
+        """Return who approves in the stores that ask for it; None if that cannot be told now."""
+        store_ids = {change.store_id for _, change in changes if isinstance(change, ApprovalAsked)}
+        if not store_ids:
+            return {}
         try:
-            change = delivery.read()
-        except PoisonEvent as error:
-            _log.warning("intake.event_unreadable", error=str(error))
-            await self._reject(delivery)
+            return await self._store.approvers(store_ids)
+        except Exception:  # noqa: BLE001  # whatever it is, the events come again
+            _log.warning("intake.approvers_unknown", exc_info=True)
             return None
-        draft = draft_notification(change) if change is not None else None
-        if draft is None:
-            await delivery.accept()
-            self._counters.event_taken("ignored")
-        return draft
 
-    async def _add(self, drafts: Sequence[tuple[Delivery, Draft]]) -> None:
+    async def _add(self, drafts: Sequence[tuple[Delivery, Sequence[Draft]]]) -> None:
         try:
-            added = await self._store.add([draft for _, draft in drafts])
+            added = await self._store.add([draft for _, each in drafts for draft in each])
         except Unavailable:
             for delivery, _ in drafts:
                 await self._retry(delivery)
@@ -92,3 +104,11 @@ class Intake:
     async def _reject(self, delivery: Delivery) -> None:
         await delivery.reject()
         self._counters.event_taken("rejected")
+
+
+def _drafts(change: RunChange | ApprovalAsked | None, approvers: Mapping[StoreId, Sequence[UserId]]) -> Sequence[Draft]:
+    """Return what is told about a change, to each whom it concerns."""
+    if isinstance(change, ApprovalAsked):
+        return draft_requests(change, approvers.get(change.store_id, ()))
+    draft = draft_notification(change) if change is not None else None
+    return [draft] if draft is not None else []

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from pawl.notifier.domain.announcement import RunChange
+from pawl.chassis.ids import StoreId, UserId
+from pawl.notifier.domain.announcement import ApprovalAsked, RunChange
 from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId
 
 
 class Store(Protocol):
-    """The inboxes. Every method raises DependencyUnavailable when the database is away."""
+    """The inboxes, and who approves. Every method raises DependencyUnavailable when the database is away.
+
+    What is for approvers (APPROVAL_NEEDED) is there only for a reader who `approves`.
+    """
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         """Put drafts into their inboxes, in one transaction; returns how many were new.
@@ -23,21 +27,23 @@ class Store(Protocol):
             PoisonEvent: the values of a draft cannot be stored, now or ever; nothing is.
         """
 
-    async def read_after(self, inbox: Inbox, number: int, *, limit: int) -> Sequence[Notification]:
+    async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
         """Return notifications with a greater number, oldest first."""
 
     async def read_before(
-        self, inbox: Inbox, number: int | None, *, only_unread: bool, limit: int
+        self, inbox: Inbox, number: int | None, *, only_unread: bool, approves: bool, limit: int
     ) -> Sequence[Notification]:
         """Return notifications with a smaller number (None: from the newest), newest first."""
 
-    async def count_unread(self, inbox: Inbox) -> int:
+    async def count_unread(self, inbox: Inbox, *, approves: bool) -> int:
         """Return how many notifications were not read."""
 
     async def last_numbers(self, inboxes: Sequence[Inbox]) -> Mapping[Inbox, int]:
         """Return the newest number of each inbox that has one."""
 
-    async def acknowledge(self, inbox: Inbox, ids: Sequence[NotificationId]) -> Sequence[Notification]:
+    async def acknowledge(
+        self, inbox: Inbox, ids: Sequence[NotificationId], *, approves: bool
+    ) -> Sequence[Notification]:
         """Mark notifications as read, once; returns them as they are now, in the order of `ids`.
 
         Raises:
@@ -51,7 +57,13 @@ class Store(Protocol):
         """
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications that came longer ago; returns how many."""
+        """Delete notifications that came longer ago; returns how many. Forget approvers who were not seen since."""
+
+    async def note_approver(self, inbox: Inbox) -> None:
+        """Remember that the user of an inbox approves calls of the store, and was seen now."""
+
+    async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
+        """Return who approves in each of some stores: the 100 who were seen last."""
 
 
 class Announcer(Protocol):
@@ -72,8 +84,8 @@ class Delivery(Protocol):
     def attempt(self) -> int:
         """The number of deliveries, this one included."""
 
-    def read(self) -> RunChange | None:
-        """Return what it tells, or None if it is no change of a run.
+    def read(self) -> RunChange | ApprovalAsked | None:
+        """Return what it tells, or None if it tells nothing for an inbox.
 
         Raises:
             PoisonEvent: its bytes make no sense and never will.

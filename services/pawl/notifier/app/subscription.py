@@ -60,9 +60,9 @@ class Subscriptions:
                     follower.news.set()
 
     async def follow(
-        self, inbox: Inbox, *, after_number: int | None, silence_seconds: float
+        self, inbox: Inbox, *, approves: bool, after_number: int | None, silence_seconds: float
     ) -> AsyncGenerator[Notification | None, None]:
-        """Yield notifications after a number (None: only new ones), in order, each once; never ends.
+        """Yield notifications after a number (None: only new ones), in order, each once; never ends. See `Store`.
 
         Yields None after `silence_seconds` without one. Close the iterator when done.
 
@@ -77,7 +77,7 @@ class Subscriptions:
             follower.number = after_number
             while True:
                 follower.news.clear()
-                page = await self._store.read_after(inbox, follower.number, limit=PAGE)
+                page = await self._store.read_after(inbox, follower.number, approves=approves, limit=PAGE)
                 for notification in page:
                     follower.number = notification.number
                     yield notification

@@ -1,15 +1,16 @@
-"""The changes of a run that are told to its user, and their words."""
+"""The changes of a run that are told to its user, and the calls that are told to who may approve them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Collection
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from typing import Final
 
-from pawl.chassis.ids import ConversationId, RunId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 
@@ -23,7 +24,7 @@ class Wait(StrEnum):
     APPROVAL = "your approval"
     ANSWER = "your answer"
     TOOL_RESULT = "a front end to run a tool"
-    BUDGET = "more tokens: its budget is used up"
+    BUDGET = "more tokens: its budget has too few left"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,26 @@ class RunChange:
     """True if it does a call of another run, which goes on with its end."""
     waits_for_agent: bool = False
     """True if it waits for a run that does a call of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalAsked:
+    """A call is put to people who may approve it: for the first time, edited, or once more, as nobody decided in time.
+
+    `user_id` is whose run it is; `approved_by` are those who have approved it so far.
+    """
+
+    event_id: EventId
+    time: datetime
+    store_id: StoreId
+    user_id: UserId
+    run_id: RunId
+    call_id: CallId
+    conversation_id: ConversationId
+    tool_name: str
+    preview: str = ""
+    approved_by: AbstractSet[UserId] = frozenset()
+    escalated: bool = False
 
 
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
@@ -83,6 +104,39 @@ def draft_notification(change: RunChange) -> Draft | None:
             return None
 
 
+def draft_requests(asked: ApprovalAsked, approvers: Collection[UserId]) -> list[Draft]:
+    """Return what `approvers` of the store are told about a call, but for those who have approved it.
+
+    Of their own runs users are told with the run that waits, and once more when nobody decided in time. Others see
+    nothing of the conversation.
+    """
+    late = ": nobody decided in time" if asked.escalated else ""
+    title = f"{asked.tool_name} of {asked.user_id} {'still ' if late else ''}awaits your approval{late}"
+    others = dict.fromkeys(user_id for user_id in approvers if user_id not in {asked.user_id, *asked.approved_by})
+    drafts = [_request(asked, user_id, NotificationKind.APPROVAL_NEEDED, title) for user_id in others]
+    if asked.escalated:
+        title = f"Run still waits for an approval of {asked.tool_name}{late}"
+        drafts.append(_request(asked, asked.user_id, NotificationKind.INPUT_NEEDED, title))
+    return drafts
+
+
+def _request(asked: ApprovalAsked, user_id: UserId, kind: NotificationKind, title: str) -> Draft:
+    is_own = user_id == asked.user_id
+    return Draft(
+        inbox=Inbox(store_id=asked.store_id, user_id=user_id),
+        # Of one event each user has a notification of their own.
+        notification_id=notification_id(EventId(f"{asked.event_id}/{user_id}")),
+        kind=kind,
+        run_id=asked.run_id,
+        conversation_id=asked.conversation_id if is_own else ConversationId(""),
+        call_id=asked.call_id,
+        event_id=asked.event_id,
+        title=_line(title),
+        body=_cut(storable(asked.preview).strip(), BODY_BYTES_MAX),
+        create_time=asked.time,
+    )
+
+
 def _attention(change: RunChange) -> str:
     if change.quarantined:
         return "Run stopped: its workers died, and an operator must look at it"
@@ -102,10 +156,14 @@ def _draft(change: RunChange, kind: NotificationKind, title: str) -> Draft:
         run_id=change.run_id,
         conversation_id=change.conversation_id,
         event_id=change.event_id,
-        title=_cut(" ".join(storable(title).split()), TITLE_BYTES_MAX),
+        title=_line(title),
         body=_cut(storable(change.output_text).strip(), BODY_BYTES_MAX),
         create_time=change.time,
     )
+
+
+def _line(text: str) -> str:
+    return _cut(" ".join(storable(text).split()), TITLE_BYTES_MAX)
 
 
 def _cut(text: str, bytes_max: int) -> str:

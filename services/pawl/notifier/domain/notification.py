@@ -7,7 +7,7 @@ from datetime import datetime
 from enum import StrEnum
 from typing import NewType
 
-from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 
 EventId = NewType("EventId", str)
 NotificationId = NewType("NotificationId", str)
@@ -22,6 +22,7 @@ class NotificationKind(StrEnum):
     RUN_EXPIRED = "run_expired"
     INPUT_NEEDED = "input_needed"
     ATTENTION_NEEDED = "attention_needed"
+    APPROVAL_NEEDED = "approval_needed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +37,8 @@ class Inbox:
 class Draft:
     """A notification before it has its place in the inbox.
 
-    `notification_id` follows from the event, so the same event gives the same draft.
+    `notification_id` follows from the event, so the same event gives the same draft. `call_id` is the call that is to
+    be decided about; empty if none is.
     """
 
     inbox: Inbox
@@ -48,6 +50,7 @@ class Draft:
     title: str
     body: str
     create_time: datetime
+    call_id: CallId = CallId("")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from typing import Final
 
 from pawl.chassis.auth import require_user
+from pawl.chassis.roles import APPROVERS
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, SlowConsumer
 from pawl.notifier.app.ports import Store
@@ -39,12 +40,13 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
     async def Subscribe(  # type: ignore[override]  # writes by itself, to bound how long a write may take
         self, request: pb.SubscribeRequest, context: Context
     ) -> None:
-        inbox = _inbox()
+        inbox, approves = await self._reader()
         if request.after_number > _NUMBER_MAX:
             raise InvalidField("after_number is larger than any number", field="after_number")
         sent = request.after_number
         following = self._subscriptions.follow(
             inbox,
+            approves=approves,
             after_number=None if request.only_new else request.after_number,
             silence_seconds=self._heartbeat_seconds,
         )
@@ -66,25 +68,32 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
     async def ListNotifications(
         self, request: pb.ListNotificationsRequest, context: Context
     ) -> pb.ListNotificationsResponse:
-        inbox = _inbox()
+        inbox, approves = await self._reader()
         size = convert.page_size(request.page_size)
         before = convert.read_page_token(request.page_token, only_unread=request.only_unread)
-        found = await self._store.read_before(inbox, before, only_unread=request.only_unread, limit=size + 1)
+        found = await self._store.read_before(
+            inbox, before, only_unread=request.only_unread, approves=approves, limit=size + 1
+        )
         page = found[:size]
         return pb.ListNotificationsResponse(
             notifications=map(convert.MESSAGE.fields, page),
             next_page_token=convert.page_token(page[-1], only_unread=request.only_unread) if len(found) > size else "",
-            unread_count=await self._store.count_unread(inbox),
+            unread_count=await self._store.count_unread(inbox, approves=approves),
         )
 
     async def AcknowledgeNotifications(
         self, request: pb.AcknowledgeNotificationsRequest, context: Context
     ) -> pb.AcknowledgeNotificationsResponse:
         ids = convert.notification_ids(request)
-        acknowledged = await self._store.acknowledge(_inbox(), ids)
+        inbox, approves = await self._reader()
+        acknowledged = await self._store.acknowledge(inbox, ids, approves=approves)
         return pb.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))
 
-
-def _inbox() -> Inbox:
-    caller = require_user()
-    return Inbox(store_id=caller.store_id, user_id=caller.user_id)
+    async def _reader(self) -> tuple[Inbox, bool]:
+        """Return the inbox of the caller, and whether it approves calls of its store, which is remembered."""
+        caller = require_user()
+        inbox = Inbox(store_id=caller.store_id, user_id=caller.user_id)
+        approves = caller.decides and not caller.roles.isdisjoint(APPROVERS)
+        if approves:
+            await self._store.note_approver(inbox)
+        return inbox, approves

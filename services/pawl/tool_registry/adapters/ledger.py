@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import grpc
 
-from pawl.chassis.ids import CallKey, ConversationId, RunKey, UserId
+from pawl.chassis.ids import DEFAULT_AGENT, CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.chassis.rpc_client import translated
-from pawl.errors import CallNotFound, RunNotFound
+from pawl.errors import AgentNotFound, CallNotFound, RunNotFound
 from pawl.event.v1 import call_pb2
-from pawl.job.v1 import ledger_pb2, ledger_pb2_grpc
+from pawl.job.v1 import agents_pb2, agents_pb2_grpc, ledger_pb2, ledger_pb2_grpc
 
 
 class LedgerReads:
@@ -16,6 +16,7 @@ class LedgerReads:
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
+        self._agents = agents_pb2_grpc.AgentLedgerServiceStub(channel)
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
         request = ledger_pb2.GetRunRequest(store_id=run.store_id, user_id=user_id, run_id=run.run_id)
@@ -28,6 +29,13 @@ class LedgerReads:
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         call = await self._call(key, user_id)
         return call.tool_name if call is not None and call.approval.digest else None
+
+    async def has_agent(self, store_id: StoreId, name: str) -> bool:
+        try:
+            await translated(self._agents.GetAgent(agents_pb2.GetAgentRequest(store_id=store_id, name=name)))
+        except AgentNotFound:
+            return name == DEFAULT_AGENT
+        return True
 
     async def _call(self, key: CallKey, user_id: UserId) -> call_pb2.Call | None:
         request = ledger_pb2.GetCallRequest(store_id=key.store_id, user_id=user_id, call_id=key.call_id)

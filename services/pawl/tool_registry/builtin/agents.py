@@ -22,6 +22,11 @@ ToolNames = Annotated[
     list[str], msgspec.Meta(max_length=1000), "those of your tools that it may use; empty for all of them"
 ]
 Rounds = Annotated[int, msgspec.Meta(ge=0, le=1000), "how many times it may call tools; 0 for as often as you may"]
+Agent = Annotated[
+    str,
+    msgspec.Meta(max_length=64),
+    "name of the agent that does it, one of those that you were told of; empty for one like you",
+]
 
 
 def agent_tools() -> list[Tool[..., Any]]:
@@ -33,6 +38,7 @@ def agent_tools() -> list[Tool[..., Any]]:
         instructions: Instructions = "",  # noqa: ARG001
         tool_names: ToolNames = [],  # noqa: ARG001, B006
         rounds_max: Rounds = 0,  # noqa: ARG001
+        agent: Agent = "",  # noqa: ARG001
     ) -> str:
         """Give a task to another agent, which begins afresh, and wait for its answer.
 

@@ -1,6 +1,8 @@
 """The audit chain of a store: what was proposed, decided, begun and returned, each entry bound to the one before.
 
-An entry holds digests of arguments and results, never the things themselves. Its
+An entry holds digests of arguments and results, never the things themselves, and
+each digest is made with a secret of the conversation: once that is destroyed they
+say nothing, and the chain is as whole as before. Its
 hash covers all of it, its number and the hash of the entry before; so whoever
 changes, removes, inserts or moves one has to make all later ones anew, and a head
 that is kept elsewhere shows that too.
@@ -9,8 +11,9 @@ that is kept elsewhere shows that too.
 from __future__ import annotations
 
 import hashlib
+import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -19,6 +22,8 @@ from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.tool_registry.domain.execution import Outcome
 
 TOOL_NAME_CHARACTERS_MAX: Final = 80
+UNKNOWN_TOOL: Final = "?"
+"""The name of what was called and is no tool."""
 
 _SCHEME: Final = "pawl.audit.1"
 
@@ -45,7 +50,8 @@ class AuditDraft:
     """An entry without its place in the chain. Times are microseconds since 1970.
 
     `credential_id` started the run, for which the delegate `delegate_user_id` acted for its user if one did;
-    `by_credential_id` and `by_delegate_user_id` say the same of `by_user_id`. Empty if not known.
+    `by_credential_id` and `by_delegate_user_id` say the same of `by_user_id`, and `agent_name` drives the run. Empty if
+    not known.
     """
 
     store_id: StoreId
@@ -68,6 +74,9 @@ class AuditDraft:
     delegate_user_id: UserId = UserId("")
     by_credential_id: CredentialId = CredentialId("")
     by_delegate_user_id: UserId = UserId("")
+    agent_name: str = ""
+    key_id: str = ""
+    """The conversation, or the rule, with whose secret its digests are to be made. In the chain they are."""
 
     @property
     def is_reported(self) -> bool:
@@ -156,6 +165,21 @@ class ToolFigures:
     approved_count: int
     edited_count: int
     rejected_count: int
+    agent_name: str = ""
+    """The agent of the runs, where each has figures of its own."""
+
+
+def sealed(draft: AuditDraft, secret: bytes) -> AuditDraft:
+    """Return an entry whose digests nobody can tell, or guess the content of, without the secret."""
+    return replace(
+        draft,
+        arguments_sha256=_keyed(draft.arguments_sha256, secret),
+        result_sha256=_keyed(draft.result_sha256, secret),
+    )
+
+
+def _keyed(digest: str, secret: bytes) -> str:
+    return hmac.digest(secret, digest.encode(), "sha256").hex() if digest else ""
 
 
 def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
@@ -172,7 +196,8 @@ def chained(head: Head, drafts: Sequence[AuditDraft]) -> list[AuditEntry]:
 def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
     """Return the SHA-256, in hex, of everything that an entry says and of its place.
 
-    What is not known of credentials is left out, all or nothing: entries from before they were kept stay whole.
+    What is not known of credentials is left out, all or nothing, and so is the agent: entries from before these were
+    kept stay whole.
     """
     credentials = [draft.credential_id, draft.delegate_user_id, draft.by_credential_id, draft.by_delegate_user_id]
     return hashlib.sha256(
@@ -197,6 +222,7 @@ def entry_hash(draft: AuditDraft, seq: int, prev_hash: str) -> str:
                 draft.result_bytes,
                 draft.duration_us,
                 *(credentials if any(credentials) else ()),
+                *([draft.agent_name] if draft.agent_name else ()),
             ]
         )
     ).hexdigest()

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from pawl.chassis.auth import Principal, check_decides
-from pawl.chassis.ids import UserId
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.roles import Role
-from pawl.errors import InvalidField, PermissionDenied
-from pawl.tool_registry.domain.definition import ToolDefinition, ToolVersion, encode_definition, is_laxer
+from pawl.errors import InvalidField, PermissionDenied, ToolExists
+from pawl.tool_registry.domain.definition import (
+    ToolDefinition,
+    ToolVersion,
+    definition_hash,
+    encode_definition,
+    is_laxer,
+)
 
 FRONT_END: Final = "store"
 """The source of front-end tools."""
+OWN: Final = "run"
+"""The source of tools that came with a run."""
+OWN_TOOLS_MAX: Final = 64
+"""Most tools that come with a run."""
 TOOLS_BYTES_MAX: Final = 4 * 1024 * 1024
 """Definitions of the store in one run; a message between services holds more."""
 SOURCE: Final = Principal(roles=frozenset({Role.ADMIN}))
@@ -33,6 +44,15 @@ SHARES: Final[Mapping[str, Share]] = MappingProxyType(
     {FRONT_END: Share(of_user=100, of_store=1000), "worker": Share(of_user=500, of_store=2000)}
 )
 """The shares by kind of source. The tools of other kinds are bounded with their sources."""
+
+
+OPT_IN: Final = frozenset({"remember", "recall", "forget"})
+"""Tools of the deployment that a run has only if it, or its agent, names them."""
+
+
+def without_opt_in(entries: Iterable[ToolVersion]) -> list[ToolVersion]:
+    """Return the tools of a run that names none."""
+    return [entry for entry in entries if entry.store_id or entry.definition.name not in OPT_IN]
 
 
 def chosen(entries: Sequence[ToolVersion], names: Sequence[str], user_id: UserId, most: int) -> list[ToolVersion]:
@@ -109,3 +129,56 @@ def check_share(source_kind: str, registrant: Principal, *, of_user: int, of_sto
     else:
         return
     raise InvalidField(f"name: {whose} {most} tools of this kind: unregister some first", field="name")
+
+
+def own_version(store_id: StoreId, definition: ToolDefinition) -> ToolVersion:
+    """Return a tool that came with a run as a version: the only one, for it never changes.
+
+    It is newer than every rule, so that none allows its calls: whoever made the rule did not know it.
+    """
+    return ToolVersion(store_id=store_id, definition=definition, version=1, source=OWN, create_time=math.inf)
+
+
+def own_label(tool_name: str, definition_sha256: str) -> str:
+    """Return the name in the audit chain of a tool that came with a run: that of no other tool, nor of its model."""
+    return f"{tool_name}@{definition_sha256[:12]}"
+
+
+def check_own(definitions: Sequence[ToolDefinition]) -> None:
+    """Return if these may come together with one run, as far as they do not say what RegisterTool refuses.
+
+    Raises:
+        InvalidField: they are too many, two have one name, or one says who may call it.
+    """
+    if not 1 <= len(definitions) <= OWN_TOOLS_MAX:
+        raise InvalidField(f"front_end_tools: 1 to {OWN_TOOLS_MAX} tools", field="front_end_tools")
+    names = set[str]()
+    for definition in definitions:
+        if definition.name in names:
+            message = f"front_end_tools: {definition.name!r} comes twice: give each tool a name of its own"
+            raise InvalidField(message, field="front_end_tools")
+        names.add(definition.name)
+        if definition.allowed_user_ids or definition.allowed_roles:
+            message = f"front_end_tools: {definition.name!r} is for the user of its run: leave out who may call it"
+            raise InvalidField(message, field="front_end_tools")
+
+
+def check_not_shadowing(definitions: Iterable[ToolDefinition], others: Iterable[ToolVersion]) -> None:
+    """Return if tools that come with a run take the name of none of the others.
+
+    A front-end tool of the register with the same definition is the same tool.
+
+    Raises:
+        ToolExists: one does.
+    """
+    # A model is shown the dot of a source as two underscores.
+    taken = {entry.definition.name.replace(".", "__"): entry for entry in others}
+    for definition in definitions:
+        other = taken.get(definition.name)
+        if other is None:
+            continue
+        is_same = other.source == FRONT_END and definition_hash(other.definition) == definition_hash(definition)
+        if not is_same:
+            name = other.definition.name
+            message = f"there is a tool {name!r} ({other.source}) already: give the one of this run another name"
+            raise ToolExists(message)

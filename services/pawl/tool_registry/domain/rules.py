@@ -48,6 +48,7 @@ class RuleScope(StrEnum):
     CONVERSATION = "CONVERSATION"
     USER = "USER"
     STORE = "STORE"
+    AGENT = "AGENT"
 
 
 def may_approve(roles: Collection[str]) -> bool:
@@ -64,9 +65,9 @@ class Rule:
     effect: RuleEffect
     scope: RuleScope
     scope_id: str
-    """Run or conversation; empty for USER and STORE."""
+    """Run, conversation, or name of an agent; empty for USER and STORE."""
     user_id: UserId
-    """The user who made it. All but those of STORE count for this user's runs only."""
+    """The user who made it. All but those of STORE and AGENT count for this user's runs only."""
     tool_name: str
     """A name, `*`, or `<source>.*`."""
     arguments: tuple[ArgumentPattern, ...] = ()
@@ -87,6 +88,16 @@ class Rule:
     def is_for_one_tool(self) -> bool:
         """True if it names its tool."""
         return not self.tool_name.endswith(ANY_TOOL)
+
+    @property
+    def is_of_store(self) -> bool:
+        """True if it counts for runs of all users: admins make and revoke it."""
+        return self.scope in (RuleScope.STORE, RuleScope.AGENT)
+
+    @property
+    def is_of_conversation(self) -> bool:
+        """True if it is for one conversation or one run, and so goes when that is erased."""
+        return self.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
 
     def is_in_force(self, now: float) -> bool:
         """Return whether it is neither revoked nor expired nor used up."""
@@ -120,6 +131,10 @@ class RuledCall:
     """The arguments that are those of other tools, too: what is denied or asked there is so here."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations: what is denied to them is denied to it."""
+    agent_name: str = ""
+    """The agent of its run; empty if it is not known."""
+    agents_above: frozenset[str] = frozenset()
+    """The agents of the runs above; an empty name among them is of one that is not known."""
 
 
 def ruling(rules: Iterable[Rule], call: RuledCall, now: float) -> Rule | None:
@@ -191,7 +206,12 @@ def said_by(rule: Rule) -> bytes:
 _ACT_STEPS: Final = 20
 _OWN_ONLY: Final = frozenset({RuleEffect.ALLOW})
 _PRECEDENCE: Final = {RuleEffect.DENY: 0, RuleEffect.ASK: 1, RuleEffect.ALLOW: 2}
-_BREADTH: Final = {RuleScope.RUN: 0, RuleScope.CONVERSATION: 1, RuleScope.USER: 2, RuleScope.STORE: 3}
+_BREADTH: Final = {
+    scope: place
+    for place, scope in enumerate(
+        (RuleScope.RUN, RuleScope.CONVERSATION, RuleScope.AGENT, RuleScope.USER, RuleScope.STORE)
+    )
+}
 
 
 def _counts(rule: Rule, call: RuledCall, matching: Matching, now: float) -> bool:
@@ -208,6 +228,8 @@ def _counts(rule: Rule, call: RuledCall, matching: Matching, now: float) -> bool
 def _is_in_scope(rule: Rule, call: RuledCall) -> bool:
     if rule.scope is RuleScope.STORE:
         return True
+    if rule.scope is RuleScope.AGENT:
+        return _is_of_agent(rule, call)
     if rule.user_id != call.user_id:
         return False
     if rule.effect is not RuleEffect.ALLOW and rule.scope_id in call.above_ids:
@@ -219,6 +241,13 @@ def _is_in_scope(rule: Rule, call: RuledCall) -> bool:
             return rule.scope_id == call.conversation_id
         case RuleScope.USER:
             return True
+
+
+def _is_of_agent(rule: Rule, call: RuledCall) -> bool:
+    """Return whether a rule of an agent means a call; of an agent that is not known all restrict, and none allows."""
+    if rule.effect is RuleEffect.ALLOW:
+        return bool(call.agent_name) and rule.scope_id == call.agent_name
+    return not {rule.scope_id, ""}.isdisjoint({call.agent_name, *call.agents_above})
 
 
 def _names(pattern: str, tool_name: str) -> bool:
@@ -233,7 +262,7 @@ def _allows(rule: Rule, call: RuledCall) -> bool:
     """Return whether an ALLOW that matches means a call like this."""
     if call.approvals_required > 1 or call.items > (rule.items_max or BULK_ITEMS_MIN - 1):
         return False
-    if rule.scope is not RuleScope.STORE and not call.user_may_approve:
+    if not rule.is_of_store and not call.user_may_approve:
         return False  # Its author has lost the right in whose place it decides.
     if call.tool_create_time > rule.create_time:
         return False  # Its author did not know it. Another tool of the name can have the same version.
@@ -253,7 +282,7 @@ class RuleCounts:
     @classmethod
     def of(cls, rules: Collection[Rule], user_id: UserId) -> RuleCounts:
         """Return the counts of the rules in force of a store."""
-        users = [rule.user_id for rule in rules if rule.scope is not RuleScope.STORE]
+        users = [rule.user_id for rule in rules if not rule.is_of_store]
         return cls(of_store=len(rules) - len(users), of_users=len(users), of_user=users.count(user_id))
 
 
@@ -263,7 +292,7 @@ def check_room(rule: Rule, counts: RuleCounts) -> None:
     Raises:
         InvalidField: there is none.
     """
-    is_for_store = rule.scope is RuleScope.STORE
+    is_for_store = rule.is_of_store
     if (counts.of_store if is_for_store else counts.of_users) >= RULES_MAX:
         whose, most = "the store has" if is_for_store else "the users of the store have", RULES_MAX
     elif not is_for_store and counts.of_user >= RULES_OF_USER_MAX:
@@ -280,11 +309,11 @@ def check_rule(rule: Rule, now: float) -> None:
         InvalidField: metadata `field` names the first field that cannot.
     """
     _require(_is_tool_pattern(rule.tool_name), "tool_name", "must be the name of a tool, `*` or `<source>.*`")
-    needs_id = rule.scope in (RuleScope.RUN, RuleScope.CONVERSATION)
+    needs_id = rule.scope not in (RuleScope.USER, RuleScope.STORE)
     _require(
         is_id(rule.scope_id) if needs_id else not rule.scope_id,
         "scope_id",
-        "goes with the scopes RUN and CONVERSATION, and only with them",
+        "names the run, conversation or agent of the scopes RUN, CONVERSATION and AGENT, and goes only with them",
     )
     _require(not rule.call_id or is_id(rule.call_id), "call_id", "must be the id of a call")
     _require(len(rule.arguments) <= PATTERNS_MAX, "arguments", f"at most {PATTERNS_MAX} patterns")

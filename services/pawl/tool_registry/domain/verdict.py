@@ -41,6 +41,10 @@ class CallContext:
     """People who must approve each gated call of the run; 0 means one."""
     above_ids: frozenset[str] = frozenset()
     """The runs above its run, and their conversations."""
+    agent_name: str = ""
+    """The agent of its run; empty if it is not known."""
+    agents_above: frozenset[str] = frozenset()
+    """Those of the runs above."""
     credential_id: CredentialId = CredentialId("")
     """The credential that started the run."""
     delegate_user_id: UserId = UserId("")

@@ -32,7 +32,7 @@ _ENTRY: Final = WIRE.struct(
             "time": lambda entry: timestamp(entry.draft.time_us / 1e6),
             "duration_seconds": lambda entry: entry.draft.duration_us / 1_000_000,
         },
-        of_struct=("store_id", "kind", "time_us", "duration_us"),
+        of_struct=("store_id", "kind", "time_us", "duration_us", "key_id"),
     ),
 )
 _FIGURES: Final = WIRE.struct(ToolFigures, pb.ToolFigures)
@@ -47,7 +47,7 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     async def ListAudit(self, request: pb.ListAuditRequest, context: Context) -> pb.ListAuditResponse:
         store_id = require_user().store_id
         size = page_size(request.page_size, default=100, most=1000)
-        wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id")
+        wanted = _filter(store_id, request, "run_id", "call_id", "tool_name", "user_id", "agent_name")
         if request.kind:
             wanted = replace(wanted, kind=_KINDS.read(request.kind))
         found = await self._log.listed(wanted, before_seq=_seq_of(request.page_token), rows_max=size + 1)
@@ -67,8 +67,9 @@ class AuditServicer(audit_pb2_grpc.AuditServiceServicer):
     async def GetToolAnalytics(
         self, request: pb.GetToolAnalyticsRequest, context: Context
     ) -> pb.GetToolAnalyticsResponse:
-        wanted = _filter(require_user().store_id, request, "tool_name")
-        return pb.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, await self._log.figures(wanted)))
+        wanted = _filter(require_user().store_id, request, "tool_name", "agent_name")
+        figures = await self._log.figures(wanted, by_agent=request.by_agent)
+        return pb.GetToolAnalyticsResponse(tools=map(_FIGURES.fields, figures))
 
 
 def _filter(store_id: StoreId, request: Any, *fields: str) -> AuditFilter:

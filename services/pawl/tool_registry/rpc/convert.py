@@ -7,13 +7,14 @@ from collections.abc import Iterable
 from typing import Final
 
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import check_id
+from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.app.policy.admission import ReadTimeouts
+from pawl.tool_registry.app.policy.call import ProposedCall
 from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
 from pawl.tool_registry.domain.definition import (
     TIMEOUT_SECONDS_MAX,
@@ -27,6 +28,7 @@ from pawl.tool_registry.domain.definition import (
 )
 from pawl.tool_registry.domain.execution import ExecutionResult, Progress
 from pawl.tool_registry.domain.question import Answer, Question
+from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
@@ -109,6 +111,35 @@ RESULT: Final = WIRE.struct(
 PROGRESS: Final = WIRE.struct(Progress, execution_pb2.ExecutionProgress)
 
 
+def own_definition_from(message: tool_pb2.ToolDefinition) -> ToolDefinition:
+    """Return the definition of a tool that comes with a run: one of front ends, unless it says otherwise.
+
+    Raises:
+        InvalidField, InvalidSchema: a value is none, or the schema is no JSON object.
+    """
+    if not message.context:
+        message.context = call_pb2.EXECUTION_CONTEXT_FRONTEND
+    return DEFINITION.read(message)
+
+
+def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
+    """Return a call to be checked.
+
+    Raises:
+        InvalidField, InvalidSchema: the tool that came with its run cannot be read.
+    """
+    own = DEFINITION.read(message.own_tool.definition) if message.HasField("own_tool") else None
+    if own is not None and own.name != message.tool_name:
+        raise InvalidField("own_tool: is not the tool of the call", field="own_tool")
+    return ProposedCall(
+        tool_name=message.tool_name,
+        tool_version=message.tool_version,
+        arguments=message.arguments_json,
+        is_edited=message.edited,
+        own_tool=own,
+    )
+
+
 _MESSAGES_MAX: Final = 4096
 _messages: dict[tuple[str, str, int, float], tool_pb2.Tool] = {}
 
@@ -153,6 +184,8 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
         user_roles=frozenset(context.user_roles),
         approvals_required=context.approvals_required,
         above_ids=frozenset(part for each in context.above for part in (each.run_id, each.conversation_id)),
+        agent_name=check_agent_name(context.agent_name, "agent_name", optional=True),
+        agents_above=frozenset(each.agent_name for each in context.above),
         credential_id=check_id(context.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(context.delegate_user_id, "delegate_user_id", optional=True),
     )
@@ -170,7 +203,7 @@ def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
         raise InvalidField(f"kind: {message.kind} is not a value of it", field="kind")
     digest = message.arguments_sha256
     return RecordedDecision(
-        tool_name=message.tool_name,
+        tool_name=_label(message),
         tool_version=_version(message.tool_version),
         kind=kind,
         by_user_id=check_id(message.user_id, "user_id"),
@@ -195,7 +228,7 @@ def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
     if message.result_bytes > _RESULT_BYTES_MAX:
         raise InvalidField(f"result_bytes: at most {_RESULT_BYTES_MAX}", field="result_bytes")
     return RecordedResult(
-        tool_name=message.tool_name,
+        tool_name=_label(message),
         tool_version=_version(message.tool_version),
         by_user_id=check_id(message.user_id, "user_id"),
         by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
@@ -206,6 +239,11 @@ def result_from(message: execution_pb2.RecordedResult) -> RecordedResult:
         result_bytes=message.result_bytes,
         duration_seconds=message.duration_seconds,
     )
+
+
+def _label(message: execution_pb2.RecordedDecision | execution_pb2.RecordedResult) -> str:
+    digest = message.definition_sha256
+    return own_label(message.tool_name, _sha256(digest, "definition_sha256")) if digest else message.tool_name
 
 
 def _version(number: int) -> int:

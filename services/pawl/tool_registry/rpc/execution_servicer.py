@@ -13,15 +13,16 @@ from pawl.chassis.ids import CallKey, StoreId, check_id
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidArguments, InvalidField
 from pawl.tool.v1 import execution_pb2 as pb
-from pawl.tool.v1 import execution_pb2_grpc
+from pawl.tool.v1 import execution_pb2_grpc, tool_pb2
 from pawl.tool_registry.app.catalog.catalog import Catalog
+from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor
 from pawl.tool_registry.app.policy.audit import AuditTrail
-from pawl.tool_registry.app.policy.call import ExecuteRequest, ProposedCall
+from pawl.tool_registry.app.policy.call import ExecuteRequest
 from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
-from pawl.tool_registry.domain.registering import chosen
+from pawl.tool_registry.domain.registering import OWN_TOOLS_MAX, chosen, without_opt_in
 from pawl.tool_registry.domain.verdict import CallContext
 from pawl.tool_registry.rpc import convert
 
@@ -43,27 +44,33 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     executor: Executor
     audit: AuditTrail
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
+    documents: Documents
 
     async def ResolveTools(self, request: pb.ResolveToolsRequest, context: Context) -> pb.ResolveToolsResponse:
         caller = convert.caller_from(request.context)
-        tools = await self.catalog.resolve(caller, request.tool_names, request.pinned_versions)
+        tools = await self.catalog.resolve(
+            caller, request.tool_names, request.pinned_versions, skip_missing=request.skip_missing
+        )
+        if not request.tool_names and not request.with_opt_in:
+            tools = without_opt_in(tools)
         taken = chosen(tools, request.tool_names, caller.user_id, request.tools_max)
         taken.sort(key=lambda tool: tool.definition.name)
         return pb.ResolveToolsResponse(tools=map(convert.tool_message, taken), left_out_count=len(tools) - len(taken))
+
+    async def CheckOwnTools(self, request: pb.CheckOwnToolsRequest, context: Context) -> pb.CheckOwnToolsResponse:
+        definitions = [convert.own_definition_from(message) for message in request.definitions[: OWN_TOOLS_MAX + 1]]
+        digests = await self.catalog.check_own(convert.caller_from(request.context), definitions)
+        tools = [
+            tool_pb2.OwnTool(definition=convert.DEFINITION.write(definition), definition_sha256=digest)
+            for definition, digest in zip(definitions, digests, strict=True)
+        ]
+        return pb.CheckOwnToolsResponse(tools=tools)
 
     async def CheckCalls(self, request: pb.CheckCallsRequest, context: Context) -> pb.CheckCallsResponse:
         if len(request.calls) > CALLS_MAX:
             raise InvalidField(f"calls: at most {CALLS_MAX}", field="calls")
         proposed = [
-            (
-                convert.call_context_from(request.context, call.call_id),
-                ProposedCall(
-                    tool_name=call.tool_name,
-                    tool_version=call.tool_version,
-                    arguments=call.arguments_json,
-                    is_edited=call.edited,
-                ),
-            )
+            (convert.call_context_from(request.context, call.call_id), convert.proposed_from(call))
             for call in request.calls
         ]
         checked = await self.checks.check(proposed, request.known_tool_names, convert.read_timeouts_from(request))
@@ -73,6 +80,19 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
         if problem := await self.misfit(StoreId(request.store_id), request.answer_schema_json, request.answer):
             raise InvalidArguments(f"the answer does not fit: {problem}")
         return pb.CheckAnswerResponse()
+
+    async def CheckOutput(self, request: pb.CheckOutputRequest, context: Context) -> pb.CheckOutputResponse:
+        store_id = check_id(request.store_id, "store_id")
+        if not request.HasField("output"):
+            await self.catalog.check_output_schema(store_id, request.schema_json)
+            return pb.CheckOutputResponse()
+        output_json, faults = await self.catalog.check_output(store_id, request.schema_json, request.output)
+        return pb.CheckOutputResponse(output_json=output_json, faults=faults)
+
+    async def ReadDocument(self, request: pb.ReadDocumentRequest, context: Context) -> pb.ReadDocumentResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        _, text = await self.documents.read(store_id, user_id, shared=request.shared, name=request.name)
+        return pb.ReadDocumentResponse(text=text)
 
     async def RecordDecisions(self, request: pb.RecordDecisionsRequest, context: Context) -> pb.RecordDecisionsResponse:
         await self.audit.decided(_recorded(request, "decisions", convert.decision_from))

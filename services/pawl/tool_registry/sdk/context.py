@@ -66,6 +66,8 @@ class ToolContext:
     """Executions of this call begun so far, this one included, and those that may have been begun and were lost."""
     deadline: datetime = _NEVER
     """The time at which it is cancelled for taking too long."""
+    agent_name: str = ""
+    """The agent of its run; empty where that is not known."""
     _cancelled: threading.Event = field(default_factory=threading.Event)
     # Nobody listens in a test of the function itself.
     _report: Callable[[float | None, str], None] = lambda _fraction, _message: None

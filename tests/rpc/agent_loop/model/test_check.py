@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from typing import Any
 
 import pytest
 
 from pawl.agent_loop.check import Report, check, main
+from pawl.agent_loop.domain import parts
 from pawl.model_server.script import parse_script
 from pawl.model_server.server import ModelServer
 from tests.rpc.agent_loop.model.model_http import Exchange, model_http
@@ -22,7 +24,11 @@ def chunk(finish_reason: str | None = None, **delta: Any) -> dict[str, Any]:
 async def picky(exchange: Exchange) -> None:
     """Be a server that knows `max_tokens` only, takes no reasoning back, and parts none from the text."""
     body = exchange.body
-    if "max_completion_tokens" in body or any("reasoning_content" in message for message in body["messages"]):
+    if (
+        "response_format" in body
+        or "max_completion_tokens" in body
+        or any("reasoning_content" in message for message in body["messages"])
+    ):
         await exchange.respond(400, json.dumps({"detail": "unknown field"}))
         return
     await exchange.start_stream()
@@ -48,6 +54,9 @@ async def test_the_settings_of_a_picky_server_are_found() -> None:
     said = "\n".join(report.lines)
     assert "<think>" in said
     assert "tokens were used: they are estimated" in said
+    assert "cannot ask it for an answer in a form: The model server refused the request (HTTP 400): unknown" in said
+    assert "takes images and does not see them" in said
+    assert "PAWL_MODEL_INPUT" not in report.settings
 
 
 async def test_the_first_model_that_is_listed_is_asked() -> None:
@@ -55,6 +64,27 @@ async def test_the_first_model_that_is_listed_is_asked() -> None:
         report = await found(server.base_url, "")
     assert report.works, report.lines
     assert (report.settings["PAWL_MODEL"], report.settings["PAWL_REASONING_ECHO"]) == ("pawl-scripted", "auto")
+
+
+async def test_what_a_server_makes_of_forms_and_images_is_found() -> None:
+    red = {"when": {"user_contains": "Which colour"}, "reply": {"text": "Red."}}
+    async with ModelServer(script=parse_script(json.dumps({"steps": [red]}).encode())) as server:
+        report = await found(server.base_url)
+        sent = server.requests[-1].body["messages"][0]["content"][1]["image_url"]["url"]
+    assert report.settings["PAWL_MODEL_INPUT"] == "text,image"
+    assert "ok    it answers in the form that is asked for" in report.lines
+    assert parts.media_type(base64.b64decode(sent.partition(",")[2])) == "image/png"
+    plain = {"when": {"user_contains": "What is 2 + 3?"}, "reply": {"text": "5"}}
+    blind = {
+        "when": {"user_contains": "Which colour"},
+        "reply": {"fault": {"type": "status", "status": 500, "body": {"error": {"message": "no images"}}}},
+    }
+    async with ModelServer(script=parse_script(json.dumps({"steps": [plain, blind]}).encode())) as server:
+        report = await found(server.base_url)
+    assert report.works, report.lines
+    said = "\n".join(report.lines)
+    assert "takes a round more" in said
+    assert "it takes no images: The model server failed (HTTP 500): no images." in said
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
                 tool_choice="required",
                 temperature=0.5,
                 output_tokens_max=7,
+                response_format={"type": "json_object"},
+                reasoning_effort="low",
             ),
         )
         await collect(model)
@@ -66,6 +68,8 @@ async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
         "tool_choice": "required",
         "temperature": 0.5,
         "max_completion_tokens": 7,
+        "response_format": {"type": "json_object"},
+        "reasoning_effort": "low",
     }
     assert set(plain) == {"model", "messages", "stream", "stream_options"}
     assert server.exchanges[0].head.startswith("POST /v1/chat/completions ")

@@ -141,6 +141,10 @@ class OpenAiModel:
             body["temperature"] = request.temperature
         if request.output_tokens_max is not None:
             body[self._output_tokens_field] = request.output_tokens_max
+        if request.response_format is not None:
+            body["response_format"] = request.response_format
+        if request.reasoning_effort is not None:
+            body["reasoning_effort"] = request.reasoning_effort
         return body
 
     def _refused(self, response: httpx2.Response) -> ModelError:

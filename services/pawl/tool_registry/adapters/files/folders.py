@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import threading
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final, assert_never
@@ -94,6 +95,16 @@ class FileFolders:
             _finish(state, done, key, planned.outcome)
             self._prune(done, key)
             return planned.outcome
+
+    def forget(self, store_id: StoreId, keys: Collection[str]) -> None:
+        """Remove what is kept of some changes for the case that they are made again. What they changed stays."""
+        if not (self._folder / f"{store_id}{_STATE}").is_dir():
+            return
+        with self._state(store_id, threading.Event().wait) as (_, done):
+            for key in keys:
+                with suppress(FileNotFoundError):
+                    os.unlink(check_id(key, "key"), dir_fd=done)
+            os.fsync(done)
 
     @contextmanager
     def _root(self, store_id: StoreId) -> Iterator[int]:

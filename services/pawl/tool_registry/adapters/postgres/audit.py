@@ -12,6 +12,7 @@ import asyncpg
 
 from pawl.chassis.database import Connection, Database
 from pawl.chassis.ids import StoreId
+from pawl.tool_registry.adapters.postgres.audit_secrets import AuditSecrets
 from pawl.tool_registry.app.policy.ports import AuditFilter
 from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures, chained
 
@@ -22,19 +23,20 @@ _MICROSECOND: Final = timedelta(microseconds=1)
 
 _DRAFT: Final = (
     "store_id, kind, user_id, run_id, call_id, tool_name, tool_version, verdict, reason, by_user_id, arguments_sha256,"
-    " result_sha256, result_bytes, duration_us, credential_id, delegate_user_id, by_credential_id, by_delegate_user_id"
+    " result_sha256, result_bytes, duration_us, credential_id, delegate_user_id, by_credential_id, by_delegate_user_id,"
+    " agent_name"
 )
 _COLUMNS: Final = f"{_DRAFT}, recorded_at, seq, prev_hash, hash"
 _ARRAYS: Final = """$1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[], $7::integer[], $8::text[],
     $9::text[], $10::text[], $11::text[], $12::text[], $13::bigint[], $14::bigint[], $15::text[], $16::text[],
-    $17::text[], $18::text[], $19::timestamptz[], $20::bigint[], $21::text[], $22::text[]"""
+    $17::text[], $18::text[], $19::text[], $20::timestamptz[], $21::bigint[], $22::text[], $23::text[]"""
 _INSERT: Final = f"""
 INSERT INTO tool_registry.audit ({_COLUMNS}) SELECT * FROM unnest({_ARRAYS})
 """  # noqa: S608  # constants only
 # Heads are moved and entries written in one statement if every head is where this process left it.
 _APPEND: Final = f"""
 WITH moves AS (
-    SELECT * FROM unnest($23::text[], $24::bigint[], $25::text[], $26::bigint[], $27::text[])
+    SELECT * FROM unnest($24::text[], $25::bigint[], $26::text[], $27::bigint[], $28::text[])
         AS m (store_id, old_seq, old_hash, seq, hash)
 ), here AS (
     SELECT h.store_id FROM tool_registry.audit_heads h JOIN moves m USING (store_id)
@@ -82,14 +84,15 @@ SELECT min(seq) FROM tool_registry.audit WHERE store_id = $1
 """
 _WANTED: Final = """store_id = $1 AND ($2 = '' OR run_id = $2) AND ($3 = '' OR call_id = $3)
     AND ($4 = '' OR tool_name = $4) AND ($5 = '' OR user_id = $5) AND ($6 = '' OR kind = $6)
-    AND ($7::timestamptz IS NULL OR recorded_at >= $7) AND ($8::timestamptz IS NULL OR recorded_at < $8)"""
+    AND ($7::timestamptz IS NULL OR recorded_at >= $7) AND ($8::timestamptz IS NULL OR recorded_at < $8)
+    AND ($9 = '' OR agent_name = $9)"""
 _LIST: Final = f"""
-SELECT {_COLUMNS} FROM tool_registry.audit WHERE {_WANTED} AND ($9::bigint IS NULL OR seq < $9)
-ORDER BY seq DESC LIMIT $10
+SELECT {_COLUMNS} FROM tool_registry.audit WHERE {_WANTED} AND ($10::bigint IS NULL OR seq < $10)
+ORDER BY seq DESC LIMIT $11
 """  # noqa: S608  # constants only
 _ENDED: Final = "kind = 'RETURNED' AND reason NOT IN ('CACHED', 'LATE')"
 _FIGURES: Final = f"""
-SELECT tool_name,
+SELECT CASE WHEN $10 THEN agent_name ELSE '' END AS agent_name, tool_name,
     count(*) FILTER (WHERE {_ENDED}) AS execution_count,
     count(*) FILTER (WHERE {_ENDED} AND verdict <> 'SUCCEEDED') AS error_count,
     count(*) FILTER (WHERE kind = 'RETURNED' AND reason = 'CACHED') AS cached_count,
@@ -101,7 +104,7 @@ SELECT tool_name,
     count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'APPROVE') AS approved_count,
     count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'EDIT') AS edited_count,
     count(DISTINCT call_id) FILTER (WHERE kind = 'DECIDED' AND verdict = 'REJECT') AS rejected_count
-FROM tool_registry.audit WHERE {_WANTED} GROUP BY tool_name ORDER BY tool_name
+FROM tool_registry.audit WHERE {_WANTED} GROUP BY 1, tool_name ORDER BY 1, tool_name
 """  # noqa: S608  # constants only
 
 
@@ -111,8 +114,12 @@ class PostgresAuditLog:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._heads: dict[StoreId, Head] = {}
+        self._secrets = AuditSecrets(database)
 
     async def append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
+        return await self._append(await self._secrets.seal(drafts))
+
+    async def _append(self, drafts: Sequence[AuditDraft]) -> frozenset[StoreId]:
         heads = {draft.store_id: self._heads.get(draft.store_id) for draft in drafts}
         known = {store_id: head for store_id, head in heads.items() if head is not None}
         is_simple = len(known) == len(heads) and not any(draft.is_reported for draft in drafts)
@@ -129,7 +136,7 @@ class PostgresAuditLog:
             return frozenset(heads)
         refused = frozenset[StoreId]()
         for store_id in sorted(heads):
-            refused |= await self.append([draft for draft in drafts if draft.store_id == store_id])
+            refused |= await self._append([draft for draft in drafts if draft.store_id == store_id])
         return refused
 
     async def head(self, store_id: StoreId) -> Head:
@@ -149,8 +156,8 @@ class PostgresAuditLog:
         rows = await self._database.fetch(_LIST, *_filter(wanted), before_seq, rows_max)
         return list(map(_entry, rows))
 
-    async def figures(self, wanted: AuditFilter) -> list[ToolFigures]:
-        rows = await self._database.fetch(_FIGURES, *_filter(wanted))
+    async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[ToolFigures]:
+        rows = await self._database.fetch(_FIGURES, *_filter(wanted), by_agent)
         return [ToolFigures(**row) for row in rows]
 
     async def _append_at(self, heads: dict[StoreId, Head], drafts: Sequence[AuditDraft]) -> bool:
@@ -233,4 +240,5 @@ def _filter(wanted: AuditFilter) -> list[Any]:
         wanted.kind,
         None if wanted.since_us is None else _EPOCH + wanted.since_us * _MICROSECOND,
         None if wanted.before_us is None else _EPOCH + wanted.before_us * _MICROSECOND,
+        wanted.agent_name,
     ]

@@ -30,8 +30,9 @@ _INSERT: Final = f"""
 INSERT INTO tool_registry.executions
     (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token)
 SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9 WHERE {_LEASED.format("$8")}
+AND NOT EXISTS (SELECT FROM tool_registry.erased_runs r WHERE r.store_id = $1 AND r.run_id = $3)
 ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
-"""
+"""  # noqa: S608  # constants only
 _READ: Final = f"""
 SELECT e.*, {lives("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
 FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2

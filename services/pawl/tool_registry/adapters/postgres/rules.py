@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Final
@@ -13,7 +14,7 @@ import msgspec
 
 from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.ids import CallId, RequestId, StoreId, UserId
-from pawl.errors import RequestIdReused, RuleNotFound
+from pawl.errors import ConversationErased, RequestIdReused, RuleNotFound
 from pawl.tool_registry.domain.patterns import ArgumentPattern
 from pawl.tool_registry.domain.rules import Rule, RuleCounts, RuleEffect, RuleScope, check_room, said_by
 
@@ -21,22 +22,28 @@ _SAID: Final = (
     "store_id, rule_id, effect, scope, scope_id, user_id, tool_name, items_max, includes_destructive, uses_max,"
     " tool_version, reason"
 )
-_COLUMNS: Final = f"""{_SAID}, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
+_COLUMNS: Final = f"""{_SAID}, agent_name, arguments, uses, extract(epoch FROM created_at)::float8 AS create_time,
     coalesce(extract(epoch FROM expires_at), 0)::float8 AS expire_time,
     coalesce(extract(epoch FROM revoked_at), 0)::float8 AS revoke_time,
     revoked_by AS revoke_user_id, from_call_id AS call_id"""
 _IN_FORCE: Final = """
 revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AND (uses_max = 0 OR uses < uses_max)
 """
+_OF_STORE: Final = "(scope = 'STORE' OR agent_name <> '')"
 _ADD: Final = f"""
-INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)
+INSERT INTO tool_registry.rules ({_SAID}, arguments, request_id, request_hash, expires_at, from_call_id, agent_name)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18)
 ON CONFLICT (store_id, user_id, request_id) WHERE request_id <> '' DO NOTHING RETURNING request_hash, {_COLUMNS}
 """  # noqa: S608  # constants
-_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
+LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('tool_registry.rules'), hashtext($1))"
+# The secret of what was erased is destroyed for good.
+_IS_ERASED: Final = """
+SELECT EXISTS (SELECT FROM tool_registry.audit_keys WHERE store_id = $1 AND key_id = $2 AND secret IS NULL)
+OR EXISTS (SELECT FROM tool_registry.erased_runs WHERE store_id = $1 AND run_id = $2)
+"""
 _COUNT: Final = f"""
-SELECT count(*) FILTER (WHERE scope = 'STORE') AS of_store, count(*) FILTER (WHERE scope <> 'STORE') AS of_users,
-    count(*) FILTER (WHERE scope <> 'STORE' AND user_id = $2) AS of_user
+SELECT count(*) FILTER (WHERE {_OF_STORE}) AS of_store, count(*) FILTER (WHERE NOT {_OF_STORE}) AS of_users,
+    count(*) FILTER (WHERE NOT {_OF_STORE} AND user_id = $2) AS of_user
 FROM tool_registry.rules WHERE store_id = $1 AND {_IN_FORCE}
 """  # noqa: S608  # constants
 _BY_REQUEST: Final = f"""
@@ -52,7 +59,7 @@ WHERE store_id = $1 AND rule_id = $2 RETURNING {_COLUMNS}
 """  # noqa: S608
 _LIST: Final = f"""
 SELECT {_COLUMNS} FROM tool_registry.rules
-WHERE store_id = $1 AND ($2 = '' OR user_id = $2 OR scope = 'STORE') AND ($3 OR ({_IN_FORCE}))
+WHERE store_id = $1 AND ($2 = '' OR user_id = $2 OR {_OF_STORE}) AND ($3 OR ({_IN_FORCE}))
   AND ($4 = '' OR rule_id < $4)
 ORDER BY rule_id DESC LIMIT $5
 """  # noqa: S608  # constants
@@ -90,25 +97,31 @@ class PostgresRuleRepository(DatabaseAdapter):
         patterns = msgspec.msgpack.encode(rule.arguments)
         request_hash = hashlib.sha256(said_by(rule)).digest()
         async with self._database.transaction() as connection:
-            await connection.execute(_LOCK, rule.store_id)
+            await connection.execute(LOCK, rule.store_id)
+            if rule.is_of_conversation and await connection.fetchval(_IS_ERASED, rule.store_id, rule.scope_id):
+                raise ConversationErased
             is_known = request_id and await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
             if not is_known:
                 counts = await connection.fetchrow(_COUNT, rule.store_id, rule.user_id)
                 check_room(rule, RuleCounts(**dict(counts or {})))
             row = await connection.fetchrow(
                 _ADD,
-                *_said(rule),
+                *_said(_as_row(rule)),
                 patterns,
                 request_id,
                 request_hash,
                 datetime.fromtimestamp(rule.expire_time, UTC) if rule.expire_time else None,
                 rule.call_id,
+                rule.scope_id if rule.scope is RuleScope.AGENT else "",
             )
             if row is None:
                 row = await connection.fetchrow(_BY_REQUEST, rule.store_id, rule.user_id, request_id)
         if row is None or row["request_hash"] != request_hash:
             raise RequestIdReused
         return _rule(row)
+
+    async def is_erased(self, rule: Rule) -> bool:
+        return bool(await self._database.fetchval(_IS_ERASED, rule.store_id, rule.scope_id))
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
         row = await self._database.fetchrow(_GET, store_id, rule_id)
@@ -151,4 +164,17 @@ def _rule(row: asyncpg.Record) -> Rule:
     fields.pop("request_hash", None)
     arguments = msgspec.msgpack.decode(fields.pop("arguments"), type=tuple[ArgumentPattern, ...])
     effect, scope = RuleEffect(fields.pop("effect")), RuleScope(fields.pop("scope"))
+    if agent_name := fields.pop("agent_name"):
+        scope, fields["scope_id"] = RuleScope.AGENT, agent_name
     return Rule(effect=effect, scope=scope, arguments=arguments, **fields)
+
+
+def _as_row(rule: Rule) -> Rule:
+    """Return a rule as it stands in the columns that were there before agents had rules.
+
+    A registry of that version reads those only: what denies or asks holds for the whole store there, what allows for
+    no run.
+    """
+    if rule.scope is not RuleScope.AGENT:
+        return rule
+    return replace(rule, scope=RuleScope.RUN if rule.effect is RuleEffect.ALLOW else RuleScope.STORE, scope_id="")

@@ -23,6 +23,7 @@ class ContextFields(msgspec.Struct, frozen=True, kw_only=True):
     call_id: str
     attempt: int
     deadline: datetime
+    agent_name: str
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -10,6 +10,7 @@ from contextlib import suppress
 from queue import SimpleQueue
 from typing import Any, Self, TypeVar
 
+from pawl.chassis.tasks import delivered
 from pawl.tool_registry.app.execution.ports import Ended
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
@@ -109,10 +110,7 @@ class PythonRunner:
             value: Any = None
             error: BaseException | None = None
             try:
-                value = variables.run(call)
-            except StopIteration as raised:  # No future takes it. Of a coroutine Python makes the same.
-                error = RuntimeError("the function raised StopIteration")
-                error.__cause__ = raised
+                value = delivered(lambda: variables.run(call))
             except Exception as raised:  # noqa: BLE001  # the author's code
                 error = raised
             except BaseException as raised:  # noqa: BLE001  # sys.exit in a tool must not end a thread silently

@@ -35,10 +35,18 @@ from pawl.tool_registry.domain.definition import (
     ToolVersion,
     check_definition,
     check_own_name,
+    definition_hash,
     is_restricted,
 )
 from pawl.tool_registry.domain.names import did_you_mean
-from pawl.tool_registry.domain.registering import FRONT_END, check_owner
+from pawl.tool_registry.domain.output import check_output, output_schema_problem
+from pawl.tool_registry.domain.registering import (
+    FRONT_END,
+    check_not_shadowing,
+    check_own,
+    check_owner,
+    own_version,
+)
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.sdk.tool import Tool
@@ -244,6 +252,33 @@ class Catalog:
         if problem:
             raise InvalidSchema(problem)
 
+    async def check_output_schema(self, store_id: StoreId, schema_json: bytes) -> None:
+        """Return if the answers of a run may have such a schema.
+
+        Raises:
+            InvalidSchema: with a sentence that says where and why.
+            Overloaded: too much of the store waits to be checked.
+        """
+        try:
+            problem = await self._helper.run(
+                store_id, output_schema_problem, schema_json, cpu_seconds=_COMPILE_CPU_SECONDS
+            )
+        except TooCostly:
+            problem = "the schema takes too long to compile"
+        if problem:
+            raise InvalidSchema(problem)
+
+    async def check_output(self, store_id: StoreId, schema_json: bytes, output: bytes) -> tuple[bytes, list[str]]:
+        """Return the canonical JSON of an answer that fits a schema, or everything that is wrong with it.
+
+        Raises:
+            Overloaded: too much of the store waits to be checked.
+        """
+        try:
+            return await self._helper.run(store_id, check_output, schema_json, output, cpu_seconds=_CHECK_CPU_SECONDS)
+        except TooCostly:
+            return b"", ["the answer takes too long to be checked against its schema: give a shorter one"]
+
     def _compiled(self, key: tuple[str, str, int], entry: ToolVersion, loaded: LoadedTool | None) -> CatalogTool:
         made = CatalogTool(entry=entry, schema=_schema(entry), loaded=loaded)
         earlier = self._versions.pop(key, None)
@@ -254,8 +289,12 @@ class Catalog:
             self._kept_bytes -= oldest.schema.size
         return made
 
-    async def resolve(self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int]) -> list[ToolVersion]:
+    async def resolve(
+        self, caller: Principal, names: Sequence[str], pinned: Mapping[str, int], *, skip_missing: bool = False
+    ) -> list[ToolVersion]:
         """Return the tools of a run, by name: those named (all, if none are), pinned ones in their version.
+
+        `skip_missing` leaves out what does not exist, or what the caller may not call.
 
         Raises:
             ToolNotFound: one does not exist, or the caller may not call it.
@@ -273,7 +312,7 @@ class Catalog:
             if entry is None:
                 raise ToolNotFound(f"there is no version {version} of tool {name!r}", tool_name=name)
             found[name] = entry
-        for name in names:
+        for name in () if skip_missing else names:
             if name not in found or not _is_for(found[name], caller):
                 near = did_you_mean(name, [entry.definition.name for entry in await self.visible(caller)])
                 raise ToolNotFound(f"there is no tool {name!r}{near}", tool_name=name)
@@ -287,20 +326,44 @@ class Catalog:
             ToolExists: the name has another definition, or is that of a loaded tool.
             PermissionDenied: the caller is no admin and would replace the tool of another user, or make one laxer.
         """
+        await self._check_front_end(caller.store_id, definition)
+        return await self._repository.register(
+            caller.store_id, definition, replace=replace, source=FRONT_END, registrant=caller
+        )
+
+    async def check_own(self, caller: Principal, definitions: Sequence[ToolDefinition]) -> list[str]:
+        """Return the digests of front-end tools that are to come with a run of the caller. Nothing is kept of them.
+
+        Raises:
+            InvalidField, InvalidSchema: a definition cannot be used.
+            ToolExists: the caller may call another tool of that name.
+        """
+        check_own(definitions)
+        for definition in definitions:
+            await self._check_front_end(caller.store_id, definition)
+        check_not_shadowing(definitions, await self.visible(caller))
+        return [definition_hash(definition) for definition in definitions]
+
+    def own(self, store_id: StoreId, definition: ToolDefinition) -> CatalogTool:
+        """Return a tool that came with a run, which was checked then, compiled."""
+        # No tool of the register has such a name.
+        key = (store_id, f"@{definition_hash(definition)}", 1)
+        found = self._versions.get(key) or self._compiled(key, own_version(store_id, definition), None)
+        self._versions.move_to_end(key)
+        return found
+
+    async def _check_front_end(self, store_id: StoreId, definition: ToolDefinition) -> None:
         if definition.context is not ExecutionContext.FRONTEND:
             raise InvalidField("context: only FRONTEND tools can be registered here", field="context")
         check_own_name(definition.name)
         check_definition(definition)
-        await self.check_schema(caller.store_id, definition.arguments_schema)
+        await self.check_schema(store_id, definition.arguments_schema)
         if definition.offer_fallback is OfferFallback.BACKEND_TOOL:
             fallback = self._loaded.get(definition.fallback_tool_name)
             if fallback is None or fallback.tool.definition.context is not ExecutionContext.BACKEND:
                 raise InvalidField("fallback_tool_name: must be a backend tool", field="fallback_tool_name")
         if definition.name in self._loaded:
             raise ToolExists(f"{definition.name!r} is a tool of the deployment and cannot be replaced")
-        return await self._repository.register(
-            caller.store_id, definition, replace=replace, source=FRONT_END, registrant=caller
-        )
 
     async def unregister(self, caller: Principal, name: str) -> None:
         """Take a store's tool out of the register: a front-end tool, or one of workers if the caller may attach them.

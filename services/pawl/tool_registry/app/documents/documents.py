@@ -84,10 +84,14 @@ class Documents:
             DocumentNotFound: there is none of that name and owner.
             InvalidField: no document can have that name.
         """
+        return await self.read(caller.store_id, caller.user_id, shared=shared, name=name)
+
+    async def read(self, store_id: StoreId, user_id: UserId, *, shared: bool, name: str) -> tuple[Document, str]:
+        """Return a document that a user sees with its text; raises as `get`."""
         check_name(name)
-        for document in await self._repository.find(caller.store_id, caller.user_id, name):
+        for document in await self._repository.find(store_id, user_id, name):
             if document.is_shared is shared:
-                text = await self._repository.text(caller.store_id, document.owner_id, name)
+                text = await self._repository.text(store_id, document.owner_id, name)
                 if text is not None:
                     return document, text
         raise DocumentNotFound

@@ -180,6 +180,7 @@ class Attempt:
             run_id=context.run_id,
             call_id=context.call_id,
             attempt=self._job.attempt,
+            agent_name=context.agent_name,
             deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
             _cancelled=self._cancelled,
             _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),

@@ -110,7 +110,7 @@ class Admission:
             judged.append(
                 Judged(
                     verdict=verdict,
-                    draft=self.audit.of_proposal(context, call.tool_name, verdict),
+                    draft=self.audit.of_proposal(context, call.label, verdict),
                     call=fitting if isinstance(fitting, FittingCall) else None,
                 )
             )
@@ -145,7 +145,9 @@ class Admission:
     ) -> FittingCall | Verdict:
         """Return the call with its tool and its arguments as the tool takes them, or the refusal."""
         tool = None
-        if call.tool_version:
+        if call.own_tool is not None:
+            tool = self.catalog.own(context.store_id, call.own_tool)
+        elif call.tool_version:
             tool = await self.catalog.find(context.store_id, call.tool_name, call.tool_version)
         if tool is None or not tool.may_be_called_by(context.user_id, context.user_roles):
             near = did_you_mean(call.tool_name, known_names)
@@ -337,4 +339,5 @@ def _refused(context: CallContext, reason: str, message: str, tool: CatalogTool 
 
 def _denial(rule: Rule) -> str:
     """Return what the model is told of a call that a rule denies."""
-    return f"a rule of {'the store' if rule.scope is RuleScope.STORE else 'the user'} denies this call ({rule.rule_id})"
+    whose = {RuleScope.STORE: "the store", RuleScope.AGENT: f"the agent {rule.scope_id}"}.get(rule.scope, "the user")
+    return f"a rule of {whose} denies this call ({rule.rule_id})"

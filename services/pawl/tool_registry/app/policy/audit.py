@@ -15,6 +15,7 @@ from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import AuditLog
 from pawl.tool_registry.domain.audit import (
     ENDS,
+    UNKNOWN_TOOL,
     AuditDraft,
     AuditKind,
     RecordedDecision,
@@ -62,7 +63,14 @@ class AuditTrail:
     def of_proposal(self, context: CallContext, tool_name: str, verdict: Verdict) -> AuditDraft:
         """Return what the check of a call said."""
         return replace(
-            _of_call(context, AuditKind.PROPOSED, tool_name, verdict.tool_version, self.time_us()),
+            _of_call(
+                context,
+                AuditKind.PROPOSED,
+                # What is no tool was made up, and may be anything: the chain keeps nothing that was said.
+                tool_name if verdict.definition else UNKNOWN_TOOL,
+                verdict.tool_version,
+                self.time_us(),
+            ),
             verdict=verdict.disposition.value,
             reason=_reason(verdict),
             arguments_sha256=sha256_hex(verdict.accepted.canonical) if verdict.accepted else "",
@@ -147,6 +155,7 @@ class AuditTrail:
                     by_credential_id=by.credential_id,
                     by_delegate_user_id=by.delegate_user_id,
                     arguments_sha256=sha256_hex(said_by(rule)),
+                    key_id=rule.rule_id,
                 )
             ]
         )
@@ -203,6 +212,8 @@ def _of_call(context: CallContext, kind: AuditKind, tool_name: str, tool_version
         verdict="",
         credential_id=context.credential_id,
         delegate_user_id=context.delegate_user_id,
+        key_id=context.conversation_id,
+        agent_name=context.agent_name,
     )
 
 

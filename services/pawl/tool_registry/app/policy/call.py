@@ -12,10 +12,11 @@ from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
 from pawl.tool_registry.domain.check import Accepted
-from pawl.tool_registry.domain.definition import CAUTION, SEVERITY, EffectClass, ToolDefinition
+from pawl.tool_registry.domain.definition import CAUTION, SEVERITY, EffectClass, ToolDefinition, definition_hash
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.domain.question import Answer
+from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
 from pawl.tool_registry.domain.verdict import CallContext, call_digest
@@ -36,6 +37,14 @@ class ProposedCall:
     arguments: bytes
     is_edited: bool = False
     """True if a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
+    own_tool: ToolDefinition | None = None
+    """The tool, if it came with the run: then no other one of its name is meant."""
+
+    @property
+    def label(self) -> str:
+        """The name of its tool in the audit chain."""
+        own = self.own_tool
+        return self.tool_name if own is None else own_label(own.name, definition_hash(own))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +112,8 @@ class FittingCall:
             conversation_id=context.conversation_id,
             run_id=context.run_id,
             above_ids=context.above_ids,
+            agent_name=context.agent_name,
+            agents_above=context.agents_above,
             tool_name=self.definition.name,
             tool_versions=frozenset({entry.version, in_force.version if in_force else 0}),
             tool_create_time=max(entry.create_time, in_force.create_time if in_force else 0.0),

@@ -129,6 +129,9 @@ class RunReads(Protocol):
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         """Return the tool of a call of the user that needed an approval; None if there is no such call."""
 
+    async def has_agent(self, store_id: StoreId, name: str) -> bool:
+        """Return whether runs of the store can be those of that agent."""
+
 
 class RuleRepository(Protocol):
     """Rules and the calls that they have allowed, durable, shared by all replicas."""
@@ -141,7 +144,11 @@ class RuleRepository(Protocol):
         Raises:
             RequestIdReused: the request id of that user came before with another rule.
             InvalidField: there is no room for it.
+            ConversationErased: its conversation, or that of its run, was erased.
         """
+
+    async def is_erased(self, rule: Rule) -> bool:
+        """Return whether the conversation of a rule, or that of its run, was erased."""
 
     async def get(self, store_id: StoreId, rule_id: str) -> Rule | None:
         """Return a rule, in force or not."""
@@ -197,6 +204,7 @@ class AuditFilter:
     call_id: CallId = CallId("")
     tool_name: str = ""
     user_id: UserId = UserId("")
+    agent_name: str = ""
     kind: str = ""
     since_us: int | None = None
     before_us: int | None = None
@@ -230,8 +238,8 @@ class AuditLog(Protocol):
     async def listed(self, wanted: AuditFilter, *, before_seq: int | None, rows_max: int) -> list[AuditEntry]:
         """Return matching entries, the newest first."""
 
-    async def figures(self, wanted: AuditFilter) -> list[ToolFigures]:
-        """Return what each tool did, by name."""
+    async def figures(self, wanted: AuditFilter, *, by_agent: bool) -> list[ToolFigures]:
+        """Return what each tool did, by name; or for each agent apart, by agent and name."""
 
 
 class Observer(Protocol):

@@ -11,7 +11,16 @@ from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, IdSource, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import Role
-from pawl.errors import CallNotFound, InvalidField, PermissionDenied, RuleNotFound, RunNotFound
+from pawl.errors import (
+    AgentNotFound,
+    CallNotFound,
+    ConversationErased,
+    InvalidField,
+    PermissionDenied,
+    RuleNotFound,
+    RunNotFound,
+    ToolNotFound,
+)
 from pawl.tool_registry.app.catalog.catalog import Catalog
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.ports import RuleRepository, RunReads
@@ -64,10 +73,12 @@ class Rules:
             PermissionDenied: the person may not make it, or an ALLOW is made by a delegate that does not decide.
             ToolNotFound: an ALLOW names a tool that the person may not call.
             RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
+            AgentNotFound: the store has no such agent.
+            ConversationErased: the conversation was erased; what was said in rules for it does not come back.
             RequestIdReused: the request id came before with another rule.
         """
-        if rule.scope is RuleScope.STORE and Role.ADMIN not in person.roles:
-            raise PermissionDenied("a rule for the whole store needs the role admin")
+        if rule.is_of_store and Role.ADMIN not in person.roles:
+            raise PermissionDenied("a rule for runs of all users needs the role admin")
         if not may_approve(person.roles):
             raise PermissionDenied("a rule decides as an approver does: that needs the role approver or admin")
         if rule.effect is RuleEffect.ALLOW:
@@ -76,7 +87,7 @@ class Rules:
         check_rule(rule, now)
         version = 0
         if rule.effect is RuleEffect.ALLOW and rule.is_for_one_tool:
-            version = (await self.catalog.get(person, rule.tool_name, 0)).version
+            version = await self._version_of(person, rule.tool_name)
         await self._check_origin(person, rule)
         rule = replace(
             rule,
@@ -92,11 +103,25 @@ class Rules:
         self._kept.pop(person.store_id, None)
         return ListedRule(rule=made, is_suspended=False)
 
+    async def _version_of(self, person: Principal, tool_name: str) -> int:
+        """Return the version of the register that a rule allows."""
+        try:
+            return (await self.catalog.get(person, tool_name, 0)).version
+        except ToolNotFound:
+            said = (
+                f"the register has no tool {tool_name!r} for you; calls of one that came with its run are never allowed"
+            )
+            raise ToolNotFound(f"{said} in advance", tool_name=tool_name) from None
+
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
-        """Return if the run that a rule is for, and the call whose approval makes it, are the person's."""
+        """Return if run and call of a rule are the person's, and its agent is one of the store."""
         run = RunKey(person.store_id, RunId(rule.scope_id))
         if rule.scope is RuleScope.RUN and not await self.runs.has_run(run, person.user_id):
             raise RunNotFound
+        if rule.is_of_conversation and await self.repository.is_erased(replace(rule, store_id=person.store_id)):
+            raise ConversationErased
+        if rule.scope is RuleScope.AGENT and not await self.runs.has_agent(person.store_id, rule.scope_id):
+            raise AgentNotFound(f"the store has no agent {rule.scope_id!r}: `pawl agents list` shows those that it has")
         if not rule.call_id:
             return
         tool_name = await self.runs.gated_tool(CallKey(person.store_id, rule.call_id), person.user_id)
@@ -110,15 +135,15 @@ class Rules:
 
         Raises:
             RuleNotFound: there is none that the person may see.
-            PermissionDenied: it is a rule of the store, and the person is no admin; or it asks people or
+            PermissionDenied: it is a rule of the store or an agent, and the person is no admin; or it asks people or
                 denies calls, and the person is a delegate that does not decide.
         """
         rule = await self.repository.get(person.store_id, rule_id)
         is_admin = Role.ADMIN in person.roles
-        if rule is None or not (is_admin or rule.scope is RuleScope.STORE or rule.user_id == person.user_id):
+        if rule is None or not (is_admin or rule.is_of_store or rule.user_id == person.user_id):
             raise RuleNotFound
-        if rule.scope is RuleScope.STORE and not is_admin:
-            raise PermissionDenied("a rule of the whole store is revoked by an admin")
+        if rule.is_of_store and not is_admin:
+            raise PermissionDenied("a rule for runs of all users is revoked by an admin")
         if rule.effect is not RuleEffect.ALLOW:
             check_decides(person)
         if rule.revoke_time:

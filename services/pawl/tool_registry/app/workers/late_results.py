@@ -51,6 +51,7 @@ class LateResults:
             arguments_sha256=call.origin.arguments_sha256,
             result_sha256=sha256_hex(content),
             result_bytes=len(content),
+            key_id=call.origin.conversation_id,
         )
         await self._retry.until_answered(lambda: self._audit.write([draft]), call=key.call_id)
         await self._retry.until_answered(lambda: self._repository.mark_told(key, lease_epoch), call=key.call_id)

@@ -472,6 +472,7 @@ def _origin(entry: ToolVersion, details: CallDetails) -> Origin:
         run_id=details.run_id,
         tool_version=entry.version,
         arguments_sha256=sha256_hex(details.arguments),
+        conversation_id=details.conversation_id,
     )
 
 

@@ -1,6 +1,6 @@
 """A client of the Session stream: several replicas, reconnecting, nothing lost and nothing twice.
 
-    async with SessionClient(["127.0.0.1:7601"], tools={"show": show}) as session:
+    async with AsyncClient() as pawl, pawl.session(tools=[show]) as session:
         run_id = await session.start("show me the plan")
         async for frame in session:
             ...
@@ -15,66 +15,85 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Final, Self
+import threading
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import grpc
 
 from pawl.agent.v1 import session_pb2 as wire
 from pawl.agent.v1 import types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis.start import StartError
 from pawl.chassis.tasks import within
-from pawl.event.v1 import run_pb2
+from pawl.client.decisions import TAKEN, check_taken
+from pawl.client.streams import GIVE_UP_SECONDS, SILENCE_SECONDS_MAX
+from pawl.client.target import NoAnswer, Target, error_of
+from pawl.errors import Cancelled, InvalidArgument, PawlError, PermissionDenied, Unauthenticated, Unimplemented
+from pawl.event.v1 import message_pb2, run_pb2
 
-Tool = Callable[[dict[str, Any]], Awaitable[Any]]
-"""A front-end tool: arguments in, a JSON value out; what it raises becomes an error for the model."""
+if TYPE_CHECKING:
+    from pawl.tool.v1 import tool_pb2
+    from pawl.tools import Tool
 
 _HEARTBEAT_SECONDS: Final = 10.0
-_SILENCE_SECONDS_MAX: Final = 45.0
-_TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
-_HOPELESS: Final = frozenset(
-    grpc.StatusCode[name] for name in ("INVALID_ARGUMENT", "PERMISSION_DENIED", "UNAUTHENTICATED", "UNIMPLEMENTED")
-)
+# Cancelled: another program has the client id. Each would end the stream of the other one for ever.
+_HOPELESS: Final = (Cancelled, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented, StartError)
 
 
-class Refused(Exception):
-    """A frame was not accepted; `receipt` says why."""
+def definitions_of(tools: Sequence[Tool[..., Any]]) -> list[tool_pb2.ToolDefinition]:
+    """Return functions of `pawl.tools.tool` as tools that come with a run.
 
-    def __init__(self, receipt: types_pb2.Receipt) -> None:
-        self.receipt = receipt
-        super().__init__(receipt.message or receipt.reason or types_pb2.ReceiptStatus.Name(receipt.status))
+    Raises:
+        ToolDefinitionError: one is no such function, or has what only the registry can do.
+    """
+    if not tools:
+        return []
+    from pawl.client.front_end import definition_of  # noqa: PLC0415  # takes half of the registry along
+
+    return [definition_of(tool) for tool in tools]
 
 
-class SessionClient:
-    """One front end. An async context manager, and an iterator over event, gap and end frames.
+class AsyncSession:
+    """One front end. An async context manager, and an iterator over event, gap and end frames of the attached runs.
 
-    `metadata` is asked for what goes with each connection (the credential), `connect` for its channel. A `client_id`
-    that is kept over restarts of the program takes its calls back. `on_connected` is told the address of each
-    connection, `on_lost` that it is gone. When no replica has answered for `give_up_seconds`, or one refuses for good,
-    every method raises the error of the last connection (grpc.aio.AioRpcError, as a rule).
+    It is connected within its `with` only: elsewhere its methods raise RuntimeError.
+
+    `tools` are functions made by `pawl.tools.tool`. The runs that the session starts have them, and no others; their
+    calls come here: async ones run in tasks, others in threads, `calls_max` at once. So do calls of tools of these
+    names in runs that it is attached to, if those were started with tools, or of tools in the register. A `client_id`
+    that is kept over restarts of the program takes its calls back. `addresses` are those of `target`, unless others
+    are given. `on_connected` is told the address of each connection, `on_lost` that it is gone. When no replica has
+    answered for `give_up_seconds`, or one refuses for good, every method raises the error of the last connection
+    (PawlError).
     """
 
     def __init__(
         self,
-        addresses: Sequence[str],
+        target: Target,
         *,
-        tools: Mapping[str, Tool] | None = None,
+        tools: Sequence[Tool[..., Any]] = (),
         client_id: str = "",
         calls_max: int = 4,
-        metadata: Callable[[], Sequence[tuple[str, str]]] = tuple,
-        connect: Callable[[str], grpc.aio.Channel] = grpc.aio.insecure_channel,
+        addresses: Sequence[str] = (),
         on_connected: Callable[[str], None] = lambda _: None,
         on_lost: Callable[[], None] = lambda: None,
-        give_up_seconds: float = 30.0,
+        give_up_seconds: float = GIVE_UP_SECONDS,
     ) -> None:
-        self._addresses = list(addresses)
-        self._tools = dict(tools or {})
+        self._target = target
+        self._addresses = addresses or target.agent
+        definitions = definitions_of(tools)
+        self._tools = {tool.name: tool for tool in tools}
         names = [wire.ClientTool(name=name) for name in self._tools]
-        self._hello = wire.Hello(client_id=client_id or f"cli_{secrets.token_hex(8)}", tools=names, calls_max=calls_max)
-        self._metadata = metadata
-        self._open_channel = connect
+        self._hello = wire.Hello(
+            client_id=client_id or f"py_{secrets.token_hex(8)}",
+            tools=names,
+            calls_max=calls_max,
+            front_end_tools=definitions,
+        )
         self._on_connected = on_connected
         self._on_lost = on_lost
         self._give_up_seconds = give_up_seconds
@@ -83,6 +102,7 @@ class SessionClient:
         self._last_seq: dict[str, int] = {}
         self._offers: dict[str, wire.Offer] = {}
         self._tool_tasks: dict[str, asyncio.Task[None]] = {}
+        self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix="pawl-tool")
         # No longer than the logs of the attached runs: a receipt behind an event must not wait for its reader.
         self._incoming: asyncio.Queue[wire.SessionResponse | Exception] = asyncio.Queue()
         self._outgoing: asyncio.Queue[wire.SessionRequest] | None = None
@@ -98,23 +118,45 @@ class SessionClient:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        self._connection = None
+        self._threads.shutdown(wait=False)
 
-    async def __aiter__(self) -> AsyncIterator[wire.SessionResponse]:
+    async def __aiter__(self) -> AsyncGenerator[wire.SessionResponse, None]:
         while True:
             yield await self.next_frame()
 
     async def next_frame(self) -> wire.SessionResponse:
         """Return the next event, gap or end. Safe to cancel."""
+        if self._incoming.empty():
+            self._check_entered()
         frame = await self._incoming.get()
         if isinstance(frame, Exception):
             self._incoming.put_nowait(frame)
             raise frame
         return frame
 
-    async def start(self, text: str, *, conversation_id: str = "", options: run_pb2.RunOptions | None = None) -> str:
+    async def start(
+        self,
+        text: str = "",
+        *,
+        parts: Sequence[message_pb2.Part] = (),
+        conversation_id: str = "",
+        conversation_key: str = "",
+        agent: str = "",
+        labels: Mapping[str, str] | None = None,
+        options: run_pb2.RunOptions | None = None,
+    ) -> str:
         """Start a run, queued behind those of its conversation, and attach to it; returns its id once it is durable."""
-        frame = wire.SessionRequest(start=wire.Start(conversation_id=conversation_id, text=text, options=options))
-        return (await self._send(frame)).run_id
+        start = wire.Start(
+            conversation_id=conversation_id,
+            conversation_key=conversation_key,
+            text=text,
+            parts=parts,
+            agent=agent,
+            labels=labels,
+            options=options,
+        )
+        return (await self._send(wire.SessionRequest(start=start))).run_id
 
     async def attach(self, run_id: str, after_seq: int = 0) -> None:
         """Get the events of a run after `after_seq`, and its front-end calls."""
@@ -129,34 +171,42 @@ class SessionClient:
         await self._send(wire.SessionRequest(cancel=wire.Cancel(run_id=run_id, reason=reason)))
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
-        """Return the receipt of a frame, however many connections that takes; raises Refused if it says no."""
+        """Return the receipt of a frame, however many connections that takes; raises PawlError if it says no."""
         if self._failure is not None:
             raise self._failure
+        self._check_entered()
         frame.frame_id = next(self._frame_ids)
         future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
         self._unreceipted[frame.frame_id] = (frame, future)
         if self._outgoing is not None:
             self._outgoing.put_nowait(frame)
         receipt = await future
-        if receipt.status not in _TAKEN:
-            raise Refused(receipt)
+        check_taken(receipt)
         return receipt
+
+    def _check_entered(self) -> None:
+        if self._connection is None:
+            raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
     async def _stay_connected(self) -> None:
         """Connect to one replica after the other until one refuses for good or none answers."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
         for address in itertools.cycle(self._addresses):
-            error: Exception = ConnectionError(f"{address} closed the session")
+            error: Exception = NoAnswer(f"{address} closed the session")
             try:
                 await self._connect(address)
+            except grpc.aio.AioRpcError as caught:
+                error = error_of(caught, address)
+                error.__cause__ = caught
+            except TimeoutError:
+                error = NoAnswer(f"no answer from {address}: it is silent")
             except Exception as caught:  # noqa: BLE001  # however a connection ends, the next replica is tried
                 error = caught
             if self._outgoing is not None:
                 self._outgoing, last_answer, failures = None, loop.time(), 0
                 self._on_lost()
-            hopeless = isinstance(error, grpc.aio.AioRpcError) and error.code() in _HOPELESS
-            if hopeless or loop.time() - last_answer > self._give_up_seconds:
+            if isinstance(error, _HOPELESS) or loop.time() - last_answer > self._give_up_seconds:
                 self._fail(error)
                 return
             await asyncio.sleep(min(0.1 * 2**failures, 2.0))
@@ -171,8 +221,8 @@ class SessionClient:
 
     async def _connect(self, address: str) -> None:
         """Use one connection until it ends."""
-        async with self._open_channel(address) as channel:
-            stream: Any = AgentServiceStub(channel).Session(metadata=tuple(self._metadata()))
+        async with self._target.connect(address) as channel:
+            stream: Any = AgentServiceStub(channel).Session(metadata=self._target.metadata)
             await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
             frame = await self._read(stream)
             self._outgoing = self._first_frames()
@@ -187,7 +237,7 @@ class SessionClient:
                 await asyncio.gather(writing, return_exceptions=True)
 
     async def _read(self, stream: Any) -> Any:
-        async with asyncio.timeout(_SILENCE_SECONDS_MAX):
+        async with asyncio.timeout(SILENCE_SECONDS_MAX):
             return await stream.read()
 
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
@@ -227,10 +277,10 @@ class SessionClient:
     def _take_receipt(self, receipt: types_pb2.Receipt) -> None:
         frame, future = self._unreceipted.pop(receipt.frame_id, (None, None))
         if frame is None or future is None:
-            return  # Of an attachment that a reconnect made again.
-        if receipt.status in _TAKEN and frame.HasField("start"):
+            return  # Of an attachment that a reconnect made again, or of a tool's progress.
+        if receipt.status in TAKEN and frame.HasField("start"):
             self._last_seq.setdefault(receipt.run_id, 0)
-        if receipt.status in _TAKEN and frame.HasField("attach"):
+        if receipt.status in TAKEN and frame.HasField("attach"):
             self._last_seq[receipt.run_id] = frame.attach.after_seq
         if not future.done():
             future.set_result(receipt)
@@ -244,18 +294,32 @@ class SessionClient:
 
     async def _run_tool(self, call_id: str) -> None:
         """Run an offered call and return its result, which is refused if it was settled elsewhere meanwhile."""
-        call = self._offers[call_id].call
-        tool = self._tools.get(call.tool_name)
-        content: Any = f"there is no tool {call.tool_name} here"
-        failed = tool is None
+        from pawl.client.front_end import context_of, perform  # noqa: PLC0415  # is there since the hello was made
+
+        call, cancelled, loop = self._offers[call_id].call, threading.Event(), asyncio.get_running_loop()
+
+        def report(fraction: float | None, message: str) -> None:
+            with suppress(RuntimeError):  # The loop is closed.
+                loop.call_soon_threadsafe(self._report, call_id, fraction, message)
+
         try:
-            content = await tool(json.loads(call.arguments_json)) if tool is not None else content
-        except Exception as error:  # noqa: BLE001  # whatever the tool raises is its result
-            content, failed = str(error) or type(error).__name__, True
-        result = types_pb2.ToolResult(run_id=call.run_id, call_id=call_id, is_error=failed)
-        result.content_json = json.dumps(content).encode()
-        result.offer_epoch = self._offers.pop(call_id).offer_epoch
-        try:
+            content, is_error = await perform(
+                self._tools.get(call.tool_name), call, context_of(call, cancelled, report), self._threads
+            )
+        finally:
+            cancelled.set()
+            offer = self._offers.pop(call_id)
+        result = types_pb2.ToolResult(run_id=call.run_id, call_id=call_id, content_json=content, is_error=is_error)
+        result.offer_epoch = offer.offer_epoch
+        with suppress(PawlError):  # Refused, or the session is over: nobody wants the result any more.
             await self._send(wire.SessionRequest(tool_result=result))
-        except Exception:  # noqa: BLE001  # refused, or the session is over: nobody wants the result any more
-            return
+
+    def _report(self, call_id: str, fraction: float | None, message: str) -> None:
+        """Say how far a call is, if anybody is there; nobody waits for the receipt."""
+        offer = self._offers.get(call_id)
+        if offer is not None and self._outgoing is not None:
+            report = wire.ToolProgressReport(run_id=offer.call.run_id, call_id=call_id, offer_epoch=offer.offer_epoch)
+            report.message = message
+            if fraction is not None:
+                report.fraction = fraction
+            self._outgoing.put_nowait(wire.SessionRequest(frame_id=next(self._frame_ids), tool_progress=report))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
-from pawl.cli.client import Refused, SessionClient
+from pawl.client import AsyncClient, AsyncSession, NoAnswer
+from pawl.errors import AlreadyDecided, Cancelled, Unauthenticated
 from pawl.event.v1 import call_pb2
+from pawl.tools import ProcessLimits, ToolContext, ToolDefinitionError, ToolError, tool
 from tests.fakes.session_agent import RUN, Book, Replica, serve
 
 
@@ -24,19 +25,20 @@ class Cluster:
         self.first, self.second = replicas
         self.addresses = addresses
 
-    def client(self, **options: Any) -> SessionClient:
-        return SessionClient(self.addresses, client_id="cli_test", give_up_seconds=5, **options)
+    def client(self, **options: Any) -> AsyncSession:
+        target = AsyncClient(self.addresses, environment={"PAWL_TOOL_REGISTRY_ADDRESS": self.addresses[0]})
+        return target.session(client_id="cli_test", give_up_seconds=5, **options)
 
 
 @pytest.fixture
-async def cluster(tmp_path: Path) -> AsyncIterator[Cluster]:
+async def cluster() -> AsyncIterator[Cluster]:
     book = Book()
     first, second = Replica(book), Replica(book)  # type: ignore[abstract]  # the one method that it is about
-    async with serve(first, tmp_path, "1") as one, serve(second, tmp_path, "2") as two:
+    async with serve(first) as one, serve(second) as two:
         yield Cluster([first, second], [one, two])
 
 
-async def seqs_until_end(client: SessionClient) -> list[int]:
+async def seqs_until_end(client: AsyncSession) -> list[int]:
     """The seqs of all events until the run ends."""
     seqs: list[int] = []
     async with asyncio.timeout(10):
@@ -77,6 +79,13 @@ async def test_a_stream_that_breaks_goes_on_after_the_last_event_seen(cluster: C
     assert cluster.book.sent("attach")[0].attach.after_seq == break_after
 
 
+async def test_whoever_attaches_behind_the_last_event_is_told_of_the_end(cluster: Cluster) -> None:
+    await cluster.book.append(3, ended=True)
+    async with cluster.client() as client, asyncio.timeout(10):
+        await client.attach(RUN, after_seq=3)
+        assert (await client.next_frame()).end.last_seq == 3
+
+
 async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluster) -> None:
     """EVT-1: also when the stream breaks just behind it."""
     await cluster.book.append(10, ended=True)
@@ -96,7 +105,7 @@ async def test_events_that_are_gone_are_a_gap_that_is_given_once(cluster: Cluste
 async def test_a_client_keeps_its_id_over_reconnects(cluster: Cluster) -> None:
     """FE-2: by it, it keeps the calls that it holds."""
     cluster.first.break_before_receipt = "cancel"
-    async with cluster.client(tools={"show": show}) as client:
+    async with cluster.client(tools=[show]) as client:
         await client.cancel(RUN)
     hellos = cluster.first.hellos + cluster.second.hellos
     assert [hello.client_id for hello in hellos] == ["cli_test", "cli_test"]
@@ -109,33 +118,63 @@ async def test_a_refused_frame_raises_with_the_receipt(cluster: Cluster) -> None
     )
     async with cluster.client() as client:
         decision = types_pb2.CallDecision(run_id=RUN, call_id="call_1", kind=call_pb2.DECISION_KIND_APPROVE)
-        with pytest.raises(Refused, match="somebody was faster") as caught:
+        with pytest.raises(AlreadyDecided, match="somebody was faster"):
             await client.decide(decision)
-    assert caught.value.receipt.reason == "ALREADY_DECIDED"
 
 
-async def show(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"shown": arguments["title"]}
+@tool
+async def show(title: str) -> dict[str, str]:
+    """Show it."""
+    return {"shown": title}
 
 
-async def fail(_: dict[str, Any]) -> None:
-    raise ValueError("no screen")
+@tool
+def show_in_a_thread(title: str) -> dict[str, str]:
+    """Show it."""
+    return {"shown": title}
+
+
+@tool
+async def fail(title: str) -> None:
+    """Show nothing."""
+    raise ToolError("no screen")
+
+
+@tool
+def crash(title: str) -> None:
+    """Fail."""
+    raise StopIteration("my secret")
+
+
+@tool
+async def boast(title: str) -> str:
+    """Show much."""
+    return "x" * 2**20
+
+
+@tool(process=ProcessLimits())
+def compute(n: int) -> int:
+    """Compute."""
+    return n
 
 
 @pytest.mark.parametrize(
-    ("tool", "content", "is_error"),
+    ("name", "content", "is_error"),
     [
-        ("show", b'{"shown": "Plan"}', False),
+        ("show", b'{"shown":"Plan"}', False),
+        ("show_in_a_thread", b'{"shown":"Plan"}', False),
+        ("crash", b'"crash failed unexpectedly: RuntimeError"', True),
+        ("boast", b'"the result of boast has 1048578 bytes, more than 1048576"', True),
         ("fail", b'"no screen"', True),
         ("absent", b'"there is no tool absent here"', True),
     ],
 )
 async def test_an_offered_call_is_answered_in_any_case(
-    cluster: Cluster, tool: str, content: bytes, is_error: bool
+    cluster: Cluster, name: str, content: bytes, is_error: bool
 ) -> None:
     """FE-5: an unknown tool answers with an error, never silence."""
-    async with cluster.client(tools={"show": show, "fail": fail}):
-        await cluster.book.offer("call_1", tool, b'{"title": "Plan"}', epoch=3)
+    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, boast]):
+        await cluster.book.offer("call_1", name, b'{"title": "Plan"}', epoch=3)
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     result = cluster.book.sent("tool_result")[0].tool_result
     assert (result.content_json, result.is_error, result.offer_epoch) == (content, is_error, 3)
@@ -143,14 +182,16 @@ async def test_an_offered_call_is_answered_in_any_case(
 
 async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_lease(cluster: Cluster) -> None:
     """FE-2."""
-    runs: list[dict[str, Any]] = []
+    runs: list[str] = []
     leave = asyncio.Event()
 
-    async def slow(arguments: dict[str, Any]) -> None:
-        runs.append(arguments)
+    @tool
+    async def slow(context: ToolContext) -> None:
+        """Take long."""
+        runs.append(context.call_id)
         await leave.wait()
 
-    async with cluster.client(tools={"slow": slow}):
+    async with cluster.client(tools=[slow]):
         await cluster.book.offer("call_1", "slow", epoch=1)
         await wait_until(lambda: bool(runs))
         cluster.first.cut()
@@ -166,13 +207,15 @@ async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_l
 async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:
     cancelled = asyncio.Event()
 
-    async def endless(_: dict[str, Any]) -> None:
+    @tool
+    async def endless() -> None:
+        """Go on."""
         try:
             await asyncio.Event().wait()
         finally:
             cancelled.set()
 
-    client = cluster.client(tools={"endless": endless})
+    client = cluster.client(tools=[endless])
     async with client:
         await cluster.book.offer("call_1", "endless")
         await wait_until(lambda: "call_1" in client._tool_tasks)
@@ -184,24 +227,76 @@ async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster)
     assert cluster.book.sent("tool_result") == []
 
 
-async def test_when_nobody_answers_for_long_enough_every_call_says_so(tmp_path: Path) -> None:
-    client = SessionClient([f"unix:{tmp_path}/nobody"], give_up_seconds=0.1)
+async def test_when_nobody_answers_for_long_enough_every_call_says_so() -> None:
+    client = AsyncClient("127.0.0.1:1", environment={}).session(give_up_seconds=0.1)
     async with client:
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(NoAnswer):
             await asyncio.wait_for(client.start("go"), 10)
-        with pytest.raises(grpc.aio.AioRpcError):
+        with pytest.raises(NoAnswer):
             await client.next_frame()
 
 
 async def test_a_credential_that_is_refused_is_not_tried_again(cluster: Cluster) -> None:
     cluster.first.refuse = cluster.second.refuse = grpc.StatusCode.UNAUTHENTICATED
     async with cluster.client() as client:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
+        with pytest.raises(Unauthenticated):
             await asyncio.wait_for(client.start("go"), 10)
-    assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 async def wait_until(condition: Any) -> None:
     async with asyncio.timeout(10):
         while not condition():
             await asyncio.sleep(0.01)
+
+
+async def test_functions_come_with_the_hello_as_tools_of_a_front_end(cluster: Cluster) -> None:
+    async with cluster.client(tools=[show]) as client:
+        await client.start("go")
+        (hello,) = cluster.first.hellos
+    (definition,) = hello.front_end_tools
+    assert (definition.name, definition.context) == ("show", call_pb2.EXECUTION_CONTEXT_FRONTEND)
+    assert b'"required":["title"]' in definition.arguments_schema_json
+
+
+async def test_a_client_id_that_another_program_has_taken_is_not_taken_back(cluster: Cluster) -> None:
+    async with cluster.client() as client, asyncio.timeout(10):
+        await client.start("go")
+        cluster.first.refuse = cluster.second.refuse = Cancelled("the client opened another stream")
+        cluster.first.cut()
+        with pytest.raises(Cancelled, match="another stream"):
+            await client.next_frame()
+    assert len(cluster.first.hellos) == 1
+
+
+async def test_a_function_that_only_the_registry_can_run_is_refused(cluster: Cluster) -> None:
+    with pytest.raises(ToolDefinitionError, match="tools that the registry runs"):
+        cluster.client(tools=[compute])
+
+
+async def test_a_plain_function_is_no_tool_and_the_error_says_what_makes_it_one(cluster: Cluster) -> None:
+    with pytest.raises(ToolDefinitionError, match="above the function"):
+        cluster.client(tools=[len])
+
+
+async def test_a_session_outside_of_its_with_says_so_and_waits_for_nothing(cluster: Cluster) -> None:
+    client = cluster.client()
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="use it within"):
+            await asyncio.wait_for(client.start("go"), 5)
+        with pytest.raises(RuntimeError, match="use it within"):
+            await asyncio.wait_for(client.next_frame(), 5)
+        async with client:
+            await client.start("go")
+
+
+async def test_what_a_function_says_of_its_progress_is_reported(cluster: Cluster) -> None:
+    @tool
+    def slow(context: ToolContext) -> None:
+        """Take long."""
+        context.progress(0.5, f"half of {context.call_id}")
+
+    async with cluster.client(tools=[slow]):
+        await cluster.book.offer("call_1", "slow", epoch=2)
+        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
+    report = cluster.book.sent("tool_progress")[0].tool_progress
+    assert (report.call_id, report.offer_epoch, report.fraction, report.message) == ("call_1", 2, 0.5, "half of call_1")

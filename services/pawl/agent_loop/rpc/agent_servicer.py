@@ -1,0 +1,70 @@
+"""pawl.agent.v1.AgentRegistryService: translates, nothing else."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.agent.v1 import agents_pb2 as pb
+from pawl.agent.v1 import agents_pb2_grpc
+from pawl.agent_loop.app.agents import Agents
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
+from pawl.agent_loop.rpc import convert
+from pawl.chassis.auth import require_decider, require_user
+from pawl.chassis.ids import check_agent_name, check_id
+from pawl.chassis.rpc_kinds import Context
+from pawl.errors import AgentNotFound
+from pawl.event.v1 import agent_pb2
+
+_DEFINITION: Final = convert.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition, field="definition")
+_VERSION: Final = convert.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
+_VERSION_MAX: Final = 2**31 - 1
+
+
+class AgentRegistryServicer(agents_pb2_grpc.AgentRegistryServiceServicer):
+    """Serves those who make agents, and those who look at them."""
+
+    def __init__(self, agents: Agents) -> None:
+        self._agents = agents
+
+    async def UpdateAgent(self, request: pb.UpdateAgentRequest, context: Context) -> pb.UpdateAgentResponse:
+        definition = _DEFINITION.read(request.definition)
+        saved = await self._agents.update(require_decider(), definition, validate_only=request.validate_only)
+        return pb.UpdateAgentResponse(
+            agent=_VERSION.write(saved.agent), created=saved.created, unmatched=saved.unmatched
+        )
+
+    async def GetAgent(self, request: pb.GetAgentRequest, context: Context) -> pb.GetAgentResponse:
+        check_agent_name(request.name, "name")
+        if request.version > _VERSION_MAX:
+            raise AgentNotFound
+        found = await self._agents.get(require_user(), request.name, request.version)
+        return pb.GetAgentResponse(agent=_VERSION.write(found))
+
+    async def ListAgents(self, request: pb.ListAgentsRequest, context: Context) -> pb.ListAgentsResponse:
+        listing = self._agents.list_drafts if request.drafts else self._agents.list
+        page = await listing(require_user(), convert.page(request), request.labels)
+        return pb.ListAgentsResponse(agents=map(_VERSION.write, page.items), next_page_token=page.next_page_token)
+
+    async def ListAgentVersions(
+        self, request: pb.ListAgentVersionsRequest, context: Context
+    ) -> pb.ListAgentVersionsResponse:
+        name = check_id(request.name, "name")
+        page = await self._agents.versions(require_user(), name, convert.page(request))
+        return pb.ListAgentVersionsResponse(
+            agents=map(_VERSION.write, page.items), next_page_token=page.next_page_token
+        )
+
+    async def DeleteAgent(self, request: pb.DeleteAgentRequest, context: Context) -> pb.DeleteAgentResponse:
+        await self._agents.delete(require_decider(), check_id(request.name, "name"))
+        return pb.DeleteAgentResponse()
+
+    async def UpdateDraft(self, request: pb.UpdateDraftRequest, context: Context) -> pb.UpdateDraftResponse:
+        definition = _DEFINITION.read(request.definition)
+        saved = await self._agents.update_draft(require_user(), definition, validate_only=request.validate_only)
+        return pb.UpdateDraftResponse(
+            agent=_VERSION.write(saved.agent), created=saved.created, unmatched=saved.unmatched
+        )
+
+    async def DeleteDraft(self, request: pb.DeleteDraftRequest, context: Context) -> pb.DeleteDraftResponse:
+        await self._agents.delete_draft(require_user(), check_id(request.name, "name"))
+        return pb.DeleteDraftResponse()

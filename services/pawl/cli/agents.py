@@ -1,0 +1,328 @@
+"""`pawl agents` and `pawl apply`: the agents of a store, and the files that they are kept in."""
+
+from __future__ import annotations
+
+import base64
+import difflib
+import json
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+import yaml
+from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
+from rich.console import Console
+
+from pawl.agent.v1 import agents_pb2
+from pawl.chassis import strict_json
+from pawl.chassis.ids import DRAFT
+from pawl.chassis.start import StartError
+from pawl.cli import wording
+from pawl.cli.command import command, is_sure
+from pawl.cli.failure import CommandError, explain
+from pawl.cli.runs import WithLabels, labels_of, show_table
+from pawl.client import AsyncClient
+from pawl.errors import AgentNotFound, PawlError
+from pawl.event.v1 import agent_pb2
+from pawl.launcher.options import SuiteOptions
+
+_FILE_BYTES_MAX: Final = 1024 * 1024
+_ENDINGS: Final = (".yaml", ".yml", ".json")
+_SILENT: Final = frozenset(
+    {
+        *("ROUND_LIMIT_POLICY_FINAL_ANSWER", "BATCH_ORDER_WAIT_FOR_DECISIONS", "UNKNOWN_OUTCOME_POLICY_TELL_MODEL"),
+        *("TOKEN_BUDGET_POLICY_WAIT", "APPROVAL_EXPIRY_POLICY_DENY", "MODE_AUTO"),
+    }
+)
+"""The values that options have where nothing is said."""
+
+Name = Annotated[str, typer.Argument(help="Name of the agent; draft/NAME for a draft of yours.", show_default=False)]
+Version = Annotated[int, typer.Option("--version", help="This version; the newest if not given.", min=0)]
+
+app = typer.Typer(help="List, look at and delete the agents of the store.", no_args_is_help=True)
+
+
+@app.command("list")
+@command()
+async def list_agents(target: AsyncClient, console: Console, *, label: WithLabels = None) -> None:
+    """List the agents that you may use, then your drafts."""
+    listed = [agents_pb2.ListAgentsRequest(drafts=drafts, labels=labels_of(label)) for drafts in (False, True)]
+    rows = [
+        _row(agent)
+        for request in listed
+        async for page in target.pages(target.agent_register.ListAgents, request)
+        for agent in page.agents
+        if agent.draft == request.drafts
+    ]
+    show_table(console, ("agent", "version", "tools", "delegates to", "title"), rows)
+
+
+@app.command()
+@command()
+async def show(target: AsyncClient, console: Console, name: Name, *, version: Version = 0) -> None:
+    """Show an agent as a file for `pawl apply` has it, and the tools that were selected when it was saved."""
+    try:
+        found = await target.agent_register.GetAgent(agents_pb2.GetAgentRequest(name=name, version=version))
+    except AgentNotFound:
+        if not version:
+            raise
+        raise CommandError(
+            f"There is no version {version} of an agent {wording.clean(name)!r} that you may use."
+            f" `pawl agents versions {wording.clean(name)}` lists those that there are."
+        ) from None
+    console.print(wording.clean(text_of(found.agent)), markup=False, soft_wrap=True, end="")
+
+
+@app.command()
+@command()
+async def versions(target: AsyncClient, console: Console, name: Name) -> None:
+    """List the versions of an agent, the newest first, also of one that was deleted."""
+    request = agents_pb2.ListAgentVersionsRequest(name=name)
+    pages = target.pages(target.agent_register.ListAgentVersions, request)
+    rows = [
+        (str(agent.version), wording.time_text(agent.create_time), wording.clean(agent.create_user_id))
+        async for page in pages
+        for agent in page.agents
+    ]
+    show_table(console, ("version", "saved", "by"), rows)
+
+
+@app.command()
+@command()
+async def delete(
+    target: AsyncClient,
+    console: Console,
+    name: Name,
+    *,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> int:
+    """Delete an agent, or your draft/NAME: nothing is started with it any more. Runs that it drives go on."""
+    if not is_sure(f"Delete the agent {name}?", yes=yes):
+        return 1
+    if name.startswith(DRAFT):
+        await target.agent_register.DeleteDraft(agents_pb2.DeleteDraftRequest(name=name.removeprefix(DRAFT)))
+    else:
+        await target.agent_register.DeleteAgent(agents_pb2.DeleteAgentRequest(name=name))
+    console.print(f"Deleted {wording.one_line(name)}.", markup=False, soft_wrap=True)
+    return 0
+
+
+@command()
+async def apply(
+    target: AsyncClient,
+    console: Console,
+    *,
+    file: Annotated[
+        list[Path],
+        typer.Option(
+            "--file", "-f", help="A file of agents, or a folder of such files. Repeatable.", show_default=False
+        ),
+    ],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would change, and save nothing.")] = False,
+    draft: Annotated[
+        bool, typer.Option("--draft", help="Save them as drafts of your own: draft/NAME, for nobody else.")
+    ] = False,
+) -> None:
+    """Save the agents of files, and show what is new about each.
+
+    A file is YAML or JSON, one agent or several with --- between. Agents that no file has stay as they are.
+    """
+    async for line in changes(target, read(file), dry_run=dry_run, draft=draft):
+        console.print(wording.clean(line), markup=False, soft_wrap=True)
+
+
+async def changes(
+    target: AsyncClient,
+    definitions: Sequence[agent_pb2.AgentDefinition],
+    *,
+    dry_run: bool = False,
+    draft: bool = False,
+) -> AsyncIterator[str]:
+    """Save agents or drafts, those first to which others delegate; yield lines that say what is new about each."""
+    # Drafts delegate to agents of the store only.
+    known = frozenset[str]() if draft else {definition.name for definition in definitions}
+    for definition in in_order(definitions):
+        name = f"{DRAFT if draft else ''}{definition.name}"
+        before = await _newest(target, name)
+        later = [
+            other
+            for other in definition.delegates_to
+            if dry_run and other in known and not await _newest(target, other)
+        ]
+        asked = agent_pb2.AgentDefinition()
+        asked.CopyFrom(definition)
+        # They are not there yet, and will be.
+        asked.delegates_to[:] = [name for name in definition.delegates_to if name not in later]
+        saved = await _save(target, asked, dry_run=dry_run, draft=draft)
+        saved.agent.definition.delegates_to[:] = definition.delegates_to
+        if later and saved.agent.tool_names:  # A selection gets the tool with its first delegate.
+            saved.agent.tool_names[:] = sorted({*saved.agent.tool_names, "run_agent"})
+        is_new = saved.created or bool(later)
+        yield f"{name}: {f'version {saved.agent.version}' if is_new else 'unchanged'}"
+        old = text_of(before).splitlines() if before is not None else []
+        for line in difflib.unified_diff(old, text_of(saved.agent).splitlines(), n=1, lineterm=""):
+            if is_new and not line.startswith(("---", "+++", "@@")):
+                yield f"  {line}"
+        for pattern in saved.unmatched:
+            yield f"  warning: {pattern} matches no tool now"
+
+
+async def apply_folder(options: SuiteOptions) -> None:
+    """Save the agents of PAWL_AGENTS in the store of a suite that has just started, and say what is new.
+
+    What is wrong about them is said, too; the suite goes on without.
+    """
+    if options.agents is None:
+        return
+    try:
+        async with AsyncClient(data=options.data) as target:
+            async for line in changes(target, read([options.agents])):
+                if not line.endswith(": unchanged"):
+                    print(f"PAWL_AGENTS: {wording.clean(line)}", flush=True)
+    except (CommandError, StartError, PawlError) as error:
+        print(f"PAWL_AGENTS: {explain(error, [])}", flush=True)
+
+
+def read(paths: Sequence[Path]) -> list[agent_pb2.AgentDefinition]:
+    """Return the agents of files and folders.
+
+    Raises:
+        CommandError: a file cannot be read, is no agent, or two have one name.
+    """
+    found: dict[str, agent_pb2.AgentDefinition] = {}
+    for path in paths:
+        files = sorted(each for each in path.iterdir() if each.suffix in _ENDINGS) if path.is_dir() else [path]
+        for file in files:
+            for definition in _definitions(file):
+                if definition.name in found:
+                    raise CommandError(f"{file}: there are two agents {definition.name!r}. Leave one out.")
+                found[definition.name] = definition
+    if not found:
+        raise CommandError(f"There are no agents in {', '.join(map(str, paths))}: files end with .yaml, .yml or .json.")
+    return list(found.values())
+
+
+def in_order(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2.AgentDefinition]:
+    """Return agents with those first to which others delegate.
+
+    Raises:
+        CommandError: they delegate in a circle.
+    """
+    waiting = {definition.name: definition for definition in definitions}
+    ordered: list[agent_pb2.AgentDefinition] = []
+    while waiting:
+        ready = [each for each in waiting.values() if waiting.keys().isdisjoint(each.delegates_to)]
+        if not ready:
+            raise CommandError(f"The agents {', '.join(waiting)} delegate to each other in a circle. Break it.")
+        ordered += ready
+        for each in ready:
+            del waiting[each.name]
+    return ordered
+
+
+def text_of(agent: agent_pb2.AgentVersion) -> str:
+    """Return an agent as YAML, with the tools that were selected as a remark."""
+    fields = _without_silent(_with_schema(MessageToDict(agent.definition, preserving_proto_field_name=True)))
+    if "labels" in fields:
+        fields["labels"] = dict(sorted(fields["labels"].items()))
+    text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+    return text + "".join(f"# tool: {name}\n" for name in agent.tool_names)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as such."""
+
+
+def _written(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _written)
+
+
+def _without_silent(value: Any) -> Any:
+    if isinstance(value, dict):
+        kept = {name: _without_silent(each) for name, each in value.items() if not _is_silent(each)}
+        return {name: each for name, each in kept.items() if each != {}}
+    return value
+
+
+def _is_silent(value: object) -> bool:
+    return isinstance(value, str) and value in _SILENT
+
+
+def _definitions(file: Path) -> list[agent_pb2.AgentDefinition]:
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_FILE_BYTES_MAX + 1)
+        if len(content) > _FILE_BYTES_MAX:
+            raise CommandError(f"{file} is over {_FILE_BYTES_MAX} bytes. Cut it into several files.")
+        documents = [each for each in yaml.safe_load_all(content) if each is not None]
+        return [_definition(each) for each in documents]
+    except OSError as error:
+        raise CommandError(f"{file} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise CommandError(f"{file} is no YAML: {wording.one_line(str(error), 300)}.") from None
+    except (ParseError, RecursionError) as error:
+        raise CommandError(f"{file} is no agent: {wording.one_line(str(error), 300)}.") from None
+
+
+def _definition(document: object) -> agent_pb2.AgentDefinition:
+    if not isinstance(document, dict) or not isinstance(document.get("name"), str):
+        raise ParseError("an agent is a mapping with a `name`")
+    return ParseDict(_with_schema_json(document), agent_pb2.AgentDefinition())
+
+
+def _with_schema_json(document: dict[str, Any]) -> dict[str, Any]:
+    """Return an agent of a file, in which the `schema` of its response format is a mapping, as protobuf has it."""
+    options = document.get("options")
+    asked = options.get("response_format") if isinstance(options, dict) else None
+    if not isinstance(options, dict) or not isinstance(asked, dict) or "schema" not in asked:
+        return document
+    try:
+        schema_json = strict_json.dumps_canonical(asked["schema"])
+    except PawlError as error:
+        raise ParseError(f"the schema of its response_format is no JSON: {error.message}") from None
+    rest = {name: value for name, value in asked.items() if name != "schema"}
+    form = {**rest, "schema_json": base64.b64encode(schema_json).decode()}
+    return {**document, "options": {**options, "response_format": form}}
+
+
+def _with_schema(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return an agent as protobuf has it as one of a file."""
+    asked = fields.get("options", {}).get("response_format", {})
+    if "schema_json" in asked:
+        asked["schema"] = json.loads(base64.b64decode(asked.pop("schema_json")))
+    return fields
+
+
+async def _save(
+    target: AsyncClient, definition: agent_pb2.AgentDefinition, *, dry_run: bool, draft: bool
+) -> agents_pb2.UpdateAgentResponse | agents_pb2.UpdateDraftResponse:
+    register = target.agent_register
+    if draft:
+        return await register.UpdateDraft(agents_pb2.UpdateDraftRequest(definition=definition, validate_only=dry_run))
+    return await register.UpdateAgent(agents_pb2.UpdateAgentRequest(definition=definition, validate_only=dry_run))
+
+
+async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | None:
+    """Return the newest version of an agent of the store; None if it has none."""
+    try:
+        found = (await target.agent_register.GetAgent(agents_pb2.GetAgentRequest(name=name))).agent
+    except AgentNotFound:
+        return None
+    return found if found.version else None
+
+
+def _row(agent: agent_pb2.AgentVersion) -> tuple[str, ...]:
+    definition = agent.definition
+    is_open = not any((definition.tools.names, definition.tools.sources, definition.tools.patterns))
+    tools = "none" if definition.options.without_tools else "all" if is_open else str(len(agent.tool_names))
+    return (
+        wording.clean(f"{DRAFT if agent.draft else ''}{definition.name}"),
+        str(agent.version) if agent.version else "deployment",
+        tools,
+        wording.one_line(", ".join(definition.delegates_to), 60),
+        wording.one_line(definition.card.title, 80),
+    )

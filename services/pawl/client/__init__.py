@@ -1,0 +1,41 @@
+"""The Python client of a suite: start runs, watch them, decide, answer, and run tools of a front end.
+
+    with Client() as pawl:
+        run = pawl.start("what is 17 * 23?")
+        for piece in pawl.text(run.run_id):
+            print(piece, end="", flush=True)
+
+`AsyncClient` has the same methods for asyncio. Values are the messages of the contract (pawl.event.v1,
+pawl.agent.v1), errors the classes of pawl.errors. See docs/python-client.md.
+"""
+
+import pawl.chassis  # noqa: F401  # before gRPC is imported
+from pawl.chassis.start import StartError
+from pawl.client.blocking import Client, SyncSession
+from pawl.client.client import AsyncClient
+from pawl.client.decisions import answer, approve, edit, reject, result
+from pawl.client.forms import file, form, image, output
+from pawl.client.session import AsyncSession
+from pawl.client.target import NoAnswer
+from pawl.client.text import Piece
+from pawl.errors import PawlError
+
+__all__ = [
+    "AsyncClient",
+    "AsyncSession",
+    "Client",
+    "NoAnswer",
+    "PawlError",
+    "Piece",
+    "StartError",
+    "SyncSession",
+    "answer",
+    "approve",
+    "edit",
+    "file",
+    "form",
+    "image",
+    "output",
+    "reject",
+    "result",
+]

@@ -1,0 +1,204 @@
+"""The client for programs without asyncio: the methods of the one for asyncio, run by a thread with an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import threading
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from concurrent.futures import Future
+from typing import Any, Concatenate, Final, ParamSpec, Self, TypeVar
+
+from pawl.chassis.tasks import end
+from pawl.client.client import AsyncClient
+from pawl.client.session import AsyncSession
+
+A = TypeVar("A")
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OVER: Final = object()
+
+
+class LoopThread:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(_handle)
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._loop.run_forever, name="pawl-client", daemon=True)
+        self._thread.start()
+
+    def run(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Return what `work` gives when it is awaited there. Interrupted, as by Ctrl-C, it is cancelled.
+
+        Raises:
+            RuntimeError: the client is closed, or this is the thread itself.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("an async function must not wait for its own thread: give a function that is not async")
+        future = self.begin(work)
+        if future is None:
+            raise RuntimeError("the client is closed")
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+    def begin(self, work: Callable[[], Awaitable[R]]) -> Future[R] | None:
+        """Have `work` awaited there; None if the thread is closed."""
+        with self._lock:
+            return None if self._is_closed else asyncio.run_coroutine_threadsafe(_awaited(work), self._loop)
+
+    def close(self, last: Callable[[], Awaitable[object]]) -> None:
+        """End what still runs, await `last`, and end the thread. Idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        asyncio.run_coroutine_threadsafe(_end_all(last), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def _handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    # gRPC wakes all event loops of a process for what one of them gets, and the others find nothing to read.
+    if not isinstance(context.get("exception"), BlockingIOError):
+        loop.default_exception_handler(context)
+
+
+async def _end_all(last: Callable[[], Awaitable[object]]) -> None:
+    await end(asyncio.all_tasks() - {asyncio.current_task()})
+    await asyncio.get_running_loop().shutdown_asyncgens()
+    await last()
+
+
+async def _awaited(work: Callable[[], Awaitable[R]]) -> R:
+    return await work()
+
+
+def _plain(method: Callable[Concatenate[A, P], Awaitable[R]]) -> Callable[Concatenate[Any, P], R]:
+    """Return a method that waits for what one of the asyncio client returns."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._thread.run(lambda: method(self._asyncio, *args, **kwargs))  # type: ignore[no-any-return]
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _iterating(
+    method: Callable[Concatenate[A, P], AsyncGenerator[R, None]],
+) -> Callable[Concatenate[Any, P], Iterator[R]]:
+    """Return a method that yields what one of the asyncio client yields."""
+
+    def call(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[R]:
+        items, turn = method(self._asyncio, *args, **kwargs), asyncio.Lock()
+
+        async def following() -> Any:
+            async with turn:
+                return await anext(items, _OVER)
+
+        async def close() -> None:
+            async with turn:  # A step that was interrupted ends first.
+                await items.aclose()
+
+        try:
+            while (item := self._thread.run(following)) is not _OVER:
+                yield item
+        finally:
+            self._thread.begin(close)
+
+    functools.update_wrapper(call, method)
+    return call
+
+
+def _as(
+    _original: Callable[Concatenate[A, P], object],
+) -> Callable[[Callable[..., R]], Callable[Concatenate[Any, P], R]]:
+    """Give a method the parameters of another one."""
+    return lambda method: method
+
+
+class SyncSession:
+    """A front end without asyncio: see `AsyncSession`. A context manager, and an iterator over frames."""
+
+    def __init__(self, thread: LoopThread, session: AsyncSession) -> None:
+        self._thread = thread
+        self._asyncio = session
+
+    def __enter__(self) -> Self:
+        self._thread.run(self._asyncio.__aenter__)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.run(self._asyncio.__aexit__)
+
+    __iter__ = _iterating(AsyncSession.__aiter__)
+    next_frame = _plain(AsyncSession.next_frame)
+    start = _plain(AsyncSession.start)
+    attach = _plain(AsyncSession.attach)
+    decide = _plain(AsyncSession.decide)
+    cancel = _plain(AsyncSession.cancel)
+
+
+class Client:
+    """A suite, as its users see it, without asyncio: takes what `AsyncClient` takes, and has its methods.
+
+    A context manager; safe to use from several threads.
+    """
+
+    @_as(AsyncClient.__init__)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        self._asyncio = AsyncClient(*args, **options)
+        self._thread = LoopThread()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End what still runs, and close the connections. Idempotent."""
+        self._thread.close(self._asyncio.__aexit__)
+
+    whoami = _plain(AsyncClient.whoami)
+    start = _plain(AsyncClient.start)
+    send = _plain(AsyncClient.send)
+    cancel = _plain(AsyncClient.cancel)
+    top_up = _plain(AsyncClient.top_up)
+    get = _plain(AsyncClient.get)
+    result = _plain(AsyncClient.result)
+    watch = _iterating(AsyncClient.watch)
+    text = _iterating(AsyncClient.text)
+    runs = _iterating(AsyncClient.runs)
+    calls = _iterating(AsyncClient.calls)
+    messages = _iterating(AsyncClient.messages)
+    share = _plain(AsyncClient.share)
+    erase = _plain(AsyncClient.erase)
+    left_calls = _iterating(AsyncClient.left_calls)
+    list_conversations = _iterating(AsyncClient.list_conversations)
+    get_conversation = _plain(AsyncClient.get_conversation)
+    update_conversation = _plain(AsyncClient.update_conversation)
+    fork = _plain(AsyncClient.fork)
+    import_conversation = _plain(AsyncClient.import_conversation)
+    pending = _iterating(AsyncClient.pending)
+    watch_pending = _iterating(AsyncClient.watch_pending)
+    decide = _plain(AsyncClient.decide)
+    decide_all = _plain(AsyncClient.decide_all)
+    submit = _plain(AsyncClient.submit)
+    documents = _iterating(AsyncClient.documents)
+    get_document = _plain(AsyncClient.get_document)
+    put_document = _plain(AsyncClient.put_document)
+    upload = _plain(AsyncClient.upload)
+    delete_document = _plain(AsyncClient.delete_document)
+
+    @_as(AsyncClient.session)
+    def session(self, **options: Any) -> SyncSession:
+        """Return a front end, to be entered: see `AsyncSession`."""
+        return SyncSession(self._thread, self._asyncio.session(**options))

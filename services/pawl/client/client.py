@@ -1,0 +1,460 @@
+"""The verbs of a client, for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
+from contextlib import aclosing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from pawl.agent.v1 import agent_pb2, types_pb2, whoami_pb2
+from pawl.agent.v1 import conversation_pb2 as requests_pb2
+from pawl.client.decisions import check_taken
+from pawl.client.history import history
+from pawl.client.session import AsyncSession, definitions_of
+from pawl.client.streams import GIVE_UP_SECONDS, responses
+from pawl.client.target import DEADLINE_SECONDS, Target
+from pawl.client.text import Piece, TextReader
+from pawl.errors import InvalidField, TooLarge
+from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.tool.v1 import document_pb2
+
+if TYPE_CHECKING:
+    from pawl.tools import Tool
+
+ENDED: Final = frozenset(
+    {
+        run_pb2.RUN_STATE_COMPLETED,
+        run_pb2.RUN_STATE_FAILED,
+        run_pb2.RUN_STATE_CANCELLED,
+        run_pb2.RUN_STATE_EXPIRED,
+    }
+)
+"""The states in which a run has ended."""
+_BATCH: Final = 64
+_ERASURE_SECONDS: Final = 1.0
+_TEXT_BYTES_MAX: Final = 1024 * 1024
+
+Item: TypeAlias = call_pb2.Call | run_pb2.Run
+"""A call that waits for somebody, or a run that waits for tokens."""
+
+
+class AsyncClient(Target):
+    """A suite, as its users see it: see `Target` for where it is, for the key, and for what is asked again.
+
+    Methods raise the classes of pawl.errors, by reason. A `request_id` is made up if none is given; give one of your
+    own to ask for the same thing again later, in another process too: it has its effect once, for 24 hours at least.
+    """
+
+    async def whoami(self) -> whoami_pb2.WhoAmIResponse:
+        """Return who calls, what that one may do, and what the deployment offers."""
+        return await self.again(self.agents.WhoAmI, whoami_pb2.WhoAmIRequest())
+
+    # Runs.
+
+    async def start(
+        self,
+        text: str = "",
+        *,
+        parts: Sequence[message_pb2.Part] = (),
+        conversation_id: str = "",
+        conversation_key: str = "",
+        agent: str = "",
+        labels: Mapping[str, str] | None = None,
+        options: run_pb2.RunOptions | None = None,
+        policy: types_pb2.MessagePolicy.ValueType = types_pb2.MESSAGE_POLICY_UNSPECIFIED,
+        request_id: str = "",
+        tools: Sequence[Tool[..., Any]] = (),
+    ) -> run_pb2.Run:
+        """Start a run; returns once it is durable. It goes on whether or not anybody stays.
+
+        In a conversation by its id or by a key of your own, which begins it where there is none; else in a new one.
+        `parts` are what the message has after its text: `image(...)`, `file(...)` and further texts.
+        `tools` are front-end tools for this run only: their calls wait for a session with tools of these names that is
+        attached to the run, or for `submit`.
+        """
+        request = agent_pb2.StartRunRequest(
+            conversation_id=conversation_id,
+            conversation_key=conversation_key,
+            text=text,
+            parts=parts,
+            agent=agent,
+            labels=labels,
+            options=options,
+            policy=policy,
+            request_id=request_id,
+            front_end_tools=definitions_of(tools),
+        )
+        return (await self.once(self.agents.StartRun, request)).run
+
+    async def send(
+        self,
+        conversation_id: str,
+        text: str = "",
+        *,
+        parts: Sequence[message_pb2.Part] = (),
+        agent: str = "",
+        labels: Mapping[str, str] | None = None,
+        options: run_pb2.RunOptions | None = None,
+        policy: types_pb2.MessagePolicy.ValueType = types_pb2.MESSAGE_POLICY_UNSPECIFIED,
+        request_id: str = "",
+    ) -> agent_pb2.SendMessageResponse:
+        """Send a message to a conversation; `policy` says what it does while a run is active."""
+        request = agent_pb2.SendMessageRequest(
+            conversation_id=conversation_id,
+            text=text,
+            parts=parts,
+            agent=agent,
+            labels=labels,
+            options=options,
+            policy=policy,
+            request_id=request_id,
+        )
+        return await self.once(self.agents.SendMessage, request)
+
+    async def cancel(self, run_id: str, reason: str = "", *, request_id: str = "") -> run_pb2.Run:
+        """Stop a run; returns it as it is now. One that has ended stays as it is."""
+        request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, request_id=request_id)
+        return (await self.once(self.agents.CancelRun, request)).run
+
+    async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:
+        """Add tokens to the budget of a run; returns it with its new one."""
+        request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=tokens, request_id=request_id)
+        return (await self.once(self.agents.TopUpRun, request)).run
+
+    async def get(self, run_id: str, *, wait_seconds: float = 0.0) -> run_pb2.Run:
+        """Return a run with its open calls, at once or when it needs somebody or has ended, after 60 s at most."""
+        request = agent_pb2.GetRunRequest(run_id=run_id, wait_seconds=wait_seconds)
+        read: Any = self.agents.GetRun
+        if wait_seconds:
+            read = partial(read, timeout=DEADLINE_SECONDS + wait_seconds)
+        response: agent_pb2.GetRunResponse = await self.again(read, request)
+        return response.run
+
+    async def result(self, run_id: str) -> run_pb2.Run:
+        """Return a run once it has ended, however long that takes: `output_text` is the answer, `failure` says why not.
+
+        While it waits for somebody this waits too; `get` and `pending` say for whom.
+        """
+        run = await self.get(run_id)
+        while run.state not in ENDED:
+            async with aclosing(self.watch(run_id, run.last_seq)) as events:
+                async for _ in events:
+                    pass
+            run = await self.get(run_id)
+        return run
+
+    async def watch(self, run_id: str, after_seq: int = 0) -> AsyncGenerator[event_pb2.RunEvent | gap_pb2.Gap, None]:
+        """Yield the events of a run after `after_seq`, each once, until its last one; a gap for those that are gone.
+
+        Goes on after the last one seen when the connection is lost, with whichever replica answers within 30 s.
+        """
+
+        def begin() -> Any:
+            return self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq))
+
+        async with aclosing(responses(begin, ends=True)) as stream:
+            async for response in stream:
+                for event in response.events:
+                    after_seq = event.seq
+                    yield event
+                if response.HasField("gap"):
+                    after_seq = response.gap.to_seq
+                    yield response.gap
+
+    async def text(self, run_id: str) -> AsyncGenerator[Piece, None]:
+        """Yield the text that the model of a run writes, as it comes, to the end of the run.
+
+        A piece that takes back some of what was given before says how much (`Piece.takes_back`).
+        """
+        reader = TextReader()
+        async with aclosing(self.watch(run_id)) as events:
+            async for event in events:
+                if (piece := reader.take(event)) is not None:
+                    yield piece
+
+    async def runs(
+        self,
+        *,
+        conversation_id: str = "",
+        states: Iterable[run_pb2.RunState.ValueType] = (),
+        waits: Iterable[run_pb2.WaitKind.ValueType] = (),
+        parent_run_id: str = "",
+        agent: str = "",
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[run_pb2.Run, None]:
+        """Yield your runs, newest first: those that meet all that is given, and have all of the `labels`."""
+        request = agent_pb2.ListRunsRequest(
+            conversation_id=conversation_id,
+            states=states,
+            waits=waits,
+            parent_run_id=parent_run_id,
+            agent=agent,
+            labels=labels,
+        )
+        async for page in self.pages(self.agents.ListRuns, request):
+            for run in page.runs:
+                yield run
+
+    async def calls(self, run_id: str) -> AsyncGenerator[call_pb2.Call, None]:
+        """Yield the calls of a run in order, with whole results."""
+        async for page in self.pages(self.agents.ListCalls, agent_pb2.ListCallsRequest(run_id=run_id)):
+            for call in page.calls:
+                yield call
+
+    async def messages(self, conversation_id: str) -> AsyncGenerator[message_pb2.Message, None]:
+        """Yield the messages of a conversation in order."""
+        request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
+        async for page in self.pages(self.agents.ListMessages, request):
+            for message in page.messages:
+                yield message
+
+    async def list_conversations(
+        self,
+        query: str = "",
+        *,
+        archived: bool | None = None,
+        shared: bool = False,
+        labels: Mapping[str, str] | None = None,
+    ) -> AsyncGenerator[conversation_pb2.Conversation, None]:
+        """Yield your conversations, or `shared` ones of others, in which the words of `query` stand, the latest first.
+
+        None for `archived` is both kinds; of `labels` each must be there.
+        """
+        request = requests_pb2.ListConversationsRequest(query=query, archived=archived, shared=shared, labels=labels)
+        async for page in self.pages(self.conversations.ListConversations, request):
+            for conversation in page.conversations:
+                yield conversation
+
+    async def get_conversation(
+        self, conversation_id: str = "", *, conversation_key: str = ""
+    ) -> conversation_pb2.Conversation:
+        """Return a conversation, by its id or by your key."""
+        request = requests_pb2.GetConversationRequest(
+            conversation_id=conversation_id, conversation_key=conversation_key
+        )
+        return (await self.again(self.conversations.GetConversation, request)).conversation
+
+    async def update_conversation(
+        self,
+        conversation_id: str,
+        *,
+        title: str | None = None,
+        archived: bool | None = None,
+        labels: Mapping[str, str] | None = None,
+        request_id: str = "",
+    ) -> conversation_pb2.Conversation:
+        """Give a conversation a title, put it into the archive or bring it back, or give it labels; None leaves it so.
+
+        An empty title is that which it had at first; `labels` are all that it has from now on.
+        """
+        request = requests_pb2.UpdateConversationRequest(
+            conversation_id=conversation_id, title=title, archived=archived, request_id=request_id
+        )
+        if labels is not None:
+            request.labels.CopyFrom(conversation_pb2.Labels(labels=labels))
+        return (await self.once(self.conversations.UpdateConversation, request)).conversation
+
+    async def fork(
+        self, conversation_id: str, number: int = 0, *, request_id: str = ""
+    ) -> conversation_pb2.Conversation:
+        """Make a conversation whose past is that of another one up to a message; return it.
+
+        That stands behind an answer whose calls all have their results; 0 is the last such place. `send` goes on there.
+        """
+        request = requests_pb2.ForkConversationRequest(
+            conversation_id=conversation_id, number=number, request_id=request_id
+        )
+        return (await self.once(self.conversations.ForkConversation, request)).conversation
+
+    async def import_conversation(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        title: str = "",
+        conversation_key: str = "",
+        request_id: str = "",
+    ) -> conversation_pb2.Conversation:
+        """Make a conversation of a history in the form of chat completions; return it. See `history`.
+
+        Raises:
+            InvalidHistory: a strict model server would refuse it; the message lists every fault.
+        """
+        request = requests_pb2.ImportConversationRequest(
+            messages=history(messages), title=title, conversation_key=conversation_key, request_id=request_id
+        )
+        return (await self.once(self.conversations.ImportConversation, request)).conversation
+
+    async def share(
+        self, conversation_id: str, *, shows_arguments: bool = False, private: bool = False, request_id: str = ""
+    ) -> conversation_pb2.Conversation:
+        """Let all users of your store read a conversation, with `shows_arguments` its calls, too; or end that.
+
+        `private` holds from their next call on.
+        """
+        sharing = conversation_pb2.SHARING_PRIVATE if private else conversation_pb2.SHARING_READ
+        request = requests_pb2.UpdateConversationRequest(
+            conversation_id=conversation_id, sharing=sharing, shows_arguments=shows_arguments, request_id=request_id
+        )
+        return (await self.once(self.conversations.UpdateConversation, request)).conversation
+
+    async def erase(self, conversation_id: str, *, wait: bool = False) -> conversation_pb2.Erasure:
+        """Erase a conversation, whole and for good; returns how far that is, or with `wait` once nothing is left.
+
+        It goes on whether or not anybody asks. Calling it again says how far it is then.
+        """
+        request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id, page_size=1)
+        while True:
+            erasure = (await self.again(self.conversations.EraseConversation, request)).erasure
+            if erasure.HasField("end_time") or not wait:
+                return erasure
+            await asyncio.sleep(_ERASURE_SECONDS)
+
+    async def left_calls(self, conversation_id: str) -> AsyncGenerator[conversation_pb2.LeftCall, None]:
+        """Yield the calls of an erased conversation that had begun: what they were given went to their tools.
+
+        All of them are there once the erasure has ended. A conversation that is not erased is: see `erase`.
+        """
+        request = requests_pb2.EraseConversationRequest(conversation_id=conversation_id)
+        async for page in self.pages(self.conversations.EraseConversation, request):
+            for call in page.left_calls:
+                yield call
+
+    # What waits for people.
+
+    async def pending(self, wanted: agent_pb2.PendingFilter | None = None) -> AsyncGenerator[Item, None]:
+        """Yield everything that waits for you, or what is `wanted` of it: calls, oldest first, then runs for tokens."""
+        async for page in self.pages(self.agents.ListPending, agent_pb2.ListPendingRequest(filter=wanted)):
+            for call in page.calls:
+                yield call
+            for run in page.runs:
+                yield run
+
+    async def watch_pending(
+        self, wanted: agent_pb2.PendingFilter | None = None
+    ) -> AsyncGenerator[Mapping[str, Item], None]:
+        """Yield all that waits now by the ids of calls and runs, at first and again after each change; never ends."""
+        waiting: dict[str, Item] = {}
+        is_whole = False
+
+        def begin() -> Any:
+            nonlocal is_whole
+            is_whole = False  # A new stream begins with everything.
+            waiting.clear()
+            return self.agents.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted))
+
+        async with aclosing(responses(begin, ends=False)) as stream:
+            async for response in stream:
+                waiting.update({call.call_id: call for call in response.calls})
+                waiting.update({run.run_id: run for run in response.runs})
+                for gone_id in [*response.gone_call_ids, *response.gone_run_ids]:
+                    waiting.pop(gone_id, None)
+                is_change = bool(response.ByteSize())  # Else it is a sign of life.
+                is_whole = is_whole or response.complete
+                if is_whole and is_change:
+                    yield dict(waiting)
+
+    async def decide(self, decision: types_pb2.CallDecision, *, request_id: str = "") -> run_pb2.Run:
+        """Decide about a call: `decide(approve(call))`; `edit`, `reject` and `answer` make the others.
+
+        It is taken once and final, and applies to exactly the call that was read.
+        """
+        request = agent_pb2.DecideRequest(run_id=decision.run_id, decision=decision, request_id=request_id)
+        return (await self.once(self.agents.Decide, request)).run
+
+    async def decide_all(self, decisions: Sequence[types_pb2.CallDecision]) -> list[types_pb2.Receipt]:
+        """Decide about calls of any number of runs; returns a receipt for each, and a bad one stops no other."""
+        receipts: list[types_pb2.Receipt] = []
+        for start in range(0, len(decisions), _BATCH):
+            request = agent_pb2.DecideCallsRequest(decisions=decisions[start : start + _BATCH])
+            receipts += (await self.once(self.agents.DecideCalls, request)).receipts
+        return receipts
+
+    async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
+        """Return the result of a front-end call without a session: `submit(result(call, value))`."""
+        request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)
+        response = await self.once(self.agents.SubmitToolResults, request)
+        check_taken(response.receipts[0])
+        return response.run
+
+    def session(
+        self,
+        *,
+        tools: Sequence[Tool[..., Any]] = (),
+        client_id: str = "",
+        calls_max: int = 4,
+        addresses: Sequence[str] = (),
+        on_connected: Callable[[str], None] = lambda _: None,
+        on_lost: Callable[[], None] = lambda: None,
+        give_up_seconds: float = GIVE_UP_SECONDS,
+    ) -> AsyncSession:
+        """Return a front end, to be entered: see `AsyncSession`."""
+        return AsyncSession(
+            self,
+            tools=tools,
+            client_id=client_id,
+            calls_max=calls_max,
+            addresses=addresses,
+            on_connected=on_connected,
+            on_lost=on_lost,
+            give_up_seconds=give_up_seconds,
+        )
+
+    # Documents.
+
+    async def documents(self) -> AsyncGenerator[document_pb2.Document, None]:
+        """Yield your documents and those of the store, by name, without their texts."""
+        async for page in self.pages(self.document_store.ListDocuments, document_pb2.ListDocumentsRequest()):
+            for document in page.documents:
+                yield document
+
+    async def get_document(self, name: str, *, shared: bool = False) -> document_pb2.GetDocumentResponse:
+        """Return a document with its text: yours, or with `shared` the store's."""
+        request = document_pb2.GetDocumentRequest(name=name, owner=_owner(shared=shared))
+        return await self.again(self.document_store.GetDocument, request)
+
+    async def put_document(
+        self, name: str, text: str, *, language: str = "", shared: bool = False
+    ) -> document_pb2.PutDocumentResponse:
+        """Write a document that the model can read, or replace the one of its name.
+
+        `language` says how its words are searched: simple, english, german and so on.
+        """
+        request = document_pb2.PutDocumentRequest(name=name, text=text, language=language, owner=_owner(shared=shared))
+        return await self.again(self.document_store.PutDocument, request)
+
+    async def upload(
+        self, path: str | Path, *, name: str = "", language: str = "", shared: bool = False
+    ) -> document_pb2.PutDocumentResponse:
+        """Write a file as a document, under its own name if none is given. See `put_document`.
+
+        Raises:
+            OSError: it cannot be read.
+            TooLarge: it has more than 1 MiB.
+            InvalidField: it is no text in UTF-8.
+        """
+        file = Path(path)
+        text = await asyncio.to_thread(_read, file)
+        return await self.put_document(name or file.name, text, language=language, shared=shared)
+
+    async def delete_document(self, name: str, *, shared: bool = False) -> None:
+        """Remove a document. Not made again by itself: the second time it is not found."""
+        request = document_pb2.DeleteDocumentRequest(name=name, owner=_owner(shared=shared))
+        await self.document_store.DeleteDocument(request)
+
+
+def _owner(*, shared: bool) -> document_pb2.DocumentOwner.ValueType:
+    return document_pb2.DOCUMENT_OWNER_STORE if shared else document_pb2.DOCUMENT_OWNER_USER
+
+
+def _read(file: Path) -> str:
+    with file.open("rb") as opened:
+        content = opened.read(_TEXT_BYTES_MAX + 1)
+    if len(content) > _TEXT_BYTES_MAX:
+        raise TooLarge(f"{file} is over {_TEXT_BYTES_MAX} bytes. Cut it into several documents")
+    try:
+        return content.decode()
+    except UnicodeDecodeError:
+        raise InvalidField(f"{file} is not a text in UTF-8. Convert it first", field="text") from None

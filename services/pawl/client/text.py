@@ -1,0 +1,100 @@
+"""From the events of a run to the text that its model writes, piece by piece."""
+
+from __future__ import annotations
+
+from itertools import takewhile
+from typing import Final, Self
+
+from pawl.event.v1 import event_pb2, gap_pb2, message_pb2
+
+_BETWEEN: Final = "\n\n"
+
+
+class Piece(str):
+    """More of the text. First take back the last `takes_back` characters of what was given before: they are void.
+
+    That is 0, except when a call of the model failed in the middle and is made again, when another worker has taken
+    the run over, and for a gap.
+    """
+
+    __slots__ = ("takes_back",)
+    takes_back: int
+
+    def __new__(cls, text: str, takes_back: int = 0) -> Self:
+        piece = super().__new__(cls, text)
+        piece.takes_back = takes_back
+        return piece
+
+
+class TextReader:
+    """The text of one run, event by event.
+
+    All pieces together, with what they take back, are at any time the answers of the model so far, a blank line
+    between two of them, and then what has come of the next one. Summaries are no answers.
+    """
+
+    def __init__(self) -> None:
+        self._answers: list[str] = []
+        self._open: list[str] = []
+        self._attempt = 0
+        self._round = (0, 0)
+        self._is_summary = False
+
+    def take(self, event: event_pb2.RunEvent | gap_pb2.Gap) -> Piece | None:
+        """Return what an event adds to the text, or takes from it; None if it does neither."""
+        if isinstance(event, gap_pb2.Gap):
+            shown = self._text()
+            self._open, self._answers = [], []
+            for message in event.snapshot.messages:
+                self._add(message)
+            return self._change(shown)
+        is_new_worker = event.attempt > self._attempt > 0
+        self._attempt = max(self._attempt, event.attempt)
+        kind = event.WhichOneof("kind")
+        if kind == "output_delta":
+            delta = event.output_delta
+            before, self._round = self._round, (delta.round, delta.model_attempt)
+            return self._delta(delta.text or delta.refusal, anew=is_new_worker or before != self._round)
+        if not (is_new_worker or kind in {"round_started", "round_retrying", "message_added"}):
+            return None
+        shown = self._text()
+        if kind == "round_started":
+            self._is_summary = event.round_started.summary
+        if is_new_worker or event.message_added.message.role != message_pb2.ROLE_USER:
+            self._open = []
+        if kind == "message_added":
+            self._add(event.message_added.message)
+        return self._change(shown)
+
+    def _delta(self, text: str, *, anew: bool) -> Piece | None:
+        if self._is_summary:
+            return None
+        if anew and self._open:
+            shown, self._open = self._text(), [text] if text else []
+            return self._change(shown)
+        if not text:
+            return None
+        between = _BETWEEN if self._answers and not self._open else ""
+        self._open.append(text)
+        return Piece(between + text)
+
+    def _add(self, message: message_pb2.Message) -> None:
+        text = message.text or message.refusal
+        if message.role == message_pb2.ROLE_ASSISTANT and text:
+            self._answers.append(text)
+
+    def _text(self) -> str:
+        open_text = "".join(self._open)
+        return _BETWEEN.join([*self._answers, *([open_text] if open_text else [])])
+
+    def _change(self, before: str) -> Piece | None:
+        after = self._text()
+        if after == before:
+            return None
+        kept = len(before) if after.startswith(before) else _common(before, after)
+        return Piece(after[kept:], len(before) - kept)
+
+
+def _common(one: str, other: str) -> int:
+    """Return how many characters two texts have in common at their beginning."""
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))

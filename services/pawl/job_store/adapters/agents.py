@@ -1,0 +1,163 @@
+"""Agents in PostgreSQL."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any, Final
+
+from asyncpg import Record
+
+from pawl.chassis.database import Connection, Database, affected
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.job_store.adapters import paging
+from pawl.job_store.app.agents import Save, SaveDraft
+from pawl.job_store.app.reading import Page
+from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_KEY: Final = "store_id, name, version"
+_COLUMNS: Final = f"{_KEY}, definition, tool_names, create_time, create_user_id, create_credential_id"
+_SIZE: Final = "octet_length(definition) + 64 * cardinality(tool_names)"
+# Changes of the agents of a store come one after the other: what is delegated to whom is judged as a whole.
+_LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.agents'), hashtext($1))"
+_AGENTS: Final = """
+SELECT name, version, delegates_to, delete_time IS NOT NULL AS is_deleted FROM job_store.agents WHERE store_id = $1
+"""
+_VERSION: Final = f"SELECT {_COLUMNS} FROM job_store.agent_versions WHERE store_id = $1 AND name = $2 AND version = $3"
+_LIVE: Final = f"""
+SELECT {_COLUMNS} FROM job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})
+WHERE store_id = $1 AND name = $2 AND a.delete_time IS NULL
+"""
+_ADD: Final = f"INSERT INTO job_store.agent_versions ({_COLUMNS}) VALUES ($1, $2, $3, $4, $5, $6, $7, $8)"
+_PUT: Final = """
+INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1, $2, $3, $4)
+ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
+    delete_time = NULL, delete_user_id = '', delete_credential_id = ''
+"""
+_DELETE: Final = """
+UPDATE job_store.agents SET delete_time = now(), delete_user_id = $3, delete_credential_id = $4
+WHERE store_id = $1 AND name = $2 AND delete_time IS NULL
+"""
+_DRAFT_COLUMNS: Final = f"{_KEY}, definition, tool_names, create_time, user_id AS create_user_id, create_credential_id"
+_DRAFTS: Final = f"SELECT {_DRAFT_COLUMNS} FROM job_store.agent_drafts WHERE store_id = $1 AND user_id = $2"
+_DRAFT: Final = f"{_DRAFTS} AND name = $3"
+_PUT_DRAFT: Final = """
+INSERT INTO job_store.agent_drafts
+    (store_id, name, version, definition, tool_names, create_time, user_id, create_credential_id)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (store_id, user_id, name) DO UPDATE SET version = excluded.version, definition = excluded.definition,
+    tool_names = excluded.tool_names, create_time = excluded.create_time,
+    create_credential_id = excluded.create_credential_id
+"""
+_DELETE_DRAFT: Final = "DELETE FROM job_store.agent_drafts WHERE store_id = $1 AND user_id = $2 AND name = $3"
+
+
+def _page(source: str, where: str, order: str, columns: str = _COLUMNS) -> str:
+    """Return a statement for a page of versions, cut by bytes as those of `paging.statement`."""
+    return f"""
+    WITH sized AS MATERIALIZED (
+        SELECT {columns}, sum({_SIZE}) OVER (ORDER BY {order}) - ({_SIZE}) AS bytes_before
+        FROM {source} WHERE {where} ORDER BY {order} LIMIT $1
+    )
+    SELECT {_COLUMNS}, (SELECT count(*) FROM sized) AS found FROM sized WHERE bytes_before < $2 ORDER BY {order}
+    """
+
+
+_LIST: Final = _page(
+    f"job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})",
+    "store_id = $3 AND name > $4 AND a.delete_time IS NULL",
+    "name",
+)
+_VERSIONS: Final = _page("job_store.agent_versions", "store_id = $3 AND name = $4 AND version < $5", "version DESC")
+_LIST_DRAFTS: Final = _page(
+    "job_store.agent_drafts", "store_id = $3 AND user_id = $4 AND name > $5", "name", _DRAFT_COLUMNS
+)
+_values: Final = attrgetter(*_COLUMNS.split(", "))
+
+
+class PostgresAgentRepository:
+    """See `agents.AgentRepository`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def put(
+        self, store_id: StoreId, name: str, delegates_to: tuple[str, ...], save: Save, *, validate_only: bool
+    ) -> tuple[AgentVersionRow, bool]:
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, store_id)
+            now = await connection.fetchval("SELECT clock_timestamp()")
+            agents = await _agents(connection, store_id)
+            newest = await _version(connection, store_id, name, agents[name].version) if name in agents else None
+            kept = save(agents, newest, now)
+            if kept is newest:
+                return kept, False
+            if not validate_only:
+                await connection.execute(_ADD, *_values(kept))
+                await connection.execute(_PUT, store_id, name, kept.version, delegates_to)
+        return kept, True
+
+    async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:
+        if version:
+            return await _version(self._database, store_id, name, version)
+        row = await self._database.fetchrow(_LIVE, store_id, name)
+        return None if row is None else _read(row)
+
+    async def list(self, store_id: StoreId, *, after: str, rows_max: int) -> Page[AgentVersionRow]:
+        return await paging.fetch(self._database, _LIST, (store_id, after), _read, rows_max=rows_max)
+
+    async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
+        return await paging.fetch(self._database, _VERSIONS, (store_id, name, before), _read, rows_max=rows_max)
+
+    async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, store_id)
+            return bool(affected(await connection.execute(_DELETE, store_id, name, user_id, credential_id)))
+
+    async def put_draft(
+        self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool
+    ) -> tuple[AgentVersionRow, bool]:
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, store_id)
+            now = await connection.fetchval("SELECT clock_timestamp()")
+            drafts = {row["name"]: _read(row) for row in await connection.fetch(_DRAFTS, store_id, user_id)}
+            kept = save(await _agents(connection, store_id), drafts, now)
+            if kept is drafts.get(kept.name):
+                return kept, False
+            if not validate_only:
+                await connection.execute(_PUT_DRAFT, *_values(kept))
+        return kept, True
+
+    async def get_draft(self, store_id: StoreId, user_id: UserId, name: str) -> AgentVersionRow | None:
+        row = await self._database.fetchrow(_DRAFT, store_id, user_id, name)
+        return None if row is None else _read(row)
+
+    async def list_drafts(
+        self, store_id: StoreId, user_id: UserId, *, after: str, rows_max: int
+    ) -> Page[AgentVersionRow]:
+        return await paging.fetch(self._database, _LIST_DRAFTS, (store_id, user_id, after), _read, rows_max=rows_max)
+
+    async def delete_draft(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
+        return bool(affected(await self._database.execute(_DELETE_DRAFT, store_id, user_id, name)))
+
+
+async def _version(
+    connection: Connection | Database, store_id: StoreId, name: str, version: int
+) -> AgentVersionRow | None:
+    row = await connection.fetchrow(_VERSION, store_id, name, version)
+    return None if row is None else _read(row)
+
+
+async def _agents(connection: Connection, store_id: StoreId) -> dict[str, AgentRow]:
+    return {row["name"]: _agent(row) for row in await connection.fetch(_AGENTS, store_id)}
+
+
+def _agent(row: Record) -> AgentRow:
+    return AgentRow(**dict(row) | {"delegates_to": tuple(row["delegates_to"])})
+
+
+def _read(row: Record) -> AgentVersionRow:
+    fields: dict[str, Any] = dict(row)
+    return AgentVersionRow(**fields | {"tool_names": tuple(fields["tool_names"])})

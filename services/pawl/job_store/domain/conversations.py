@@ -1,0 +1,151 @@
+"""Conversations as people know them: by a key of theirs, by a title, out of the way in the archive."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.errors import ConversationErased, ConversationNotFound, InvalidField, RequestIdReused
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RequestKey, RequestRow
+from pawl.job_store.domain.states import Sharing
+from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+
+KEY_BYTES_MAX: Final = 200
+TITLE_CHARACTERS_MAX: Final = 200
+"""Most characters of a title that a user gives."""
+MADE_TITLE_CHARACTERS_MAX: Final = 80
+_LOOKED_AT_CHARACTERS: Final = 4096
+_ELLIPSIS: Final = "…"
+# Whole words, unless the last of them is longer than that.
+_KEPT_CHARACTERS_MIN: Final = 40
+
+
+def key_hash(store_id: StoreId, user_id: UserId, key: str) -> bytes:
+    """Return what is kept of a key that a client has chosen.
+
+    Raises:
+        InvalidField: it is longer than 200 bytes.
+    """
+    if len(key.encode()) > KEY_BYTES_MAX:
+        raise InvalidField(f"conversation_key has at most {KEY_BYTES_MAX} bytes", field="conversation_key")
+    return hashlib.sha256(f"{store_id}\0{user_id}\0{key}".encode()).digest()
+
+
+def made_title(text: str) -> str:
+    """Return the first line of a message that says something, at most 80 characters; empty if none does."""
+    for line in text[:_LOOKED_AT_CHARACTERS].splitlines():
+        title = " ".join("".join(each if each.isprintable() else " " for each in line).split())
+        if title:
+            return _cut(title)
+    return ""
+
+
+def _cut(title: str) -> str:
+    if len(title) <= MADE_TITLE_CHARACTERS_MAX:
+        return title
+    kept = title[: MADE_TITLE_CHARACTERS_MAX - 1]
+    words_end = kept.rfind(" ")
+    return (kept[:words_end] if words_end >= _KEPT_CHARACTERS_MIN else kept).rstrip() + _ELLIPSIS
+
+
+def absent(conversation: ConversationRow | None, user_id: UserId) -> ConversationNotFound | ConversationErased:
+    """Return the answer to a user about a conversation that is none of theirs any more, or never was."""
+    if conversation is not None and user_id and conversation.erase_user_id == user_id:
+        return ConversationErased()
+    return ConversationNotFound()
+
+
+class ConversationRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request about a conversation, of its user; `request_id` is empty for one that is not to be remembered."""
+
+    store_id: StoreId
+    user_id: UserId
+    request_id: RequestId
+    fingerprint: bytes
+
+    @property
+    def request_keys(self) -> tuple[RequestKey, ...]:
+        """The keys of its request; none if it is not to be remembered."""
+        return (RequestKey(self.store_id, self.user_id, self.request_id),) if self.request_id else ()
+
+    def earlier(self, unit: UnitOfWork) -> RequestRow | None:
+        """Return the same request, if it has come before.
+
+        Raises:
+            RequestIdReused: the request id came before with something else.
+        """
+        earlier = unit.requests.get(self.request_keys[0]) if self.request_id else None
+        if earlier is not None and earlier.fingerprint != self.fingerprint:
+            raise RequestIdReused
+        return earlier
+
+    def remember(self, unit: UnitOfWork, conversation_id: ConversationId) -> None:
+        """Remember the request, with the conversation that it was about or has made."""
+        for key in self.request_keys:
+            request = RequestRow(
+                store_id=self.store_id,
+                user_id=self.user_id,
+                request_id=self.request_id,
+                fingerprint=self.fingerprint,
+                run_id=RunId(""),
+                steered=False,
+                create_time=unit.now,
+                conversation_id=conversation_id,
+            )
+            unit.requests.put(key, request)
+
+    def found(self, unit: UnitOfWork, conversation_id: ConversationId) -> ConversationRow:
+        """Return a conversation of the user.
+
+        Raises:
+            ConversationNotFound: absent, or of another user.
+            ConversationErased: the user has erased it.
+        """
+        conversation = unit.conversations.get(ConversationKey(self.store_id, conversation_id))
+        if conversation is None or conversation.user_id != self.user_id:
+            raise absent(conversation, self.user_id)
+        return conversation
+
+
+class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
+    """Give a conversation a title (an empty one for that which was made) or labels, archive it or not, or share it.
+
+    None leaves what is there.
+    """
+
+    conversation_id: ConversationId
+    title: str | None = None
+    archived: bool | None = None
+    labels: Mapping[str, str] | None = None
+    sharing: Sharing | None = None
+    shows_arguments: bool | None = None
+
+    @property
+    def row_keys(self) -> RowKeys:
+        """The rows it needs."""
+        return RowKeys(
+            requests=self.request_keys,
+            conversations=(ConversationKey(self.store_id, self.conversation_id),),
+        )
+
+    def apply(self, unit: UnitOfWork) -> ConversationRow:
+        """Change the conversation and return it; the same request again changes nothing.
+
+        Raises:
+            RequestIdReused: the request id came before with something else.
+            ConversationNotFound: absent, or of another user.
+            ConversationErased: the user has erased it.
+        """
+        earlier = self.earlier(unit)
+        conversation = self.found(unit, self.conversation_id)
+        if earlier is not None:
+            return conversation
+        self.remember(unit, self.conversation_id)
+        asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
+        changes = {name: value for name, value in asked.items() if value is not None}
+        return unit.put_conversation(replace(conversation, **changes))

@@ -1,0 +1,40 @@
+"""Messages of users, as they enter a conversation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pawl.event.v1 import message_pb2
+from pawl.job.v1 import ledger_pb2
+
+
+def body(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> bytes:
+    """Return the message of a user that begins a run, opaque.
+
+    Workers of an older version would take text for an answer in the form that is asked for: they leave the run alone.
+    """
+    parts = _parts_of(request)
+    is_extended = request.options.HasField("response_format") or bool(parts)
+    role = message_pb2.ROLE_USER_EXTENDED if is_extended else message_pb2.ROLE_USER
+    return message_pb2.Message(role=role, text=text_of(request), parts=parts).SerializeToString()
+
+
+def _parts_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> Sequence[message_pb2.Part]:
+    return request.parts if isinstance(request, ledger_pb2.SubmitMessageRequest) else ()
+
+
+def text_of(request: ledger_pb2.SubmitMessageRequest | ledger_pb2.Delegation) -> str:
+    """Return the text of a message, by which it is found and its conversation named."""
+    return request.text or "\n\n".join(part.text for part in _parts_of(request) if part.HasField("text"))
+
+
+def without_documents(request: ledger_pb2.SubmitMessageRequest) -> ledger_pb2.SubmitMessageRequest:
+    """Return a message without the texts of its documents, which may change before it is sent again."""
+    if not any(part.HasField("file") for part in request.parts):
+        return request
+    copy = ledger_pb2.SubmitMessageRequest()
+    copy.CopyFrom(request)
+    for part in copy.parts:
+        for field in ("text", "size_bytes", "sha256") if part.HasField("file") else ():
+            part.file.ClearField(field)
+    return copy

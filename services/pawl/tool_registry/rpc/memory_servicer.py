@@ -1,0 +1,56 @@
+"""pawl.tool.v1.MemoryService: memories; store and user come from the credential."""
+
+from __future__ import annotations
+
+import math
+
+from pawl.chassis.auth import require_user
+from pawl.chassis.ids import check_agent_name, check_id
+from pawl.chassis.rpc_kinds import Context
+from pawl.errors import InvalidPageToken
+from pawl.tool.v1 import memory_pb2 as pb
+from pawl.tool.v1 import memory_pb2_grpc
+from pawl.tool_registry.app.documents.memories import Memories
+from pawl.tool_registry.domain.memory import Memory
+from pawl.tool_registry.rpc.convert import WIRE
+from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
+
+_MEMORY = WIRE.struct(Memory, pb.Memory)
+_FIRST = ("", -math.inf, "")
+
+
+class MemoryServicer(memory_pb2_grpc.MemoryServiceServicer):
+    """Translates between the wire and the memories."""
+
+    def __init__(self, memories: Memories) -> None:
+        self._memories = memories
+
+    async def ListMemories(self, request: pb.ListMemoriesRequest, context: Context) -> pb.ListMemoriesResponse:
+        agent_name = check_agent_name(request.agent_name, "agent_name", optional=True)
+        size, after = page_size(request.page_size), _place(request.page_token)
+        found = await self._memories.page(require_user(), agent_name, after=after, most=size + 1)
+        page, token = cut(found, size, _token)
+        return pb.ListMemoriesResponse(memories=map(_MEMORY.fields, page), next_page_token=token)
+
+    async def EraseMemories(self, request: pb.EraseMemoriesRequest, context: Context) -> pb.EraseMemoriesResponse:
+        agent_name = check_agent_name(request.agent_name, "agent_name", optional=True)
+        memory_id = check_id(request.memory_id, "memory_id", optional=True)
+        return pb.EraseMemoriesResponse(erased_count=await self._memories.erase(require_user(), agent_name, memory_id))
+
+
+def _token(memory: Memory) -> str:
+    return page_token("memories", f"{memory.create_time!r} {memory.memory_id} {memory.agent_name}")
+
+
+def _place(token: str) -> tuple[str, float, str]:
+    """Return the agent, time and id of the last memory of the page before; what is before all for the first."""
+    if not token:
+        return _FIRST
+    try:
+        time, memory_id, agent_name = place_of("memories", token).split(" ")
+        seconds = float(time)
+    except ValueError:
+        raise InvalidPageToken from None
+    if "\0" in memory_id + agent_name or not math.isfinite(seconds):
+        raise InvalidPageToken
+    return agent_name, seconds, memory_id

@@ -1,0 +1,238 @@
+"""Agents as those see them who make and use them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2, session_pb2, whoami_pb2
+from pawl.agent.v1 import agents_pb2 as pb
+from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
+from pawl.chassis.rpc_server import RpcServer
+from pawl.event.v1 import agent_pb2 as event
+from pawl.event.v1 import run_pb2
+from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
+from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
+
+
+@pytest.fixture
+async def agents(server: RpcServer) -> AsyncIterator[AgentRegistryServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield AgentRegistryServiceStub(channel)
+
+
+def clerk(name: str = "clerk", **fields: Any) -> pb.UpdateAgentRequest:
+    options = run_pb2.RunOptions(instructions="Book it.", limits=run_pb2.RunLimits(rounds_max=3))
+    definition = event.AgentDefinition(name=name, **{"options": options} | fields)
+    return pb.UpdateAgentRequest(definition=definition)
+
+
+def tools(*patterns: str, names: tuple[str, ...] = ()) -> event.ToolSelection:
+    return event.ToolSelection(names=names, patterns=patterns)
+
+
+def start(text: str = "Go", agent: str = "clerk", **fields: Any) -> agent_pb2.StartRunRequest:
+    return agent_pb2.StartRunRequest(text=text, agent=agent, **fields)
+
+
+async def test_saving_answers_what_its_patterns_match_now(agents: AgentRegistryServiceAsyncStub) -> None:
+    saved = await agents.UpdateAgent(clerk(tools=tools("l*", "gone_*", names=("mail",))), metadata=ADMIN)
+    assert (saved.created, saved.agent.version, list(saved.agent.tool_names)) == (True, 1, ["look", "mail"])
+    assert list(saved.unmatched) == ["gone_*"]
+    assert saved.agent.create_user_id == "root"
+    again = await agents.UpdateAgent(clerk(tools=tools("l*", "gone_*", names=("mail",))), metadata=ADMIN)
+    assert (again.created, again.agent) == (False, saved.agent)
+    read = await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)
+    assert read.agent == saved.agent
+    assert read.agent.definition.options.limits.rounds_max == 3
+    assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "what it leaves open stays open"
+
+
+async def test_only_admins_make_and_delete_agents(agents: AgentRegistryServiceAsyncStub) -> None:
+    for caller in (ME, OPERATOR, DELEGATE):
+        assert await reason(agents.UpdateAgent(clerk(), metadata=caller)) == "PERMISSION_DENIED"
+        assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=caller)) == (
+            "PERMISSION_DENIED"
+        )
+
+
+async def test_what_cannot_be_meant_is_refused(agents: AgentRegistryServiceAsyncStub) -> None:
+    for request, why in (
+        (clerk(name="no name"), "INVALID_ID"),
+        (clerk(tools=tools("")), "INVALID_FIELD"),
+        (clerk(options=run_pb2.RunOptions(instructions="x" * 70_000)), "TOO_LARGE"),
+        (clerk(tools=tools(names=("fly",))), "TOOL_NOT_FOUND"),
+        (clerk(tools=tools(names=("pay",))), "TOOL_NOT_FOUND"),
+        (clerk(delegates_to=["nobody"]), "AGENT_NOT_FOUND"),
+        (clerk(delegates_to=["clerk"]), "AGENT_CYCLE"),
+    ):
+        assert await reason(agents.UpdateAgent(request, metadata=ADMIN)) == why
+    assert await reason(agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
+
+
+async def test_a_run_is_driven_by_the_agent_and_says_so(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
+    run = (await stub.StartRun(start(), metadata=ME)).run
+    assert (run.agent.name, run.agent.version, run.agent.gives_tools) == ("clerk", 1, True)
+    assert (run.options.instructions, run.options.limits.rounds_max) == ("Book it.", 3)
+    assert list(run.options.tool_names) == ["look"]
+    assert ledger.log()[0].run_changed.run.agent == run.agent
+    await agents.UpdateAgent(clerk(tools=tools("mail")), metadata=ADMIN)
+    kept = (await stub.GetRun(agent_pb2.GetRunRequest(run_id=run.run_id), metadata=ME)).run
+    assert (kept.agent.version, list(kept.options.tool_names)) == (1, ["look"])
+    message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
+    assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
+
+
+async def test_a_session_names_an_agent_too(agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub) -> None:
+    await agents.UpdateAgent(clerk(), metadata=ADMIN)
+    client = Client(stub)
+    await client.hello()
+    receipt = await client.ask(start=session_pb2.Start(text="Go", agent="clerk"))
+    assert receipt.status == ACCEPTED
+    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id=receipt.run_id), metadata=ME)).run
+    assert run.agent.name == "clerk"
+    refused = await client.ask(start=session_pb2.Start(text="Go", agent="nobody"))
+    assert refused.reason == "AGENT_NOT_FOUND"
+
+
+async def test_options_of_a_run_narrow_its_agent_only(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
+) -> None:
+    await agents.UpdateAgent(clerk(tools=tools("*o*")), metadata=ADMIN)
+    fewer = run_pb2.RunOptions(tool_names=["look"], limits=run_pb2.RunLimits(rounds_max=1))
+    run = (await stub.StartRun(start(options=fewer), metadata=ME)).run
+    assert (list(run.options.tool_names), run.options.limits.rounds_max) == (["look"], 1)
+    assert not run.agent.gives_tools
+    for wider in (
+        run_pb2.RunOptions(tool_names=["mail"]),
+        run_pb2.RunOptions(instructions="Do as you like."),
+        run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=4)),
+    ):
+        assert await reason(stub.StartRun(start(options=wider), metadata=ME)) == "INVALID_FIELD"
+
+
+async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
+) -> None:
+    await agents.UpdateAgent(clerk(), metadata=ADMIN)
+    run = (await stub.StartRun(start(request_id="r1"), metadata=ME)).run
+    await agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)
+    assert await reason(stub.StartRun(start(request_id="r2"), metadata=ME)) == "AGENT_NOT_FOUND"
+    message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
+    assert await reason(stub.SendMessage(message, metadata=ME)) == "AGENT_NOT_FOUND"
+    again = (await stub.StartRun(start(request_id="r1"), metadata=ME)).run
+    assert again.run_id == run.run_id, "the same request gets the same answer"
+    assert await reason(stub.StartRun(start(request_id="r1", agent=""), metadata=ME)) == "REQUEST_ID_REUSED"
+    versions = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(name="clerk"), metadata=ME)
+    assert [agent.version for agent in versions.agents] == [1]
+    assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
+
+
+async def test_who_may_not_use_an_agent_does_not_find_it(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
+) -> None:
+    await agents.UpdateAgent(clerk(allowed_roles=["operator"]), metadata=ADMIN)
+    read, listed = pb.GetAgentRequest(name="clerk"), pb.ListAgentVersionsRequest(name="clerk")
+    for caller in (ME, *STRANGERS):
+        assert await reason(agents.GetAgent(read, metadata=caller)) == "AGENT_NOT_FOUND"
+        assert await reason(agents.ListAgentVersions(listed, metadata=caller)) == "AGENT_NOT_FOUND"
+        assert await reason(stub.StartRun(start(), metadata=caller)) == "AGENT_NOT_FOUND"
+    page = await agents.ListAgents(pb.ListAgentsRequest(), metadata=ME)
+    assert [agent.definition.name for agent in page.agents] == ["default"]
+    assert (await stub.StartRun(start(), metadata=OPERATOR)).run.agent.name == "clerk"
+    assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "who makes it sees it"
+    assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "and may not use it for that"
+
+
+async def test_a_store_replaces_the_default(agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub) -> None:
+    given = (await agents.GetAgent(pb.GetAgentRequest(name="default"), metadata=ME)).agent
+    assert (given.version, given.definition.options.instructions) == (0, "Be brief.")
+    run = (await stub.StartRun(start(agent=""), metadata=ME)).run
+    assert not run.HasField("agent")
+    await agents.UpdateAgent(clerk("default"), metadata=ADMIN)
+    run = (await stub.StartRun(start(agent=""), metadata=ME)).run
+    assert (run.agent.name, run.agent.version, run.options.instructions) == ("default", 1, "Book it.")
+    own = run_pb2.RunOptions(instructions="Do it.", limits=run_pb2.RunLimits(rounds_max=9))
+    run = (await stub.StartRun(start(agent="default", options=own), metadata=ME)).run
+    assert (run.options.instructions, run.options.limits.rounds_max) == ("Do it.", 9)
+    elsewhere = (await stub.StartRun(start(agent=""), metadata=STRANGERS[1])).run
+    assert elsewhere.options.instructions == "Be brief."
+    await agents.DeleteAgent(pb.DeleteAgentRequest(name="default"), metadata=ADMIN)
+    assert not (await stub.StartRun(start(agent=""), metadata=ME)).run.HasField("agent")
+
+
+async def test_pages_of_agents(agents: AgentRegistryServiceAsyncStub) -> None:
+    for name in ("a", "b"):
+        await agents.UpdateAgent(clerk(name), metadata=ADMIN)
+    first = await agents.ListAgents(pb.ListAgentsRequest(page_size=1), metadata=ME)
+    assert [agent.definition.name for agent in first.agents] == ["default", "a"]
+    rest = pb.ListAgentsRequest(page_token=first.next_page_token)
+    assert [agent.definition.name for agent in (await agents.ListAgents(rest, metadata=ME)).agents] == ["b"]
+    assert await reason(agents.ListAgents(pb.ListAgentsRequest(page_token="x"), metadata=ME)) == "INVALID_PAGE_TOKEN"
+    wrong = pb.ListAgentVersionsRequest(name="a", page_token="x")
+    assert await reason(agents.ListAgentVersions(wrong, metadata=ME)) == "INVALID_PAGE_TOKEN"
+
+
+def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:
+    return pb.UpdateDraftRequest(definition=clerk(name, **fields).definition)
+
+
+async def test_a_draft_is_for_its_owner_alone(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
+) -> None:
+    await agents.UpdateAgent(clerk(tools=tools("l*")), metadata=ADMIN)
+    saved = await agents.UpdateDraft(draft(tools=tools("mail", "gone_*")), metadata=ME)
+    assert (saved.created, saved.agent.version, saved.agent.draft) == (True, 1, True)
+    assert list(saved.unmatched) == ["gone_*"]
+    read = pb.GetAgentRequest(name="draft/clerk")
+    assert (await agents.GetAgent(read, metadata=ME)).agent == saved.agent
+    run = (await stub.StartRun(start(agent="draft/clerk"), metadata=ME)).run
+    assert (run.agent.name, run.agent.version, list(run.options.tool_names)) == ("draft/clerk", 1, ["mail"])
+    assert list((await stub.StartRun(start(), metadata=ME)).run.options.tool_names) == ["look"], "it shadows nothing"
+    listed = await agents.ListAgents(pb.ListAgentsRequest(drafts=True), metadata=ME)
+    assert list(listed.agents) == [saved.agent]
+    whoami = await stub.WhoAmI(whoami_pb2.WhoAmIRequest(), metadata=ME)
+    assert list(whoami.deployment.agent_names) == ["clerk", "default", "draft/clerk"]
+    for caller in (ADMIN, *STRANGERS):
+        assert await reason(agents.GetAgent(read, metadata=caller)) == "AGENT_NOT_FOUND"
+        assert await reason(stub.StartRun(start(agent="draft/clerk"), metadata=caller)) == "AGENT_NOT_FOUND"
+        assert await reason(agents.DeleteDraft(pb.DeleteDraftRequest(name="clerk"), metadata=caller)) == (
+            "AGENT_NOT_FOUND"
+        )
+        assert not (await agents.ListAgents(pb.ListAgentsRequest(drafts=True), metadata=caller)).agents
+    await agents.DeleteDraft(pb.DeleteDraftRequest(name="clerk"), metadata=ME)
+    assert await reason(stub.StartRun(start(agent="draft/clerk"), metadata=ME)) == "AGENT_NOT_FOUND"
+    assert (await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)).agent.version == 1
+
+
+async def test_a_draft_that_no_agent_could_be_or_that_widens_is_refused(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
+) -> None:
+    await agents.UpdateAgent(clerk("hidden", allowed_roles=["operator"]), metadata=ADMIN)
+    for request, why in (
+        (draft("no name"), "INVALID_ID"),
+        (draft("draft/clerk"), "INVALID_ID"),
+        (draft(allowed_roles=["member"]), "INVALID_FIELD"),
+        (draft(tools=tools(names=("pay",))), "TOOL_NOT_FOUND"),
+        (draft(delegates_to=["nobody"]), "AGENT_NOT_FOUND"),
+        (draft(delegates_to=["hidden"]), "AGENT_NOT_FOUND"),
+        (draft(delegates_to=["clerk"]), "AGENT_CYCLE"),
+    ):
+        assert await reason(agents.UpdateDraft(request, metadata=ME)) == why
+    assert await reason(stub.StartRun(start(agent="draft/"), metadata=ME)) == "INVALID_ID"
+    assert await reason(stub.StartRun(start(agent="draft/a/b"), metadata=ME)) == "INVALID_ID"
+    wider = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=4))
+    await agents.UpdateDraft(draft(), metadata=ME)
+    assert await reason(stub.StartRun(start(agent="draft/clerk", options=wider), metadata=ME)) == "INVALID_FIELD"

@@ -1,0 +1,233 @@
+"""Front-end tools that come with StartRun, with a session, or with its Start: whose they are, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1.agents_pb2 import UpdateAgentRequest
+from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
+from pawl.chassis.rpc_server import RpcServer
+from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import tool_pb2
+from tests.fakes.checker import FakeChecker
+from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, ME
+from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
+
+DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
+NO_TOOLS = run_pb2.RunOptions(without_tools=True)
+
+
+@pytest.fixture
+async def agents(server: RpcServer) -> AsyncIterator[AgentRegistryServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield AgentRegistryServiceStub(channel)
+
+
+def tool(name: str = "show", description: str = "Show it.") -> tool_pb2.ToolDefinition:
+    return tool_pb2.ToolDefinition(name=name, description=description)
+
+
+async def opened(
+    stub: AgentServiceAsyncStub, client_id: str, *brought: tool_pb2.ToolDefinition, runs: tuple[str, ...] = ()
+) -> Client:
+    client = Client(stub)
+    hello = session_pb2.Hello(
+        client_id=client_id,
+        front_end_tools=brought,
+        tools=[session_pb2.ClientTool(name=name) for name in runs],
+        calls_max=4,
+    )
+    assert (await client.ask(hello=hello)).status == ACCEPTED
+    return client
+
+
+async def started(client: Client, *brought: tool_pb2.ToolDefinition, frame_id: str = "", **fields: Any) -> Any:
+    return await client.ask(frame_id, start=session_pb2.Start(text="go", front_end_tools=brought, **fields))
+
+
+def own(ledger: PlayedLedger, run_id: str) -> run_pb2.OwnTools:
+    return ledger.runs[run_id].run.own_tools
+
+
+def holder(ledger: PlayedLedger, call_id: str) -> str:
+    return next(run.calls[call_id].offer.client_id for run in ledger.runs.values() if call_id in run.calls)
+
+
+async def test_tools_come_with_a_run_for_whoever_of_its_user_can_run_them(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool(), tool("ask")])
+    run = (await stub.StartRun(request, metadata=ME)).run
+    assert run.own_tools == run_pb2.OwnTools(names=["show", "ask"])
+    unfit = await opened(stub, "cli_a", tool())
+    fit = await opened(stub, "cli_b", runs=("show",))
+    for client in (unfit, fit):
+        await client.attach(run.run_id)
+    await ledger.offer("call_1", run_id=run.run_id)
+    assert (await fit.offer()).call.call_id == "call_1"
+    assert holder(ledger, "call_1") == "cli_b"
+
+
+async def test_the_tools_of_a_session_are_those_of_its_runs_and_their_calls_come_to_it_alone(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    """Two front ends of one user with the same name of a tool do not meet."""
+    first, second = await opened(stub, "cli_a", tool()), await opened(stub, "cli_b", tool("show", "Another."))
+    runs = {
+        client_id: (await started(client)).run_id for client_id, client in {"cli_a": first, "cli_b": second}.items()
+    }
+    assert [own(ledger, run_id).client_id for run_id in runs.values()] == ["cli_a", "cli_b"]
+    third = await opened(stub, "cli_c", tool(), runs=("show",))
+    for client in (first, second, third):
+        for run_id in runs.values():
+            await client.attach(run_id)
+    for client_id, run_id in runs.items():
+        await ledger.offer(f"call of {client_id}".replace(" ", "_"), run_id=run_id)
+    assert (await first.offer()).call.run_id == runs["cli_a"]
+    assert (await second.offer()).call.run_id == runs["cli_b"]
+    await ledger.offer("registered", "other", run_id=runs["cli_a"])
+    assert not [kept for kept in third._kept if kept.HasField("offer")]
+
+
+async def test_a_client_that_comes_back_gets_its_calls_also_without_naming_the_tools(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    client = await opened(stub, "cli_a", tool())
+    run_id = (await started(client, tool("form"))).run_id
+    client.leave()
+    await ledger.offer("call_1", "form", run_id=run_id)
+    other = await opened(stub, "cli_b", tool(), tool("form"), runs=("show", "form"))
+    await other.attach(run_id)
+    back = await opened(stub, "cli_a")
+    await back.attach(run_id)
+    offer = await back.offer()
+    assert offer.call.call_id == "call_1"
+    assert (await back.answer(offer)).status == ACCEPTED
+
+
+async def test_a_start_has_the_tools_of_its_session_and_its_own(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    client = await opened(stub, "cli_a", tool())
+    receipt = await started(client, tool("form"))
+    assert sorted(own(ledger, receipt.run_id).names) == ["form", "show"]
+    request = session_pb2.UserMessage(conversation_id="conv_1", text="and now", policy=types_pb2.MESSAGE_POLICY_QUEUE)
+    sent = await client.ask(message=request)
+    assert not ledger.runs[sent.run_id].run.HasField("own_tools")
+
+
+async def test_a_name_that_is_taken_is_said_in_the_receipt_and_the_session_goes_on(
+    stub: AgentServiceAsyncStub, checker: FakeChecker
+) -> None:
+    """A session must always be able to come back to the calls that it holds."""
+    client = await opened(stub, "cli_a", tool("look"))
+    receipt = await started(client)
+    assert (receipt.status, receipt.reason) == (REFUSED, "TOOL_EXISTS")
+    assert "look" in receipt.message
+    checker.taken = frozenset()
+    assert (await started(client)).status == ACCEPTED
+
+
+async def test_a_run_that_was_started_stays_started_though_the_name_is_taken_since(
+    stub: AgentServiceAsyncStub, checker: FakeChecker, ledger: PlayedLedger
+) -> None:
+    """I1, I2"""
+    request = agent_pb2.StartRunRequest(text="go", request_id="r1", front_end_tools=[tool()])
+    run_id = (await stub.StartRun(request, metadata=ME)).run.run_id
+    checker.taken = frozenset({"show"})
+    assert (await stub.StartRun(request, metadata=ME)).run.run_id == run_id
+    request.front_end_tools[0].description = "Another."
+    assert await reason(stub.StartRun(request, metadata=ME)) == "REQUEST_ID_REUSED"
+    request.request_id = "r2"
+    assert await reason(stub.StartRun(request, metadata=ME)) == "TOOL_EXISTS"
+    assert len(ledger.runs) == 1
+
+
+async def test_a_start_that_is_sent_again_starts_one_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    client = await opened(stub, "cli_a", tool())
+    first = await started(client, frame_id="f")
+    client.leave()
+    again = await started(await opened(stub, "cli_a", tool()), frame_id="f")
+    assert (again.run_id, len(ledger.runs)) == (first.run_id, 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"front_end_tools": [tool(f"t{number}") for number in range(65)]}, "INVALID_FIELD"),
+        ({"front_end_tools": [tool("big", "x" * 70_000)]}, "TOO_LARGE"),
+        ({"front_end_tools": [tool()], "options": NO_TOOLS}, "INVALID_FIELD"),
+        ({"front_end_tools": [tool()], "agent": "bare"}, "INVALID_FIELD"),
+    ],
+)
+async def test_what_cannot_come_along_is_refused(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any, expected: str
+) -> None:
+    await save_bare(agents)
+    assert await reason(stub.StartRun(agent_pb2.StartRunRequest(text="go", **fields), metadata=ME)) == expected
+    assert ledger.runs == {}
+
+
+@pytest.mark.parametrize("fields", [{"options": NO_TOOLS}, {"agent": "bare"}])
+async def test_runs_that_are_to_have_no_tools_have_none_of_the_session(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
+) -> None:
+    await save_bare(agents)
+    client = await opened(stub, "cli_a", tool())
+    receipt = await started(client, **fields)
+    assert receipt.status == ACCEPTED
+    assert not ledger.runs[receipt.run_id].run.HasField("own_tools")
+    assert (await started(client, tool("form"), **fields)).reason == "INVALID_FIELD"
+
+
+async def test_an_agent_that_selects_tools_leaves_in_what_its_caller_brings(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub
+) -> None:
+    request = UpdateAgentRequest()
+    request.definition.name = "clerk"
+    request.definition.tools.names.append("mail")
+    await agents.UpdateAgent(request, metadata=ADMIN)
+    asked = agent_pb2.StartRunRequest(text="go", agent="clerk", front_end_tools=[tool()])
+    run = (await stub.StartRun(asked, metadata=ME)).run
+    assert (list(run.options.tool_names), list(run.own_tools.names)) == (["mail"], ["show"])
+
+
+async def test_a_hello_with_more_than_a_run_can_have_is_refused(stub: AgentServiceAsyncStub) -> None:
+    client = Client(stub)
+    await client.send(hello=session_pb2.Hello(front_end_tools=[tool("big", "x" * 70_000)]))
+    assert await reason(client.end()) == "TOO_LARGE"
+
+
+async def test_an_edit_of_a_call_is_checked_by_the_definition_that_came_along(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, checker: FakeChecker
+) -> None:
+    request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool()])
+    run_id = (await stub.StartRun(request, metadata=ME)).run.run_id
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id=run_id)
+    decision = types_pb2.CallDecision(
+        call_id="call_1",
+        kind=call_pb2.DECISION_KIND_EDIT,
+        digest="digest of call_1",
+        arguments_json=b'{"title":"Plan"}',
+    )
+    await stub.Decide(agent_pb2.DecideRequest(run_id=run_id, decision=decision), metadata=APPROVER)
+    assert checker.edited_with == ["show"]
+
+
+async def save_bare(agents: AgentRegistryServiceAsyncStub) -> None:
+    """Save an agent that has no tools."""
+    request = UpdateAgentRequest()
+    request.definition.name = "bare"
+    request.definition.options.without_tools = True
+    await agents.UpdateAgent(request, metadata=ADMIN)

@@ -1,0 +1,308 @@
+"""The Python client on a real server, which goes away and comes back."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+import pytest
+
+from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.ids import IdSource
+from pawl.client import AsyncClient, Client, NoAnswer, PawlError, answer, approve, edit, reject, result
+from pawl.errors import (
+    AlreadyDecided,
+    DependencyUnavailable,
+    DigestMismatch,
+    InvalidField,
+    RequestIdReused,
+    RunNotFound,
+    Unauthenticated,
+)
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from tests.fakes.live_events import FakeLive
+from tests.rpc.agent_loop.conftest import APPROVER, client_side, new_server
+from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.servers import free_port
+
+KEY = "key-of-me-0123456789"
+APPROVING = APPROVER[0][1].removeprefix("Bearer ")
+
+
+class Door:
+    """agent-loop at one address, where it can be away and back again."""
+
+    def __init__(self, ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> None:
+        self.address = f"127.0.0.1:{free_port()}"
+        self._ledger, self._live, self._ids = ledger, live, ids
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[None]:
+        clock: Any = SystemClock()  # The inbox is looked at again and again.
+        clients = client_side(self._ledger, self._live, clock, self._ids)
+        async with clients.watches, new_server(clients, self.address, self._ids):
+            yield
+
+    def client(self, key: str = KEY, **options: Any) -> AsyncClient:
+        return AsyncClient(self.address, api_key=key, environment={}, **options)
+
+
+@pytest.fixture
+def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
+    return Door(ledger, live, ids)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def test_a_watcher_goes_on_after_a_restart_without_a_loss_and_without_a_repetition(
+    door: Door, ledger: PlayedLedger
+) -> None:
+    """EVT-1."""
+    await ledger.add_run()
+    seen: list[event_pb2.RunEvent | gap_pb2.Gap] = []
+
+    async def watch() -> None:
+        async with door.client() as pawl:
+            async for event in pawl.watch("run_1"):
+                seen.append(event)  # noqa: PERF401  # one by one
+
+    async with door.open():
+        watching = asyncio.create_task(watch())
+        await ledger.append(count=30)
+        await until(lambda: len(seen) == 31)
+    await ledger.append(count=5)
+    async with door.open():
+        await until(lambda: len(seen) == 36)
+        await ledger.append(count=5)
+        await ledger.finish()
+        await watching
+    assert [event.SerializeToString() for event in seen] == [event.SerializeToString() for event in ledger.log()]
+
+
+async def test_events_that_are_gone_are_one_gap(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    await ledger.append(count=9)
+    await ledger.finish()
+    ledger.trim(to_seq=6)
+    async with door.open(), door.client() as pawl:
+        first, *rest = [event async for event in pawl.watch("run_1", 2)]
+    assert isinstance(first, gap_pb2.Gap)
+    assert (first.from_seq, first.to_seq) == (3, 6)
+    assert [event.seq for event in rest if isinstance(event, event_pb2.RunEvent)] == [7, 8, 9, 10, 11]
+
+
+async def test_a_start_while_nobody_answers_starts_one_run_when_somebody_does(door: Door, ledger: PlayedLedger) -> None:
+    async with door.client(retry_seconds=20) as pawl:
+        starting = asyncio.create_task(pawl.start("hello"))
+        listing = asyncio.create_task(anext(pawl.runs(), None))
+        await asyncio.wait({starting, listing}, timeout=0.2)
+        assert not starting.done()
+        async with door.open():
+            started = await starting
+            await listing
+    assert list(ledger.runs) == [started.run_id]
+
+
+async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, ledger: PlayedLedger) -> None:
+    """I2."""
+    async with door.open(), door.client() as pawl:
+        method, lost = pawl.agents.StartRun, 0
+
+        async def lossy(request: agent_pb2.StartRunRequest) -> agent_pb2.StartRunResponse:
+            nonlocal lost
+            response: agent_pb2.StartRunResponse = await method(request)
+            if lost < 3:
+                lost += 1
+                raise NoAnswer
+            return response
+
+        started = await pawl.once(lossy, agent_pb2.StartRunRequest(text="hello"))
+    assert lost == 3
+    assert list(ledger.runs) == [started.run.run_id]
+
+
+async def test_a_request_that_would_be_another_one_is_not_made_again(door: Door) -> None:
+    async with door.client(retry_seconds=20) as pawl:
+        with pytest.raises(NoAnswer):
+            await asyncio.wait_for(pawl.delete_document("notes.txt"), 10)
+
+
+async def test_without_patience_nobody_is_waited_for(door: Door) -> None:
+    async with door.client(retry_seconds=0) as pawl:
+        with pytest.raises(NoAnswer, match=f"no answer from {door.address}") as caught:
+            await pawl.get("run_1")
+    assert isinstance(caught.value, PawlError)
+
+
+async def test_refusals_are_exceptions_by_reason(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    async with door.open(), door.client() as pawl:
+        with pytest.raises(RunNotFound) as missing:
+            await pawl.get("run_2")
+        assert (missing.value.reason, missing.value.kind) == ("RUN_NOT_FOUND", "NOT_FOUND")
+        with pytest.raises(RunNotFound):
+            await anext(pawl.watch("run_2"))
+        with pytest.raises(InvalidField) as wrong:
+            await pawl.start("")
+        assert wrong.value.metadata["field"] == "text"
+        await pawl.start("hello", request_id="r1")
+        with pytest.raises(RequestIdReused):
+            await pawl.start("bye", request_id="r1")
+    async with door.open(), door.client("key-of-nobody-012345") as nobody:
+        with pytest.raises(Unauthenticated):
+            await nobody.get("run_1")
+
+
+async def test_a_dependency_that_is_away_is_waited_for(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    ledger.down = True
+    async with door.open(), door.client(retry_seconds=20) as pawl:
+        getting = asyncio.create_task(pawl.get("run_1"))
+        await asyncio.wait({getting}, timeout=0.1)
+        assert not getting.done()
+        ledger.down = False
+        assert (await getting).run_id == "run_1"
+        ledger.down = True
+        async with door.client(retry_seconds=0) as hasty:
+            with pytest.raises(DependencyUnavailable):
+                await hasty.get("run_1")
+
+
+async def test_decisions_answers_and_results(door: Door, ledger: PlayedLedger) -> None:
+    """HITL-1, HITL-2, FE-3."""
+    await ledger.add_run()
+    for name in ("a", "b", "c"):
+        await ledger.add_call(name, call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    await ledger.add_call("q", call_pb2.CALL_STATE_ASKED)
+    await ledger.offer("f")
+    async with door.open(), door.client(APPROVING) as pawl:
+        calls = {item.call_id: item async for item in pawl.pending() if isinstance(item, call_pb2.Call)}
+        assert set(calls) == {"a", "b", "c", "q", "f"}
+        await pawl.decide(approve(calls["a"]))
+        with pytest.raises(AlreadyDecided):
+            await pawl.decide(reject(calls["a"]))
+        stale = calls["b"]
+        stale.approval.digest = "of something else"
+        with pytest.raises(DigestMismatch):
+            await pawl.decide(approve(stale))
+        (edited, answered) = await pawl.decide_all([edit(calls["c"], {"n": 1}), answer(calls["q"], "at noon")])
+        assert {edited.status, answered.status} == {types_pb2.RECEIPT_STATUS_ACCEPTED}
+        await pawl.submit(result(calls["f"], {"shown": True}))
+        with pytest.raises(PawlError):
+            await pawl.submit(result(calls["f"], {"shown": False}))
+
+
+async def test_the_inbox_is_followed_over_a_restart(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    await ledger.add_call("a", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    seen: list[set[str]] = []
+
+    async def follow() -> None:
+        async with door.client() as pawl:
+            async for waiting in pawl.watch_pending():
+                seen.append(set(waiting))  # noqa: PERF401  # one by one
+
+    async with door.open():
+        following = asyncio.create_task(follow())
+        await until(lambda: seen[-1:] == [{"a"}])
+    await ledger.settle("a")
+    await ledger.add_call("b", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    async with door.open():
+        await until(lambda: seen[-1:] == [{"b"}])
+        await ledger.settle("b")
+        await until(lambda: seen[-1:] == [set()])
+        following.cancel()
+        await asyncio.gather(following, return_exceptions=True)
+
+
+async def test_a_result_is_there_when_the_run_has_ended(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    async with door.open(), door.client() as pawl:
+        waiting = asyncio.create_task(pawl.result("run_1"))
+        await ledger.append(count=3)
+        assert not waiting.done()
+        await ledger.finish()
+        assert (await waiting).state == run_pb2.RUN_STATE_COMPLETED
+        assert (await pawl.result("run_1")).state == run_pb2.RUN_STATE_COMPLETED
+
+
+# The client without asyncio.
+
+
+async def test_without_asyncio_the_same_is_done(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    await ledger.append(count=3, text="ab")
+    await ledger.finish()
+
+    def program() -> tuple[str, int, list[str]]:
+        with Client(door.address, api_key=KEY, environment={}) as pawl:
+            text = "".join(pawl.text("run_1"))
+            events = sum(1 for _ in pawl.watch("run_1"))
+            with pytest.raises(RunNotFound):
+                pawl.get("run_2")
+            with pytest.raises(RunNotFound):
+                next(pawl.watch("run_2"))
+            pawl.start("hello", request_id="r1")
+            pawl.start("hello", request_id="r1")
+            return text, events, [run.run_id for run in pawl.runs()]
+
+    async with door.open():
+        text, events, runs = await asyncio.to_thread(program)
+    assert (text, events) == ("ababab", 5)
+    assert sorted(runs) == sorted(ledger.runs)
+    assert len(runs) == 2
+
+
+async def test_a_watcher_without_asyncio_may_leave_at_any_event(
+    door: Door, ledger: PlayedLedger, live: FakeLive
+) -> None:
+    await ledger.add_run()
+    await ledger.append(count=3)
+
+    def program() -> int:
+        with Client(door.address, api_key=KEY, environment={}) as pawl:
+            for event in pawl.watch("run_1"):
+                if isinstance(event, event_pb2.RunEvent) and event.seq == 2:
+                    break
+            return pawl.get("run_1").last_seq
+
+    async with door.open():
+        assert await asyncio.to_thread(program) == 4
+        await until(lambda: not live.subscriber_count)
+
+
+async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) -> None:
+    pawl = Client(door.address, api_key=KEY, environment={})
+    names = [thread.name for thread in threading.enumerate()]
+    assert "pawl-client" in names
+    await asyncio.to_thread(pawl.close)
+    pawl.close()
+    assert "pawl-client" not in [thread.name for thread in threading.enumerate()]
+    with pytest.raises(RuntimeError, match="the client is closed"):
+        pawl.get("run_1")
+
+
+async def test_closing_ends_what_other_threads_wait_for(door: Door, ledger: PlayedLedger) -> None:
+    await ledger.add_run()
+    pawl = Client(door.address, api_key=KEY, environment={})
+    seen: list[Any] = []
+
+    def program() -> None:
+        with suppress(BaseException):
+            seen.extend(pawl.watch("run_1"))
+        seen.append("left")
+
+    async with door.open():
+        watching = asyncio.create_task(asyncio.to_thread(program))
+        await asyncio.to_thread(pawl.get, "run_1")
+        await asyncio.to_thread(pawl.close)
+        await watching
+    assert seen[-1] == "left"

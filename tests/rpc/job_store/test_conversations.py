@@ -1,0 +1,313 @@
+"""Conversations by key, in lists, by their words: on PostgreSQL, by several replicas."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.database import Database
+from pawl.chassis.rpc_client import translating
+from pawl.errors import ConversationNotFound, InvalidField, InvalidPageToken, RequestIdReused
+from pawl.event.v1 import conversation_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.adapters.conversations import LISTED, SEARCHED, query
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.search_index import PostgresSearchIndex
+from pawl.job_store.app.sweeps import RetentionSweep
+from pawl.job_store.rpc.messages import text_of
+from tests.rpc.job_store.conftest import RETENTION, StartReplica
+from tests.rpc.job_store.user import User
+
+
+async def get(user: User, **fields: Any) -> conversation_pb2.Conversation:
+    request = pb.GetConversationRequest(store_id=user.store_id, user_id=user.user_id, **fields)
+    with translating():
+        return (await user.stub.GetConversation(request)).conversation
+
+
+async def listed(user: User, **fields: Any) -> list[str]:
+    """The ids of all pages of two."""
+    request = pb.ListConversationsRequest(store_id=user.store_id, user_id=user.user_id, page_size=2, **fields)
+    found: list[str] = []
+    while True:
+        with translating():
+            page = await user.stub.ListConversations(request)
+        assert len(page.conversations) == 2 or not page.next_page_token
+        found += [conversation.conversation_id for conversation in page.conversations]
+        request.page_token = page.next_page_token
+        if not request.page_token:
+            return found
+
+
+async def update(user: User, conversation_id: str, **fields: Any) -> conversation_pb2.Conversation:
+    request = pb.UpdateConversationRequest(
+        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id, **fields
+    )
+    with translating():
+        return (await user.stub.UpdateConversation(request)).conversation
+
+
+async def two(start: StartReplica) -> list[User]:
+    """Give a user at each of two replicas, whose groups do not take turns: the queue of the store is far from full."""
+    return [User((await start(store_queue_max=100_000)).stub) for _ in range(2)]
+
+
+async def take_in(database: Database) -> int:
+    """Do all that the loop does; returns how many rounds that took."""
+    index, rounds = PostgresSearchIndex(database, text_of), 0
+    while await index.take_in(conversations_max=20):
+        rounds += 1
+    return rounds
+
+
+async def answered(user: User, question: str, answer: str, **fields: Any) -> str:
+    """A conversation that has ended; its id."""
+    owner = await user.start(question, **fields)
+    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)
+    await owner.commit(messages=[said])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    return (await user.run(owner.run_id)).conversation_id
+
+
+async def test_others_do_not_read_summaries_which_retell_calls_and_documents(user: User) -> None:
+    owner = await user.start("what is my balance?")
+    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="You are fine.")
+    retold = "look_up(account=4711) gave 12 euros."
+    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1)
+    await owner.commit(messages=[summary, said])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    await update(user, conversation_id, sharing=conversation_pb2.SHARING_READ)
+
+    async def read_by(user_id: str) -> list[str]:
+        request = pb.ListMessagesRequest(store_id=user.store_id, user_id=user_id, conversation_id=conversation_id)
+        return [message.text for message in (await user.stub.ListMessages(request)).messages]
+
+    assert await read_by(user.user_id) == ["what is my balance?", retold, "You are fine."]
+    assert await read_by("bob") == ["what is my balance?", "", "You are fine."]
+
+
+async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversation(start: StartReplica) -> None:
+    """I2: each of them has a run, and one of them begins the conversation."""
+    users = await two(start)
+    for key in ("ticket 42", "é" * 100):
+        answers = await asyncio.gather(*(users[number % 2].submit(conversation_key=key) for number in range(5)))
+        assert len({answer.run.run_id for answer in answers}) == 5
+        (conversation_id,) = {answer.run.conversation_id for answer in answers}
+        found = await get(users[0], conversation_key=key)
+        assert found == await get(users[1], conversation_id=conversation_id)
+        assert (found.conversation_id, found.queued_run_count) == (conversation_id, 4)
+        assert found.active_run_id in {answer.run.run_id for answer in answers}
+
+
+async def test_many_new_keys_in_many_groups_at_two_replicas_each_have_one_conversation(start: StartReplica) -> None:
+    users = await two(start)
+    keys = [f"k{number % 12}" for number in range(24)]
+    keys += keys[::-1]
+    answers = await asyncio.gather(*(users[number % 2].submit(conversation_key=key) for number, key in enumerate(keys)))
+    by_key: dict[str, set[str]] = {}
+    for key, answer in zip(keys, answers, strict=True):
+        by_key.setdefault(key, set()).add(answer.run.conversation_id)
+    assert [len(found) for found in by_key.values()] == [1] * 12
+    assert len(set.union(*by_key.values())) == 12
+
+
+async def test_the_same_request_with_a_key_makes_one_run(start: StartReplica) -> None:
+    """I2."""
+    users = await two(start)
+    answers = await asyncio.gather(
+        *(users[number % 2].submit(request_id="r1", conversation_key="k") for number in range(6))
+    )
+    assert len({answer.run.run_id for answer in answers}) == 1
+    with pytest.raises(RequestIdReused):
+        await users[0].submit(request_id="r1", conversation_key="another")
+
+
+async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: Database) -> None:
+    """I13."""
+    mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
+    for other in (User(user.stub, user_id="bob"), User(user.stub, store_id="globex")):
+        with pytest.raises(ConversationNotFound):
+            await get(other, conversation_key="ticket 42")
+        assert (await other.submit(conversation_key="ticket 42")).run.conversation_id != mine
+    assert "ticket 42" not in str(await database.fetch("SELECT * FROM job_store.conversations"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"conversation_key": "x" * 201}, {"conversation_key": "k", "conversation_id": "c1"}],
+)
+async def test_a_bad_key_begins_nothing(user: User, fields: dict[str, str]) -> None:
+    with pytest.raises(InvalidField):
+        await user.submit(**fields)
+    with pytest.raises(InvalidField):
+        await get(user, **fields)
+    assert await listed(user) == []
+
+
+async def test_those_come_first_in_which_something_happened_last(user: User) -> None:
+    """By pages; those of other users, and of runs that do a call, are left out."""
+    await User(user.stub, user_id="bob").submit(conversation_id="bobs")
+    for number in range(5):
+        await user.submit(conversation_id=f"c{number}")
+    await user.submit(conversation_id="c1")
+    assert await listed(user) == ["c1", "c4", "c3", "c2", "c0"]
+    await update(user, "c0", title="not now")
+    assert await listed(user) == ["c1", "c4", "c3", "c2", "c0"]
+
+
+async def test_the_archive_is_a_list_of_its_own(user: User) -> None:
+    for number in range(4):
+        await user.submit(conversation_id=f"c{number}")
+    for conversation_id in ("c0", "c2"):
+        assert (await update(user, conversation_id, archived=True)).archived
+    assert await listed(user, archived=False) == ["c3", "c1"]
+    assert await listed(user, archived=True) == ["c2", "c0"]
+    assert await listed(user) == ["c3", "c2", "c1", "c0"]
+    await user.submit(conversation_id="c0")
+    assert await listed(user, archived=False) == ["c0", "c3", "c1"]
+    await update(user, "c2", archived=False)
+    assert await listed(user, archived=True) == []
+
+
+async def test_a_title_is_made_and_given(user: User) -> None:
+    await user.submit("\n Lunch on Friday?\nThanks", conversation_id="c1")
+    found = await get(user, conversation_id="c1")
+    assert (found.title, found.has_own_title) == ("Lunch on Friday?", False)
+    named = await update(user, "c1", title="Lunch")
+    assert (named.title, named.has_own_title) == ("Lunch", True)
+    assert await get(user, conversation_id="c1") == named
+    assert (await update(user, "c1", title="")).title == "Lunch on Friday?"
+
+
+async def test_an_update_is_known_by_its_request(user: User) -> None:
+    """I2."""
+    await user.submit(conversation_id="c1")
+    await update(user, "c1", request_id="r1", title="first")
+    await update(user, "c1", title="second")
+    assert (await update(user, "c1", request_id="r1", title="first")).title == "second"
+    with pytest.raises(RequestIdReused):
+        await update(user, "c1", request_id="r1", title="third")
+    with pytest.raises(RequestIdReused):
+        await user.submit(request_id="r1")
+
+
+async def test_conversations_are_found_by_words_of_a_message_or_the_title(user: User, database: Database) -> None:
+    invoice = await answered(user, "Where is invoice INV-2024/17?", "It was paid in March.")
+    lunch = await answered(user, "When is lunch with Kim?", "On Friday at noon, in the STRASSENCAFÉ.")
+    bob = User(user.stub, user_id="bob")
+    await answered(bob, "Where is my invoice?", "Nowhere.")
+    await take_in(database)
+    assert await listed(user, query="invoice") == [invoice]
+    assert await listed(user, query="inv 2024 17") == [invoice]
+    assert await listed(user, query="paid MARCH") == [invoice]
+    assert await listed(user, query="straßencafé") == [lunch]
+    assert await listed(user, query="noo") == [lunch]
+    assert await listed(user, query="invoice march") == []  # In one message.
+    assert await listed(user, query="kim invoice") == []
+    assert await listed(user, query="is") == [lunch, invoice]
+    assert await listed(User(user.stub, store_id="globex"), query="invoice") == []
+    await update(user, lunch, title="Birthday", archived=True)
+    assert await take_in(database) == 1
+    assert await listed(user, query="birth") == [lunch]
+    assert await listed(user, query="lunch") == [lunch]
+    assert await listed(user, query="birth", archived=False) == []
+    await update(user, lunch, title="Party")
+    await take_in(database)
+    assert await listed(user, query="birthday") == []
+    assert await listed(user, query="party") == [lunch]
+
+
+async def test_long_conversations_are_taken_in_by_parts(user: User, database: Database) -> None:
+    owner = await user.start("begin", conversation_id="c1")
+    for number in range(3):
+        texts = [f"word{number}x{index} {'filler ' * 2000}" for index in range(30)]
+        said = [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, reasoning="r" * 9000) for text in texts]
+        await owner.commit(messages=said)
+    assert await take_in(database) > 4
+    for word in ("begin", "word0x0", "word1x15", "word2x29"):
+        assert await listed(user, query=word) == ["c1"]
+    assert await take_in(database) == 0
+
+
+async def test_two_replicas_take_in_the_same_once(user: User, database: Database) -> None:
+    for number in range(10):
+        await user.submit(f"message number{number}", conversation_id=f"c{number}")
+    await asyncio.gather(*(take_in(database) for _ in range(3)))
+    await take_in(database)
+    assert await database.fetchval("SELECT count(*) FROM job_store.conversation_words") == 10
+    assert len(await listed(user, query="message")) == 10
+
+
+async def test_a_conversation_that_is_written_to_is_taken_in_later(user: User, database: Database) -> None:
+    """Whoever writes comes first; nothing is lost."""
+    await user.submit("secret plan", conversation_id="c1")
+    async with database.transaction() as connection:
+        await connection.fetch("SELECT FROM job_store.conversations FOR UPDATE")
+        assert await take_in(database) == 0
+    assert await take_in(database) == 1
+    assert await listed(user, query="secret") == ["c1"]
+
+
+async def test_words_and_keys_go_with_their_conversation(user: User, database: Database) -> None:
+    old = await answered(user, "what was it", "nothing", conversation_key="k")
+    await update(user, old, title="gone soon")
+    await take_in(database)
+    await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
+    sweep = RetentionSweep(PostgresRetention(database), SystemClock(), RETENTION)
+    await sweep.sweep()
+    for table in ("conversations", "conversation_words", "messages"):
+        assert await database.fetchval(f"SELECT count(*) FROM job_store.{table}") == 0  # noqa: S608
+    assert (await user.submit(conversation_key="k")).run.conversation_id != old
+
+
+async def test_the_key_of_conversations_that_are_being_removed_is_free(user: User, database: Database) -> None:
+    """Also while a part of two of them is still there."""
+    ids = []
+    for _ in range(2):
+        ids.append(await answered(user, "x", "y", conversation_key="k"))
+        await database.execute("UPDATE job_store.conversations SET update_time = update_time - interval '31 days'")
+        await PostgresRetention(database).remove_conversations(older_than_seconds=86_400, rows_max=1)
+    assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 2
+    ids.append((await user.submit(conversation_key="k")).run.conversation_id)
+    assert len({*ids}) == 3
+
+
+async def test_page_tokens_are_of_one_selection(user: User) -> None:
+    for number in range(3):
+        await user.submit(conversation_id=f"c{number}")
+    request = pb.ListConversationsRequest(store_id="acme", user_id="ann", page_size=2)
+    request.page_token = (await user.stub.ListConversations(request)).next_page_token
+    request.archived = False
+    with pytest.raises(InvalidPageToken), translating():
+        await user.stub.ListConversations(request)
+
+
+async def test_lists_and_searches_go_by_an_index(user: User, database: Database) -> None:
+    """What others have, and what a user has ever had, is not looked at."""
+    await user.submit(conversation_id="c1")
+    rows = """
+        INSERT INTO job_store.conversations
+            (store_id, conversation_id, user_id, queue, last_number, create_time, update_time)
+        SELECT 'acme', 'x' || n, 'u' || n % 1000, '', 0, now(), now() - n * interval '1 s'
+        FROM generate_series(1, 20000) AS n
+    """
+    words = """
+        INSERT INTO job_store.conversation_words
+        SELECT 'acme', 'x' || n, 1, array_to_tsvector(ARRAY[(n % 1000)::text || ':the', n::text || ':it'])
+        FROM generate_series(1, 20000) AS n
+    """
+    for statement in (rows, words, "ANALYZE job_store.conversations", "ANALYZE job_store.conversation_words"):
+        await database.execute(statement)
+    arguments: tuple[Any, ...] = (51, 1000, "acme", "u1", [False, True], None, "", [])
+    async with database.acquire() as connection:
+        for sql, given, index in (
+            (LISTED, arguments, "conversations_of_user"),
+            (SEARCHED, (*arguments, query("acme", "u1", ["the"])), "conversation_words_search"),  # type: ignore[arg-type]
+        ):
+            plan = str(await connection.fetch(f"EXPLAIN {sql}", *given))
+            assert index in plan, plan
+            assert "Seq Scan" not in plan, plan

@@ -1,0 +1,377 @@
+"""Conversations erased on PostgreSQL, step by step, by several replicas; and again in a database that was restored."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Collection
+
+import pytest
+
+from pawl.chassis.clock import SystemClock
+from pawl.chassis.database import Database
+from pawl.chassis.ids import ConversationId, IdSource, StoreId
+from pawl.chassis.rpc_client import translating
+from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
+from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
+from pawl.job.v1 import erasure_pb2 as pb
+from pawl.job.v1 import ledger_pb2
+from pawl.job.v1.erasure_pb2_grpc import ErasureServiceStub
+from pawl.job_store.adapters.erasures import PostgresErasures
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.app.erasing import Erasing
+from pawl.job_store.domain.erasure import ErasureKey, Part
+from pawl.job_store.rpc.erasure_servicer import CANCEL, call_kind
+from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica, eventually
+from tests.rpc.job_store.test_conversations import get, listed, take_in, update
+from tests.rpc.job_store.test_upkeep import age_conversation
+from tests.rpc.job_store.user import User, result
+
+MARKER = "zanzibar"
+SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
+
+
+class Log:
+    """The list of what was erased, and how often the life cycle was purged."""
+
+    def __init__(self) -> None:
+        self.entries: set[tuple[StoreId, ConversationId]] = set()
+        self.purged: set[str] = set()
+        self.looks: list[bool] = []
+        self.is_away = False
+
+    async def open(self) -> bool | None:
+        return self.looks.pop() if self.looks else None
+
+    async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
+        yield list(self.entries)
+
+    async def write(self, key: ErasureKey) -> None:
+        if self.is_away:
+            raise DependencyUnavailable
+        self.entries.add((key.store_id, key.conversation_id))
+
+    async def purge(self, store_id: StoreId, run_ids: Collection[str]) -> int:
+        self.purged |= set(run_ids)
+        return len(run_ids)
+
+
+def erasing(replica: Replica, log: Log | None) -> Erasing:
+    return Erasing(
+        PostgresErasures(replica.database, call_kind),
+        log,
+        replica.ledger.group_commit,
+        replica.ledger.conversations,
+        IdSource(SystemClock()),
+        cancel=CANCEL,
+    )
+
+
+async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> pb.EraseConversationResponse:
+    request = pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
+    with translating():
+        return await ErasureServiceStub(replica.channel).EraseConversation(request)
+
+
+async def swept(sweep: Erasing) -> None:
+    """Sweep as often as there are steps, of a conversation and of one below it."""
+    for _ in range(6):
+        await sweep.sweep()
+
+
+async def everything(database: Database) -> str:
+    """All rows of all tables, as text; bytes as they are."""
+    tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'job_store'")
+    rows = [row for table in tables for row in await database.fetch(f"SELECT * FROM job_store.{table['tablename']}")]  # noqa: S608
+    return "\n".join(repr(tuple(row)) for row in rows)
+
+
+def key_of(conversation_id: str) -> ErasureKey:
+    return ErasureKey(store_id="acme", conversation_id=conversation_id, user_id="ann")  # type: ignore[arg-type]
+
+
+async def full(user: User) -> tuple[str, str]:
+    """A run that has ended with the marker in everything that it has; returns its conversation, and it."""
+    owner = await user.start(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    await user.send(owner.run_id, steer=ledger_pb2.SteerCommand(text=f"{MARKER} steer"))
+    call = owner.call(
+        "call_1",
+        call_pb2.CALL_STATE_RUNNING,
+        attempt=1,
+        arguments_json=f'{{"a":"{MARKER}"}}'.encode(),
+        context=call_pb2.EXECUTION_CONTEXT_BACKEND,
+        effect_class=call_pb2.EFFECT_CLASS_AT_MOST_ONCE,
+    )
+    await owner.commit(calls=[call], loop_state=MARKER.encode())
+    (steer,) = await owner.inbox()
+    call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result(f'"{MARKER}"')))
+    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=f"{MARKER} said", call_ids=["call_1"])
+    steered = message_pb2.Message(role=message_pb2.ROLE_USER, text=f"{MARKER} steer")
+    await owner.commit(calls=[call], messages=[said, steered], consumed=[steer.command_id])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
+    labels = conversation_pb2.Labels(labels={"about": MARKER})
+    await update(user, conversation_id, title=f"{MARKER} title", labels=labels, request_id="named")
+    return conversation_id, owner.run_id
+
+
+async def test_nothing_is_left_but_ids_and_what_has_left(replica: Replica, user: User) -> None:
+    conversation_id, run_id = await full(user)
+    while await take_in(replica.database):
+        pass
+    kept = await user.start("something else")
+    other = (await user.run(kept.run_id)).conversation_id
+    assert MARKER in await everything(replica.database)
+    log = Log()
+    assert await listed(user, query=MARKER) == [conversation_id]
+
+    begun = await erase(replica, conversation_id)
+    assert begun.erasure.waits_for == ["runs", "ledger", "tool-registry", "notifier", "stream", "log"]
+    assert not begun.erasure.HasField("end_time")
+    sweep = erasing(replica, log)
+    await swept(sweep)
+
+    assert MARKER not in await everything(replica.database)
+    told = await erase(replica, conversation_id)
+    assert told.erasure.waits_for == ["tool-registry", "notifier"]
+    assert log.entries == {("acme", conversation_id)}
+    assert log.purged == {run_id}
+    for part in SERVICES:
+        ((_, items),) = [each async for each in sweep.due(part)]
+        assert (items.run_ids, items.call_ids, items.has_more) == ([run_id], ["call_1"], False)
+        await sweep.confirm(key_of(conversation_id), part)
+        assert [each async for each in sweep.due(part)] == []
+    end = await erase(replica, conversation_id)
+    assert end.erasure.HasField("end_time")
+    assert not end.erasure.waits_for
+    (left,) = end.left_calls
+    assert (left.call_id, left.tool_name, left.state) == ("call_1", "tool", call_pb2.CALL_STATE_SUCCEEDED)
+    assert left.effect_class == call_pb2.EFFECT_CLASS_AT_MOST_ONCE
+    assert await replica.database.fetchval("SELECT count(*) FROM job_store.erased_items") == 1
+    assert (await get(user, conversation_id=other)).active_run_id == kept.run_id
+
+
+async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(replica: Replica, user: User) -> None:
+    """I13: and of another user it is not there, before and after."""
+    conversation_id, run_id = await full(user)
+    with pytest.raises(ConversationNotFound):
+        await erase(replica, conversation_id, "bob")
+    await erase(replica, conversation_id)
+
+    for refused in (
+        user.submit("more", conversation_id=conversation_id),
+        user.submit("more", conversation_id=conversation_id, conversation_must_exist=True),
+        get(user, conversation_id=conversation_id),
+        update(user, conversation_id, title="other"),
+    ):
+        with pytest.raises(ConversationErased):
+            await refused
+    with pytest.raises(ConversationNotFound):
+        await get(User(user.stub, user_id="bob"), conversation_id=conversation_id)
+    with pytest.raises(ConversationNotFound):
+        await erase(replica, conversation_id, "bob")
+    assert await listed(user) == []
+    # Its key is free.
+    assert (await user.submit(conversation_key=f"{MARKER} key")).run.conversation_id != conversation_id
+    await swept(erasing(replica, None))
+    with pytest.raises(RunNotFound):
+        await user.run(run_id)
+    with pytest.raises(RequestIdReused):
+        await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
+
+
+async def test_runs_are_cancelled_first_and_those_that_wait_never_begin(replica: Replica, user: User) -> None:
+    """I12."""
+    owner = await user.start(MARKER)
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    waiting = (await user.submit(f"{MARKER} two", conversation_id=conversation_id)).run
+    await erase(replica, conversation_id)
+    sweep = erasing(replica, None)
+
+    await sweep.sweep()
+
+    assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLING
+    assert (await user.run(waiting.run_id)).state == run_pb2.RUN_STATE_CANCELLED
+    assert (await erase(replica, conversation_id)).erasure.waits_for[0] == "runs"
+    (cancel,) = await owner.inbox()
+    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
+    await swept(sweep)
+    assert MARKER not in await everything(replica.database)
+
+
+async def test_conversations_of_agents_go_with_it(replica: Replica, user: User) -> None:
+    owner = await user.start("parent")
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
+    task = ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")
+    await owner.commit(calls=[call], delegations=[task])
+    child = await user.run("run_child")
+    await erase(replica, conversation_id)
+    sweep = erasing(replica, None)
+    await sweep.sweep()
+    call.state, call.result.content_json = call_pb2.CALL_STATE_CANCELLED, b"null"
+    (cancel,) = await owner.inbox()
+    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, calls=[call], consumed=[cancel.command_id])
+    assert (await user.run("run_child")).state == run_pb2.RUN_STATE_CANCELLED
+
+    await swept(sweep)
+
+    assert MARKER not in await everything(replica.database)
+    with pytest.raises(ConversationErased):
+        await get(user, conversation_id=child.conversation_id)
+    assert not (await erase(replica, conversation_id)).erasure.HasField("end_time")
+    for each in (conversation_id, child.conversation_id):
+        for part in SERVICES:
+            await sweep.confirm(key_of(each), part)
+    assert (await erase(replica, conversation_id)).erasure.HasField("end_time")
+
+
+async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_anew(
+    start: StartReplica, database: Database
+) -> None:
+    replica = await start()
+    user, log = User(replica.stub), Log()
+    conversation_id, _ = await full(user)
+    sweep = erasing(replica, log)
+    saved = {
+        name: await database.fetch(f"SELECT t::text AS row FROM job_store.{name} AS t")  # noqa: S608
+        for name in ("conversations", "messages", "runs", "calls", "events", "commands", "requests")
+    }
+    await erase(replica, conversation_id)
+    await swept(sweep)
+    assert MARKER not in await everything(database)
+
+    async with database.transaction() as connection:
+        await connection.execute("TRUNCATE job_store.erased_items, job_store.conversation_words, job_store.outbox")
+        for name in saved:
+            await connection.execute(f"TRUNCATE job_store.{name} CASCADE")
+        for name, rows in saved.items():
+            columns = await connection.fetchval(
+                "SELECT string_agg(quote_ident(attname), ', ') FROM pg_attribute WHERE attrelid = $1::text::regclass"
+                " AND attnum > 0 AND NOT attisdropped AND attgenerated = ''",
+                f"job_store.{name}",
+            )
+            for row in rows:
+                await connection.execute(
+                    f"INSERT INTO job_store.{name} ({columns}) SELECT {columns} FROM"  # noqa: S608
+                    f" (SELECT ($1::text::job_store.{name}).*) AS one",
+                    row["row"],
+                )
+    assert MARKER in await everything(database)
+    assert (await get(user, conversation_id=conversation_id)).title == f"{MARKER} title"
+    log.looks = [False]
+    await swept(sweep)
+    assert MARKER not in await everything(database)
+    with pytest.raises(ConversationErased):
+        await get(user, conversation_id=conversation_id)
+
+    log.entries.clear()
+    log.looks = [True]
+    await sweep.sweep()
+    assert log.entries == {("acme", conversation_id)}
+
+
+async def forked(user: User, conversation_id: str) -> str:
+    request = ledger_pb2.ForkConversationRequest(
+        store_id=user.store_id,
+        user_id=user.user_id,
+        request_id=f"fork-{conversation_id}",
+        conversation_id=conversation_id,
+    )
+    with translating():
+        return (await user.stub.ForkConversation(request)).conversation.conversation_id
+
+
+async def said(user: User, conversation_id: str) -> list[str]:
+    request = ledger_pb2.ListMessagesRequest(
+        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id
+    )
+    with translating():
+        return [message.text for message in (await user.stub.ListMessages(request)).messages]
+
+
+async def test_forks_lose_what_they_showed_of_it_at_once_and_go_on(replica: Replica, user: User) -> None:
+    conversation_id, _ = await full(user)
+    fork = await forked(user, conversation_id)
+    below = await forked(user, fork)
+    assert MARKER in " ".join(await said(user, below))
+    assert (await get(user, conversation_id=below)).title == f"{MARKER} title"
+
+    await erase(replica, conversation_id)
+
+    assert await said(user, fork) == await said(user, below) == []
+    with pytest.raises(ConversationErased):
+        await forked(user, conversation_id)
+    await swept(erasing(replica, None))
+    assert MARKER not in await everything(replica.database)
+    owner = await user.start("goes on", conversation_id=below)
+    assert [message.text for message in (await owner.load()).messages] == ["goes on"]
+    assert await said(user, below) == ["goes on"]
+    # A fork is erased for itself.
+    await erase(replica, fork)
+    await swept(erasing(replica, None))
+    assert await said(user, below) == ["goes on"]
+
+
+async def test_the_title_goes_from_a_fork_of_a_fork_that_retention_has_removed(replica: Replica, user: User) -> None:
+    conversation_id, _ = await full(user)
+    fork = await forked(user, conversation_id)
+    below = await forked(user, fork)
+    await age_conversation(replica.database, fork)
+    retention = PostgresRetention(replica.database)
+    while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=100):
+        pass
+    with pytest.raises(ConversationNotFound):
+        await get(user, conversation_id=fork)
+
+    await erase(replica, conversation_id)
+
+    assert (await get(user, conversation_id=below)).title == ""
+    await swept(erasing(replica, None))
+    assert MARKER not in await everything(replica.database)
+
+
+async def test_what_is_away_holds_up_nothing_else(replica: Replica, user: User) -> None:
+    conversation_id, _ = await full(user)
+    await erase(replica, conversation_id)
+    log = Log()
+    log.is_away = True
+    sweep = erasing(replica, log)
+    await swept(sweep)
+    assert MARKER not in await everything(replica.database)
+    assert "log" in (await erase(replica, conversation_id)).erasure.waits_for
+
+
+async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
+    start: StartReplica, database: Database
+) -> None:
+    replicas = [await start(), await start()]
+    user = User(replicas[0].stub)
+    ids = [(await full_many(user, number)) for number in range(6)]
+    for number, conversation_id in enumerate(ids):
+        await erase(replicas[number % 2], conversation_id)
+    sweeps = [erasing(replica, Log()) for replica in replicas]
+
+    async def is_gone() -> bool:
+        await asyncio.gather(*(each.sweep() for each in sweeps))
+        receipts = [(await erase(replicas[0], each)).erasure for each in ids]
+        return all(list(receipt.waits_for) == list(SERVICES) for receipt in receipts)
+
+    await eventually(is_gone)
+    assert MARKER not in await everything(database)
+    for conversation_id in ids:
+        for part in SERVICES:
+            await sweeps[0].confirm(key_of(conversation_id), part)
+        await age_conversation(database, conversation_id)
+    retention = PostgresRetention(database)
+    while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=500):
+        pass
+    assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 0
+    with pytest.raises(ConversationNotFound):
+        await erase(replicas[0], ids[0])
+
+
+async def full_many(user: User, number: int) -> str:
+    """A conversation with a message of its own."""
+    owner = await user.start(f"{MARKER} {number}")
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
+    return (await user.run(owner.run_id)).conversation_id

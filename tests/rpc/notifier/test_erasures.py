@@ -1,0 +1,32 @@
+"""What was told of an erased conversation is told no more, whatever is still on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.domain.notification import Draft, Inbox
+
+ANN = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
+OTHER = Inbox(store_id=StoreId("other"), user_id=UserId("ann"))
+PART = ErasurePart(
+    store_id=StoreId("acme"), conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=["call_1"]
+)
+
+
+async def titles(store: PostgresStore, inbox: Inbox) -> list[str]:
+    return [each.draft.title for each in await store.read_after(inbox, 0, approves=True, limit=10)]
+
+
+async def test_notifications_of_an_erased_conversation_go_and_none_comes(
+    store: PostgresStore, draft: Callable[..., Draft]
+) -> None:
+    """I13."""
+    await store.add([draft("a"), draft("b", store="other")])
+    for _ in range(2):
+        await store.erase(PART)
+    assert await store.add([draft("c"), draft("d", store="other")]) == 1
+    assert await titles(store, ANN) == []
+    assert await titles(store, OTHER) == ["About b", "About d"]

@@ -1,0 +1,143 @@
+"""What the registry keeps of an erased conversation: nothing but ids, and a chain whose digests say nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import pytest
+
+from pawl.chassis.database import Database
+from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId
+from pawl.errors import ConversationErased, DependencyUnavailable
+from pawl.event.v1 import call_pb2
+from pawl.tool.v1 import rule_pb2
+from pawl.tool_registry.adapters.files.folders import FileFolders
+from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
+from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
+from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
+from pawl.tool_registry.app.policy.ports import JournalCall
+from pawl.tool_registry.domain.definition import EffectClass
+from pawl.tool_registry.domain.files import FileLimits, Planned, PutFile
+from pawl.tool_registry.domain.rules import RuleScope
+from tests.rpc.tool_registry.registry import reason, running
+from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
+
+MARKER = "zanzibar"
+PART = ErasurePart(
+    store_id=StoreId("acme"), conversation_id=ConversationId("conversation"), run_ids=["run"], call_ids=["c1", "c2"]
+)
+
+
+async def everything(database: Database) -> str:
+    tables = await database.fetch("SELECT tablename FROM pg_tables WHERE schemaname = 'tool_registry'")
+    rows = [
+        row
+        for table in tables
+        if table["tablename"] not in {"tool_versions", "migrations"}
+        for row in await database.fetch(f"SELECT * FROM tool_registry.{table['tablename']}")  # noqa: S608
+    ]
+    return "\n".join(repr(tuple(row)) for row in rows)
+
+
+async def test_executions_rules_and_secrets_go_and_the_chain_stays_whole(database_url: str, tmp_path: Path) -> None:
+    """TOOL-6."""
+    async with (
+        running(database_url, tmp_path, tools()) as registry,
+        Database(database_url, application_name="test") as database,
+    ):
+        digest = (await registry.check("delete", {"path": MARKER}, call="c1")).digest
+        await decide(registry, "c1", call_pb2.DECISION_KIND_APPROVE)
+        await registry.run("delete", {"path": MARKER}, call="c1", approved_digest=digest)
+        await registry.check(MARKER, call="c2")
+        pattern = rule_pb2.ArgumentPattern(argument="path", equals_json=json.dumps(MARKER).encode())
+        rule = rule_pb2.Rule(
+            effect=rule_pb2.RULE_EFFECT_DENY,
+            scope=rule_pb2.RULE_SCOPE_CONVERSATION,
+            scope_id="conversation",
+            tool_name="delete",
+            arguments=[pattern],
+        )
+        await registry.rules["acme", "bob"].CreateRule(rule_pb2.CreateRuleRequest(rule=rule))
+        before = await listed(registry)
+        assert MARKER in await everything(database)
+        erasures = PostgresErasures(database)
+
+        for _ in range(2):
+            await erasures.erase(PART)
+
+        kept = await everything(database)
+        assert MARKER not in kept
+        assert await database.fetchval("SELECT count(*) FROM tool_registry.audit_keys WHERE secret IS NOT NULL") == 0
+        assert not (await verified(registry)).HasField("problem")
+        assert await listed(registry) == before
+
+
+async def test_no_rule_of_an_erased_conversation_comes_back(database_url: str, tmp_path: Path) -> None:
+    """Neither by the request that made it, sent again, nor by one that was on its way."""
+    async with (
+        running(database_url, tmp_path, tools()) as registry,
+        Database(database_url, application_name="test") as database,
+    ):
+        rule = rule_pb2.Rule(
+            effect=rule_pb2.RULE_EFFECT_DENY,
+            scope=rule_pb2.RULE_SCOPE_CONVERSATION,
+            scope_id="conversation",
+            tool_name="delete",
+            reason=MARKER,
+        )
+        request = rule_pb2.CreateRuleRequest(rule=rule, request_id="r1")
+        made = await registry.rules["acme", "bob"].CreateRule(request)
+        (kept,) = await PostgresRuleRepository(database).in_force(StoreId("acme"))
+        assert kept.rule_id == made.rule.rule_id
+        before = await listed(registry)
+
+        await PostgresErasures(database).erase(PART)
+
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await registry.rules["acme", "bob"].CreateRule(request)
+        assert reason(refused.value)[1] == "CONVERSATION_ERASED"
+        for scope, scope_id in ((RuleScope.CONVERSATION, "conversation"), (RuleScope.RUN, "run")):
+            with pytest.raises(ConversationErased):
+                late = replace(kept, scope=scope, scope_id=scope_id)
+                await PostgresRuleRepository(database).add(late, RequestId("r2"))
+        assert MARKER not in await everything(database)
+        assert await listed(registry) == before
+
+
+async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> None:
+    """However late whoever asks for it comes."""
+    async with Database(database_url, application_name="test") as database:
+        await PostgresErasures(database).erase(PART)
+        journal = PostgresExecutionJournal(database, instance_id="a", lease_seconds=30.0)
+        await journal.renew()
+        call = JournalCall(
+            key=CallKey(StoreId("acme"), CallId("c1")),
+            run_id=RunId("run"),
+            tool_name="charge",
+            tool_version=1,
+            effect=EffectClass.AT_MOST_ONCE,
+            fingerprint="f",
+            unknowns_resolved=0,
+            token="t",
+        )
+        with pytest.raises(DependencyUnavailable):
+            await journal.begin(call)
+        assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 0
+
+
+def test_file_tools_forget_what_calls_did_and_keep_the_files(tmp_path: Path) -> None:
+    limits = FileLimits(file_bytes_max=1000, store_bytes_max=10_000)
+    folders = FileFolders(tmp_path, limits, lambda: 0.0)
+    planned = Planned(outcome=MARKER.encode(), change=PutFile(path="note.txt", content=b"kept"))
+    folders.change(StoreId("acme"), "c1", lambda _: planned, lambda _: False)
+    assert MARKER.encode() in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+
+    folders.forget(StoreId("acme"), ["c1", "c2"])
+    folders.forget(StoreId("other"), ["c1"])
+
+    assert MARKER.encode() not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
+    assert folders.read(StoreId("acme"), "note.txt") == b"kept"

@@ -1,0 +1,182 @@
+"""Memories: kept, found and forgotten by the tools of an agent, seen and erased by the user over MemoryService."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from pawl.chassis.database import Database
+from pawl.tool.v1 import execution_pb2
+from pawl.tool.v1 import memory_pb2 as pb
+from pawl.tool_registry.adapters.postgres import memories as postgres_memories
+from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
+from pawl.tool_registry.builtin.memory import memory_tools
+from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
+
+
+class Host:
+    """An agent with a memory."""
+
+    def __init__(self, registry: Registry, database: Database) -> None:
+        self.registry, self.database = registry, database
+        self.calls = 0
+
+    async def result(
+        self, tool: str, /, *, agent: str = "host", store: str = "acme", user: str = "ann", call: str = "", **given: Any
+    ) -> execution_pb2.ExecutionResult:
+        self.calls += 1
+        who = context(store=store, user=user)
+        who.agent_name = agent
+        return await self.registry.run(tool, given, who=who, call=call or f"call_{self.calls}")
+
+    async def __call__(self, tool: str, /, **given: Any) -> Any:
+        return content(await self.result(tool, **given))
+
+    async def recalled(self, query: str = "", **more: Any) -> list[str]:
+        return [memory["text"] for memory in (await self("recall", query=query, **more))["memories"]]
+
+    async def listed(
+        self, agent: str = "", *, store: str = "acme", user: str = "ann", size: int = 0
+    ) -> list[pb.Memory]:
+        found: list[pb.Memory] = []
+        token = ""
+        while True:
+            request = pb.ListMemoriesRequest(agent_name=agent, page_size=size, page_token=token)
+            page = await self.registry.memories[store, user].ListMemories(request)
+            found += page.memories
+            token = page.next_page_token
+            if not token:
+                return found
+
+    async def erase(self, *, store: str = "acme", user: str = "ann", **what: str) -> int:
+        request = pb.EraseMemoriesRequest(**what)
+        return (await self.registry.memories[store, user].EraseMemories(request)).erased_count
+
+
+@pytest.fixture
+async def host(database_url: str, tmp_path: Path) -> AsyncIterator[Host]:
+    async with Database(database_url, application_name="test") as database:
+        tools = memory_tools(PostgresMemoryRepository(database))
+        async with running(database_url, tmp_path, tools) as registry:
+            yield Host(registry, database)
+
+
+async def test_what_is_remembered_is_found_by_its_words(host: Host) -> None:
+    for text in ("Ann wants a seat at the window.", "Ann eats no fish.", "The dog is called  Rex\n"):
+        await host("remember", text=text)
+    assert await host.recalled("seat window") == ["Ann wants a seat at the window."]
+    assert await host.recalled("fish zebra") == ["Ann eats no fish."], "some of the words do if none has all"
+    assert await host.recalled("zebra") == []
+    assert await host.recalled('"!!!" -') == []
+    assert await host.recalled() == ["The dog is called Rex", "Ann eats no fish.", "Ann wants a seat at the window."]
+    assert len(await host.recalled(most=2)) == 2
+    assert "data" in (await host("recall"))["note"], "the model is told what memories are"
+
+
+async def test_a_memory_is_of_one_agent_about_one_user_of_one_store(host: Host) -> None:
+    """Nothing that a model writes as an argument changes whose it is."""
+    kept = await host("remember", text="Ann wants a seat at the window.")
+    for other in ({"agent": "clerk"}, {"agent": "draft/host"}, {"user": "bob"}, {"store": "other"}):
+        assert await host.recalled(**other) == []
+        assert await host.recalled("seat", **other) == []
+        assert outcome(await host.result("forget", **other, **kept)).startswith("FAILED")
+    for store, user in (("acme", "bob"), ("other", "ann"), ("acme", "root")):
+        assert await host.listed(store=store, user=user) == []
+        assert await host.erase(store=store, user=user) == 0
+    with pytest.raises(grpc.aio.AioRpcError, match="user_id: unknown property"):
+        await host.result("remember", text="x", user_id="bob")
+    assert await host.recalled() == ["Ann wants a seat at the window."]
+    assert outcome(await host.result("recall", agent="")).startswith("FAILED")
+
+
+async def test_a_call_that_is_run_again_remembers_nothing_twice(host: Host) -> None:
+    first = await host("remember", text="Ann eats no fish.", call="the_call")
+    assert await host("remember", text="Ann eats no fish.", call="the_call") == first
+    assert await host("remember", text=" Ann eats  no fish.") == first, "nor does another one that says the same"
+    assert len(await host.listed()) == 1
+
+
+async def test_what_is_forgotten_is_gone(host: Host) -> None:
+    kept = await host("remember", text="Ann eats no fish.")
+    await host("forget", **kept)
+    assert await host.recalled() == []
+    assert outcome(await host.result("forget", **kept)).startswith("FAILED")
+    who = context()
+    who.agent_name = "host"
+    again = await host.registry.run("forget", kept, who=who, call="again", earlier_attempts=1)
+    assert outcome(again) == "SUCCEEDED", "the attempt before may have done it"
+
+
+async def test_what_is_no_line_of_words_is_not_kept(host: Host) -> None:
+    for text in (" \n", "bell \a"):
+        assert outcome(await host.result("remember", text=text)).startswith("FAILED")
+    for text in ("", "x" * 1001, "nul \0"):
+        with pytest.raises(grpc.aio.AioRpcError, match="INVALID_ARGUMENT"):
+            await host.result("remember", text=text)
+    assert await host.listed() == []
+
+
+async def test_there_are_only_so_many(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_memories, "MEMORIES_MAX", 2)
+    monkeypatch.setattr(postgres_memories, "USER_MEMORIES_MAX", 3)
+    for text in ("one", "two"):
+        await host("remember", text=text)
+    said = await host.result("remember", text="three")
+    assert "forget one first" in content(said)["error"]
+    await host("remember", text="one")
+    await host("remember", text="three", agent="clerk")
+    assert "forget one first" in content(await host.result("remember", text="four", agent="clerk"))["error"]
+    assert await host("remember", text="four", user="bob"), "those of others do not count"
+    both = await asyncio.gather(*(host.result("remember", text=f"{n}", user="bob", call=f"c{n}") for n in range(4)))
+    assert sum(outcome(each) == "SUCCEEDED" for each in both) == 1, "also of many at once"
+
+
+async def test_users_see_and_erase_what_is_remembered_about_them(host: Host) -> None:
+    for number in range(3):
+        await host("remember", text=f"fact {number}")
+        await host("remember", text=f"fact {number}", agent="clerk")
+    await host("remember", text="of bob", user="bob")
+    found = await host.listed(size=2)
+    assert [(each.agent_name, each.text) for each in found] == [
+        *(("clerk", f"fact {number}") for number in range(3)),
+        *(("host", f"fact {number}") for number in range(3)),
+    ]
+    assert all(each.HasField("create_time") for each in found)
+    assert [each.text for each in await host.listed("host", size=1)] == ["fact 0", "fact 1", "fact 2"]
+    assert await host.erase(memory_id=found[0].memory_id) == 1
+    assert await host.erase(agent_name="clerk") == 2
+    assert await host.erase(agent_name="clerk") == 0
+    assert await host.erase() == 3
+    left = await host.database.fetch("SELECT content FROM tool_registry.memories")
+    assert [row["content"] for row in left] == ["of bob"], "nothing of what was erased is left"
+
+
+async def test_what_nobody_can_mean_is_refused(host: Host) -> None:
+    clients = host.registry.memories
+    for request, why in (
+        (pb.ListMemoriesRequest(agent_name="a b"), "INVALID_ID"),
+        (pb.ListMemoriesRequest(page_size=201), "INVALID_FIELD"),
+        (pb.ListMemoriesRequest(page_token="x"), "INVALID_PAGE_TOKEN"),
+        (pb.ListMemoriesRequest(page_token="bWVtb3JpZXM6bmFuIGEgYg=="), "INVALID_PAGE_TOKEN"),
+    ):
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await clients["acme", "ann"].ListMemories(request)
+        assert reason(refused.value)[1] == why
+    with pytest.raises(grpc.aio.AioRpcError) as refused:
+        await clients["acme", "vic"].EraseMemories(pb.EraseMemoriesRequest())
+    assert reason(refused.value)[1] == "PERMISSION_DENIED", "a viewer only reads"
+
+
+async def test_only_runs_that_name_them_have_these_tools(host: Host) -> None:
+    async def names(**fields: Any) -> list[str]:
+        request = execution_pb2.ResolveToolsRequest(context=context(), **fields)
+        return [tool.definition.name for tool in (await host.registry.execution.ResolveTools(request)).tools]
+
+    assert await names() == []
+    assert await names(tool_names=["recall"]) == ["recall"]
+    assert await names(with_opt_in=True) == ["forget", "recall", "remember"]

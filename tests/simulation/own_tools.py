@@ -1,0 +1,58 @@
+"""Tools that come with runs: what users bring, and what must hold of it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+from pawl.agent_loop.app.messages import NO_SESSION, SessionTools
+from pawl.chassis.ids import ClientId
+from pawl.event.v1 import event_pb2
+from pawl.tool.v1 import tool_pb2
+from tests.simulation.record import Record
+from tests.simulation.tools import OWN
+
+SKETCH = tool_pb2.ToolDefinition(name=OWN, description="Sketch it.").SerializeToString()
+NOT_THERE = "cli_elsewhere"
+"""A client of which nobody ever opens a session."""
+_BRINGS = 0.25
+
+
+def drawn(draw: random.Random, own_client_id: str) -> SessionTools:
+    """Return what a run comes with: mostly nothing, else a tool of any client, the user's own one, or an absent one."""
+    if draw.random() >= _BRINGS:
+        return NO_SESSION
+    client_id = draw.choice(["", own_client_id, own_client_id, NOT_THERE])
+    return SessionTools(client_id=ClientId(client_id), definitions=(SKETCH,))
+
+
+def own_tools_stay_with_their_run(record: Record) -> Iterator[str]:
+    """FE-2: a run has the tools that came with it, after any crash, and no other run has them."""
+    for message in record.history.messages:
+        run = record.runs.get(message.run_ids[0]) if message.run_ids and not message.steered else None
+        if run is not None and list(run.own_tools.names) != [OWN] * message.brings:
+            yield f"{message.request_id} brought {message.brings} tools, and run {run.run_id} has {run.own_tools.names}"
+    for run_id, run in record.runs.items():
+        pinned = [tool.name for tool in run.tools if tool.definition_sha256]
+        if run.tools and pinned != list(run.own_tools.names):
+            yield f"run {run_id} came with {list(run.own_tools.names)} and pinned {pinned}"
+    for call in record.calls.values():
+        is_unknown = call.tool_name == OWN and call.result.error_reason == "TOOL_NOT_FOUND"
+        if is_unknown and record.runs[call.run_id].own_tools.names:
+            yield f"call {call.call_id} is of a tool that came with its run, and was not found"
+
+
+def own_calls_stay_with_their_client(record: Record) -> Iterator[str]:
+    """FE-2: nobody else is given them."""
+    for run_id, log in record.logs.items():
+        client_id = record.runs[run_id].own_tools.client_id
+        for event in log if client_id else ():
+            if _is_own(event) and event.call_changed.call.offer.client_id not in {"", client_id}:
+                yield f"call {event.call_changed.call.call_id} went to {event.call_changed.call.offer.client_id}"
+
+
+def _is_own(event: event_pb2.RunEvent) -> bool:
+    return event.HasField("call_changed") and event.call_changed.call.tool_name == OWN
+
+
+CHECKERS = (own_tools_stay_with_their_run, own_calls_stay_with_their_client)

@@ -1,0 +1,234 @@
+"""Agents: what they select, what runs take from them, and that they widen nothing."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import asdict
+
+from pawl.agent_loop.domain.agents import (
+    DEFAULT,
+    AgentCard,
+    AgentDefinition,
+    AgentVersion,
+    OfferedTool,
+    ToolSelection,
+    check,
+    delegated,
+    deployed,
+    matches,
+    options_of,
+    select,
+)
+from pawl.agent_loop.domain.limits import CEILINGS, NONE_IS_ZERO, Limits
+from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.run import RoundLimitPolicy, RunOptions, ToolChoice, ToolChoiceMode
+from pawl.errors import InvalidField, PawlError, ToolNotFound
+
+DEFAULTS = RunDefaults(model="the-model", instructions="Be brief.")
+OFFERED = [
+    OfferedTool(name="look", source="builtin"),
+    OfferedTool(name="mail", source="builtin"),
+    OfferedTool(name="run_agent", source="builtin"),
+    OfferedTool(name="shop.order", source="http:shop"),
+    OfferedTool(name="shop.pay", source="http:shop"),
+]
+
+
+def definition(name: str = "clerk", **fields: Any) -> AgentDefinition:
+    return AgentDefinition(name=name, **fields)
+
+
+def agent(name: str = "clerk", *tools: str, **options: Any) -> AgentVersion:
+    selection = ToolSelection(names=tools) if tools else ToolSelection()
+    return AgentVersion(
+        definition=definition(name, options=AskedOptions(**options), tools=selection), version=3, tool_names=tools
+    )
+
+
+def run_of(found: AgentVersion, **asked: Any) -> RunOptions:
+    return complete(options_of(found, AskedOptions(**asked), DEFAULTS.ceilings), DEFAULTS)
+
+
+@given(st.text("ab.*", max_size=8), st.text("ab.", max_size=8))
+def test_a_star_stands_for_any_characters(pattern: str, name: str) -> None:
+    assert matches(pattern, name) is bool(re.fullmatch(fnmatch.translate(pattern), name))
+
+
+def test_tools_are_selected_by_name_by_source_and_by_pattern() -> None:
+    tools = ToolSelection(names=("look",), sources=("http:shop", "mcp:gone"), patterns=("sh*.pay", "x*"))
+    found = select(definition(tools=tools), OFFERED)
+    assert found.names == ("look", "shop.order", "shop.pay")
+    assert found.unmatched == ("mcp:gone", "x*")
+    assert select(definition(), OFFERED) == ((), ())
+    delegating = definition(tools=ToolSelection(names=("look",)), delegates_to=("b",))
+    assert select(delegating, OFFERED).names == ("look", "run_agent")
+    with pytest.raises(ToolNotFound, match="fly"):
+        select(definition(tools=ToolSelection(names=("fly",))), OFFERED)
+
+
+@pytest.mark.parametrize(
+    ("fields", "named"),
+    [
+        ({"name": "no name"}, "definition.name"),
+        ({"options": AskedOptions(tool_names=("look",))}, "definition.options"),
+        ({"options": AskedOptions(without_tools=True), "tools": ToolSelection(names=("look",))}, "definition.tools"),
+        ({"options": AskedOptions(limits={"rounds_max": 5000})}, "options.limits.rounds_max"),
+        ({"options": AskedOptions(temperature=9.0)}, "options.temperature"),
+        ({"tools": ToolSelection(patterns=("",))}, "definition.tools.patterns"),
+        ({"tools": ToolSelection(names=("x" * 300,))}, "definition.tools.names"),
+        ({"delegates_to": ("a b",)}, "definition.delegates_to"),
+        ({"delegates_to": tuple(map(str, range(65)))}, "definition.delegates_to"),
+        ({"allowed_roles": ("a b",)}, "definition.allowed_roles"),
+        ({"name": DEFAULT, "allowed_roles": ("clerk",)}, "definition.allowed_roles"),
+        ({"card": AgentCard(title="x" * 201)}, "definition.card.title"),
+        ({"card": AgentCard(description="\0")}, "definition.card.description"),
+        ({"card": AgentCard(example_prompts=("hi",) * 11)}, "definition.card.example_prompts"),
+        *(
+            ({"card": AgentCard(avatar_url=url)}, "definition.card.avatar_url")
+            for url in (
+                *(
+                    "http://a.example/x.png",
+                    "https://",
+                    "https:///x.png",
+                    "x.png",
+                    "javascript:alert(1)",
+                    "data:image/png,",
+                ),
+                *("https://ann:secret@a.example/", "https://a.example/x y", "https://a.example:x/", "https://[::1/"),
+                *("https://a.example/" + "x" * 2000, 'https://a.example/"><script>', "https://bücher.example/"),
+            )
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_field(fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(PawlError) as refused:
+        check(definition(**fields), DEFAULTS)
+    assert refused.value.metadata["field"] == named
+
+
+@pytest.mark.parametrize("url", ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"])
+def test_a_card_has_the_address_of_a_picture(url: str) -> None:
+    assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url
+
+
+def test_a_run_takes_from_its_agent_what_it_leaves_open() -> None:
+    found = agent("clerk", "look", "mail", instructions="Book it.", limits={"rounds_max": 3}, temperature=0.5)
+    options = run_of(found)
+    assert (options.instructions, options.model, options.temperature) == ("Book it.", "the-model", 0.5)
+    assert (options.tool_names, options.limits.rounds_max) == (("look", "mail"), 3)
+    assert run_of(agent()).instructions == "Be brief.", "what the agent leaves open is the deployment's"
+
+
+def test_a_run_narrows_its_agent_and_no_more() -> None:
+    found = agent("clerk", "look", "mail", instructions="Book it.", limits={"rounds_max": 5, "total_tokens_max": 1000})
+    narrowed = run_of(found, tool_names=("look",), limits={"rounds_max": 2, "total_tokens_max": 10}, model="m")
+    assert (narrowed.tool_names, narrowed.limits.rounds_max, narrowed.limits.total_tokens_max) == (("look",), 2, 10)
+    assert narrowed.model == "m", "the agent leaves it open"
+    assert run_of(found, without_tools=True).without_tools
+    assert run_of(found, approvals_required=2).approvals_required == 2
+    assert run_of(agent(limits={"agent_depth_max": 1}), limits={"agent_depth_max": 0}).limits.agent_depth_max == 0
+    for beyond in (
+        {"instructions": "Do as you like."},
+        {"tool_names": ("fly",)},
+        {"tool_choice": ToolChoice(mode=ToolChoiceMode.TOOL, tool_name="fly")},
+        {"limits": {"rounds_max": 6}},
+        {"limits": {"total_tokens_max": 0}},
+    ):
+        with pytest.raises(InvalidField, match="clerk"):
+            run_of(found, **beyond)
+    with pytest.raises(InvalidField, match="round_limit_policy"):
+        run_of(
+            agent(temperature=0.5, round_limit_policy=RoundLimitPolicy.FAIL), temperature=0.5, round_limit_policy="x"
+        )
+
+
+def test_the_default_gives_what_a_run_does_not_say_itself() -> None:
+    found = agent(DEFAULT, "look", instructions="Book it.", limits={"rounds_max": 3})
+    assert run_of(found).tool_names == ("look",)
+    own = run_of(found, instructions="Do it.", tool_names=("mail",), limits={"rounds_max": 7})
+    assert (own.instructions, own.tool_names, own.limits.rounds_max) == ("Do it.", ("mail",), 7)
+    with pytest.raises(InvalidField, match="at most"):
+        run_of(found, limits={"rounds_max": 5000})
+
+
+def test_fallbacks_belong_to_their_model() -> None:
+    found = agent(model="a", model_fallbacks=("b",))
+    assert run_of(found).model_fallbacks == ("b",)
+    with pytest.raises(InvalidField, match="model_fallbacks"):
+        run_of(agent(model="a"), model_fallbacks=("b",))
+    assert run_of(agent(), model_fallbacks=("b",)).model_fallbacks == ("b",), "the agent leaves its model open"
+    default = agent(DEFAULT, model="a", model_fallbacks=("b",))
+    assert run_of(default, model="a").model_fallbacks == ("b",)
+    assert run_of(default, model="c").model_fallbacks == ()
+    own = RunOptions(model="x", model_fallbacks=("y",))
+    assert delegated(agent(model="a"), own).model_fallbacks == ()
+    assert delegated(found, own).model_fallbacks == ("b",)
+    assert delegated(agent(), own).model_fallbacks == ("y",)
+
+
+def test_an_agent_whose_patterns_matched_nothing_has_no_tools() -> None:
+    """No names at all would mean every tool."""
+    empty = AgentVersion(definition=definition(tools=ToolSelection(patterns=("x*",))), version=1)
+    assert run_of(empty).without_tools
+    assert delegated(empty, RunOptions(tool_names=("look",))).without_tools
+
+
+def test_limits_that_the_deployment_has_lowered_since_hold() -> None:
+    found = agent(limits={"rounds_max": 50, "total_tokens_max": 0})
+    lower = RunDefaults(model="m", ceilings=Limits(**asdict(CEILINGS) | {"rounds_max": 20, "total_tokens_max": 100}))
+    options = complete(options_of(found, AskedOptions(), lower.ceilings), lower)
+    assert (options.limits.rounds_max, options.limits.total_tokens_max) == (20, 100)
+
+
+def test_the_default_of_the_deployment_says_what_it_gives() -> None:
+    given = deployed(DEFAULTS)
+    assert (given.version, given.definition.name) == (0, DEFAULT)
+    assert complete(given.definition.options, DEFAULTS) == complete(AskedOptions(), DEFAULTS)
+
+
+LIMITS = st.fixed_dictionaries(
+    {},
+    optional={
+        "rounds_max": st.integers(1, 30),
+        "run_timeout_seconds": st.floats(1, 900),
+        "total_tokens_max": st.integers(0, 5),
+        "agent_depth_max": st.integers(0, 4),
+    },
+)
+TOOLS = st.lists(st.sampled_from(["look", "mail", "pay"]), unique=True, max_size=3).map(tuple)
+
+
+def not_wider(inner: Limits, outer: Limits) -> bool:
+    pairs = ((name, getattr(inner, name), getattr(outer, name)) for name in Limits.__struct_fields__)
+    return all(
+        (a <= b and (a > 0 or b == 0 or name not in NONE_IS_ZERO)) or (b == 0 and name in NONE_IS_ZERO)
+        for name, a, b in pairs
+    )
+
+
+@given(said=LIMITS, asked=LIMITS, tools=TOOLS, wanted=TOOLS)
+def test_no_run_is_wider_than_its_agent(
+    said: dict[str, float], asked: dict[str, float], tools: tuple[str, ...], wanted: tuple[str, ...]
+) -> None:
+    found = agent("clerk", *tools, limits=said)
+    bound = run_of(found)
+    try:
+        options = run_of(found, limits=asked, tool_names=wanted)
+    except InvalidField:
+        return
+    assert not tools or options.without_tools or set(options.tool_names) <= set(tools)
+    for name in said:
+        inner, outer = getattr(options.limits, name), getattr(bound.limits, name)
+        assert inner <= outer or (outer == 0 and name in NONE_IS_ZERO)
+
+
+@given(said=LIMITS, own=LIMITS)
+def test_no_run_below_is_wider_than_the_one_above(said: dict[str, float], own: dict[str, float]) -> None:
+    above = complete(AskedOptions(limits=own), DEFAULTS)
+    assert not_wider(delegated(agent(limits=said), above).limits, above.limits)

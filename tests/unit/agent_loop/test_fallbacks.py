@@ -1,0 +1,212 @@
+"""A model that fails for good, and those that a run goes on with."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.agent_loop.domain import answering, history, loop_state, retry
+from pawl.agent_loop.domain.assembly import Assembly
+from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.domain.fact import ModelFailed
+from pawl.agent_loop.domain.history import ReasoningEcho
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.loop_state import LoopState, OpenModelCall
+from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.model import (
+    EMPTY_ANSWER,
+    ROUND_TIMEOUT,
+    CallPiece,
+    Finished,
+    ModelRequest,
+    Piece,
+    Problem,
+    ProviderState,
+    ReasoningPiece,
+    TextPiece,
+)
+from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState
+from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.errors import InvalidField
+from tests.fakes import virtual_time
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, fails, says
+from tests.unit.agent_loop.scenario import VERDICTS
+
+MODELS = ("first", "second", "third")
+ASKS: list[Piece] = [
+    ReasoningPiece(text="hm"),
+    ProviderState(fields_json=b'{"reasoning_details":["seal"]}'),
+    CallPiece(index=0, call_id="a", name="look", arguments="{}", fields_json=b'{"extra_content":"seal"}'),
+    Finished(reason="tool_calls"),
+]
+
+
+def options(*models: str, attempts_max: int = 2) -> RunOptions:
+    return RunOptions(model=models[0], model_fallbacks=models[1:], limits=Limits(model_attempts_max=attempts_max))
+
+
+def calling(*models: str, attempts_max: int = 2) -> State:
+    """A run whose model is being called."""
+    run = Run(
+        store_id=StoreId("s"),
+        user_id=UserId("u"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        state=RunState.RUNNING,
+        round=1,
+        options=options(*models, attempts_max=attempts_max),
+    )
+    return State(run=run, loop=LoopState(model_call=OpenModelCall(attempt=1)))
+
+
+PROBLEMS = st.builds(
+    Problem,
+    reason=st.sampled_from(["HTTP_503", "HTTP_429", "NETWORK", EMPTY_ANSWER]),
+    message=st.just("The model server failed."),
+    failure_class=st.sampled_from(list(FailureClass)),
+    retryable=st.booleans(),
+    retry_after_seconds=st.none() | st.floats(0, 300),
+)
+
+
+@given(st.lists(PROBLEMS, min_size=40, max_size=40), st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 39)))
+def test_however_models_fail_each_is_asked_in_its_turn_and_none_again(
+    problems: list[Problem], attempts_max: int, models: int, crashes: set[int]
+) -> None:
+    """Also when the worker dies in between: what another reads is what was written."""
+    state = calling(*MODELS[:models], attempts_max=attempts_max)
+    asked = [state.model]
+    for number, problem in enumerate(problems):
+        failed = ModelFailed(error=problem, answer=Assembly().answer(), jitter=0.5)
+        before = state
+        state, events = answering.failed(state, failed)
+        if number in crashes:
+            state = State(run=state.run, loop=loop_state.read(loop_state.write(state.loop)))
+        if state.loop.failure is not None:
+            break
+        asked.append(state.model)
+        retrying = next(event for event in events if isinstance(event, RoundRetrying))
+        assert retrying.model == state.model
+        has_changed = state.model != before.model
+        assert [event.reason for event in events if isinstance(event, Warned)] == ["MODEL_FALLBACK"] * has_changed
+        assert not has_changed or problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
+    assert state.loop.failure is not None, "there is an end"
+    assert asked == sorted(asked, key=MODELS.index)
+    assert all(asked.count(model) <= attempts_max for model in MODELS)
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "left", "expected"),
+    [
+        (FailureClass.PROVIDER, 1.0, True),
+        (FailureClass.RATE, 1.0, True),
+        (FailureClass.RATE, 0.0, False),
+        (FailureClass.AUTH, 1.0, False),
+        (FailureClass.CONTENT_FILTER, 1.0, False),
+        (FailureClass.LIMIT, 1.0, False),
+    ],
+)
+def test_what_another_model_can_mend_is_given_to_it(
+    failure_class: FailureClass, left: float, *, expected: bool
+) -> None:
+    problem = Problem(reason=ROUND_TIMEOUT, message="", failure_class=failure_class)
+    assert retry.falls_back(problem, fallbacks_left=1, left=left) is expected
+    assert not retry.falls_back(problem, fallbacks_left=0, left=left)
+
+
+def test_what_only_one_model_understands_goes_to_that_one() -> None:
+    said = Message(
+        role=Role.ASSISTANT,
+        run_id=RunId("r"),
+        text="yes",
+        reasoning="hm",
+        provider_state_json=b'{"reasoning_details":["seal"]}',
+    )
+    for written_by, echoed in (("first", True), ("", True), ("second", False)):
+        state = replace(calling("first"), messages=(replace(said, model=written_by),))
+        (told,) = history.of_run(state, ReasoningEcho.REASONING)
+        assert ("reasoning_details" in told) is echoed
+        assert ("reasoning" in told) is echoed
+
+
+def down(*models: str, otherwise: Script) -> World:
+    """A world in which these models cannot be reached."""
+    world = World(VERDICTS, [])
+
+    def reply(request: ModelRequest) -> Script:
+        if request.model in models:
+            return fails()
+        return says("Done.") if any(message["role"] == "tool" for message in request.messages) else otherwise
+
+    world.model.reply = reply
+    return world
+
+
+def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
+    async def main() -> None:
+        world = down("first", otherwise=ASKS)
+        key = world.ledger.submit("hello", options(*MODELS))
+        await world.finish(key)
+        run, events = world.ledger.run(key), world.ledger.events(key)
+        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
+        assert [request.model for request in world.model.requests] == ["first", "first", "second", "second"]
+        assert [event.model for event in events if isinstance(event, RoundStarted)] == ["first", "second"]
+        assert [event.model for event in events if isinstance(event, RoundRetrying)] == ["first", "second"]
+        assert [event.message for event in events if isinstance(event, Warned)] == [
+            "The model first has failed for good: the run goes on with second."
+        ]
+        assert run.usage.model_calls == 4
+        assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
+        again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
+        await world.finish(again)
+        assert world.model.requests[4].model == "first", "another run begins with the first"
+
+    virtual_time.run(main())
+
+
+def test_a_worker_that_dies_does_not_take_the_run_back_to_the_first_model() -> None:
+    async def main() -> None:
+        world = down("first", otherwise=[TextPiece(text="half"), 5.0, *says("Done.")])
+        key = world.ledger.submit("hello", options("first", "second", attempts_max=1))
+        drive = asyncio.create_task(world.drive("one"))
+        await asyncio.sleep(3.0)
+        drive.cancel()
+        await asyncio.gather(drive, return_exceptions=True)
+        await world.finish(key)
+        assert [request.model for request in world.model.requests] == ["first", "second", "second"]
+
+    virtual_time.run(main())
+
+
+def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:
+    """Half-way through a run: the history has calls of the first model, and is one that the second takes."""
+
+    async def main() -> None:
+        world = World(VERDICTS, [ASKS, fails(retryable=False), says("Done.")])
+        key = world.ledger.submit("hello", options("first", "second"))
+        await world.finish(key)
+        assert world.ledger.run(key).output_text == "Done."
+        own, others = (msgspec.json.encode(request.messages) for request in world.model.requests[1:])
+        assert own.count(b'"seal"') == 2
+        assert b'"reasoning_content":"hm"' in own
+        assert b"seal" not in others
+        assert b'"reasoning_content":""' in others, "servers that want the field find it"
+
+    virtual_time.run(main())
+
+
+def test_fallbacks_are_few_and_have_names() -> None:
+    defaults = RunDefaults(model="m")
+    asked = AskedOptions(model_fallbacks=("a", "b", "a"))
+    assert complete(asked, defaults).model_fallbacks == ("a", "b")
+    for wrong in (("",), ("x" * 300,), tuple("abcde")):
+        with pytest.raises(InvalidField, match="model"):
+            complete(AskedOptions(model_fallbacks=wrong), defaults)

@@ -1,0 +1,168 @@
+"""Histories from elsewhere: what is refused, and what becomes of the others."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.agent_loop.domain import imports
+from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage, HistoryRole
+from pawl.agent_loop.domain.message import Role
+from pawl.chassis.ids import CallId
+from pawl.client.history import history as from_json
+from pawl.errors import InvalidHistory
+
+
+def user(text: str = "hello", **fields: Any) -> HistoryMessage:
+    return HistoryMessage(role=HistoryRole.USER, text=text, **fields)
+
+
+def answer(text: str = "", *calls: HistoryCall, **fields: Any) -> HistoryMessage:
+    return HistoryMessage(role=HistoryRole.ASSISTANT, text=text, calls=calls, **fields)
+
+
+def call(call_id: str, name: str = "look", arguments: str = "{}") -> HistoryCall:
+    return HistoryCall(call_id=call_id, tool_name=name, arguments_json=arguments)
+
+
+def result(call_id: str, text: str = "12", **fields: Any) -> HistoryMessage:
+    return HistoryMessage(role=HistoryRole.TOOL, text=text, call_id=call_id, **fields)
+
+
+GOOD = [user(), answer("", call("a"), call("b")), result("b"), result("a"), answer("done")]
+
+
+def test_a_history_that_a_strict_server_takes_is_taken() -> None:
+    imports.check(GOOD)
+    imports.check([user(), user("again"), answer("one"), answer("two", call("a")), result("a", "")])
+
+
+@pytest.mark.parametrize(
+    ("history", "position", "said"),
+    [
+        ([], 0, "no message"),
+        ([answer("hi")], 1, "begins with a message of the user"),
+        ([user()], 1, "leave it out here"),
+        ([user(" \n"), answer("x")], 1, "says nothing"),
+        ([user(), answer()], 2, "says nothing and calls nothing"),
+        ([user("a\x00b"), answer("x")], 1, "U+0000"),
+        ([user("x" * 262_145), answer("x")], 1, "262144 bytes"),
+        ([user(), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), answer("x")], 2, "instructions"),
+        ([user(), HistoryMessage(role=HistoryRole.UNSPECIFIED, text="x"), answer("x")], 2, "none of user"),
+        ([user(), answer("", call("a"))], 2, "no result right behind"),
+        ([user(), answer("", call("a")), user(), result("a"), answer("x")], 2, "no result right behind"),
+        ([user(), answer("", call("a")), result("a"), result("a")], 4, "a second result"),
+        ([user(), answer("x"), result("a")], 3, "not made right before"),
+        ([user(), answer("", call("a")), result("")], 3, "names the call"),
+        ([user(), answer("", call("a"), call("a")), result("a")], 2, "came before"),
+        ([user(), answer("", call("a")), result("a"), answer("", call("a")), result("a")], 4, "came before"),
+        ([user(), answer("", call("")), result("")], 2, "1 to 256"),
+        ([user(), answer("", call("a\x07")), result("a\x07")], 2, "control character"),
+        ([user(), answer("", call("a", "a b")), result("a")], 2, "name of a tool"),
+        ([user(), answer("", call("a", arguments="[]")), result("a")], 2, "strict JSON object"),
+        ([user(), answer("", call("a", arguments='{"a": 1, "a": 2}')), result("a")], 2, "strict JSON object"),
+        ([user(), answer("", call("a", arguments="")), result("a")], 2, "{} if there are none"),
+        ([user(calls=(call("a"),)), result("a"), answer("x")], 1, "only the assistant"),
+        ([user(), answer("x", call_id="a")], 2, "only the result"),
+        ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
+        ([user()] * 1001, 0, "1001 messages"),
+    ],
+)
+def test_each_fault_is_named_with_its_place(history: list[HistoryMessage], position: int, said: str) -> None:
+    with pytest.raises(InvalidHistory) as refused:
+        imports.check(history)
+    place = f"message {position}: " if position else ""
+    assert any(part.startswith(place) and said in part for part in refused.value.message.split("; ")), refused.value
+    assert not position or str(position) in refused.value.metadata["positions"].split(",")
+
+
+def test_all_faults_come_at_once_in_order() -> None:
+    bad = [answer("", call("a", "!")), HistoryMessage(role=HistoryRole.SYSTEM, text="x"), user("\x00")]
+    with pytest.raises(InvalidHistory) as refused:
+        imports.check(bad)
+    assert refused.value.metadata["positions"] == "1,2,3"
+    assert int(refused.value.metadata["fault_count"]) == 6
+
+
+def test_very_many_faults_are_counted() -> None:
+    with pytest.raises(InvalidHistory, match="and 480 more") as refused:
+        imports.check([*(user(" ") for _ in range(499)), user()])
+    assert len(refused.value.message) < 2000
+
+
+def test_a_history_is_taken_over_with_ids_of_ours_and_settled_calls() -> None:
+    numbers = itertools.count(1)
+    messages, calls = imports.taken_over(
+        [
+            user("q"),
+            answer("let me see", call("a", arguments='{"b":1, "a":2}'), call("b")),
+            result("b", "no such thing", is_error=True),
+            result("a", '{"x": 1}'),
+            answer("", call("c")),
+            result("c", "plain text"),
+            answer("done"),
+        ],
+        lambda: CallId(f"ours_{next(numbers)}"),
+    )
+    assert [(message.role, message.text, message.call_ids) for message in messages] == [
+        (Role.USER, "q", ()),
+        (Role.ASSISTANT, "let me see", ("ours_1", "ours_2")),
+        (Role.ASSISTANT, "", ("ours_3",)),
+        (Role.ASSISTANT, "done", ()),
+    ]
+    assert all(message.imported for message in messages)
+    assert all(each.imported for each in calls)
+    assert [(each.call_id, each.provider_call_id, each.round, each.index, each.state) for each in calls] == [
+        ("ours_1", "a", 1, 0, CallState.SUCCEEDED),
+        ("ours_2", "b", 1, 1, CallState.FAILED),
+        ("ours_3", "c", 2, 0, CallState.SUCCEEDED),
+    ]
+    assert [each.result and each.result.content_json for each in calls] == [
+        b'{"x": 1}',
+        b'"no such thing"',
+        b'"plain text"',
+    ]
+    assert (calls[0].arguments_json, calls[0].proposed_arguments) == (b'{"a":2,"b":1}', '{"b":1, "a":2}')
+
+
+parts = st.one_of(
+    st.builds(user, st.text(max_size=3)),
+    st.builds(answer, st.text(max_size=3)),
+    st.builds(answer, st.just(""), st.builds(call, st.sampled_from("ab"), st.sampled_from(["look", "!"]))),
+    st.builds(result, st.sampled_from(["a", "b", ""]), st.text(max_size=3)),
+    st.just(HistoryMessage(role=HistoryRole.SYSTEM, text="x")),
+)
+
+
+@given(st.lists(parts, max_size=8))
+def test_what_is_not_refused_can_be_taken_over(history: list[HistoryMessage]) -> None:
+    try:
+        imports.check(history)
+    except InvalidHistory:
+        return
+    numbers = itertools.count(1)
+    messages, calls = imports.taken_over(history, lambda: CallId(f"c{next(numbers)}"))
+    assert len(messages) + len(calls) == len(history)
+    assert [call_id for message in messages for call_id in message.call_ids] == [each.call_id for each in calls]
+    for each in calls:
+        assert each.settled
+        assert each.result is not None
+        msgspec.json.decode(each.result.content_json)
+
+
+def test_chat_completions_are_read_with_their_places() -> None:
+    text = {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    (read,) = from_json([text])
+    assert read.text == "a\n\nb"
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
+    bad: list[Any] = [text, image, 7, {"role": "assistant", "tool_calls": [{"id": "a"}]}, {"content": 3}]
+    with pytest.raises(InvalidHistory) as refused:
+        from_json(bad)
+    for place in ("message 2: only parts", "message 3: it is no object", "message 4: a call has", "message 5: content"):
+        assert place in refused.value.message

@@ -1,0 +1,121 @@
+"""The rules by which versions of agents are made."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.chassis.ids import StoreId, UserId
+from pawl.errors import AgentCycle, AgentNotFound, PawlError, TooLarge
+from pawl.job_store.domain import agents
+from pawl.job_store.domain.agents import AgentRow, AgentVersionRow, cycle_of, drafted, saved
+
+NAMES = st.sampled_from("abcdef")
+
+
+def version(name: str = "a", definition: bytes = b"d", *tools: str, number: int = 0) -> AgentVersionRow:
+    return AgentVersionRow(
+        store_id=StoreId("acme"),
+        name=name,
+        version=number,
+        definition=definition,
+        tool_names=tools,
+        create_time=datetime(2026, 1, 1, tzinfo=UTC),
+        create_user_id=UserId("ann"),
+    )
+
+
+def test_what_says_something_new_is_the_next_version() -> None:
+    first = saved(version(), (), {}, None)
+    assert first.version == 1
+    there = {"a": AgentRow(name="a", version=1)}
+    assert saved(version(), (), there, first) is first
+    assert saved(version("a", b"e"), (), there, first).version == 2
+    assert saved(version("a", b"d", "look"), (), there, first).version == 2, "a new match enters by a new version"
+
+
+def test_an_agent_that_is_made_again_goes_on_with_its_numbers() -> None:
+    first = replace(version(), version=1)
+    gone = {"a": AgentRow(name="a", version=1, is_deleted=True)}
+    assert saved(version(), (), gone, first).version == 2
+
+
+def test_it_delegates_only_to_agents_that_are_there() -> None:
+    there = {"b": AgentRow(name="b", version=1), "c": AgentRow(name="c", version=1, is_deleted=True)}
+    assert saved(version(), ("b",), there, None).version == 1
+    for name in ("c", "nobody"):
+        with pytest.raises(AgentNotFound, match=name):
+            saved(version(), (name,), there, None)
+
+
+def test_the_way_back_to_itself_is_named() -> None:
+    there = {
+        "b": AgentRow(name="b", version=1, delegates_to=("c",)),
+        "c": AgentRow(name="c", version=1, delegates_to=("x", "a")),
+        "x": AgentRow(name="x", version=1),
+    }
+    with pytest.raises(AgentCycle, match="a -> b -> c -> a"):
+        saved(version(), ("x", "b"), there, None)
+    with pytest.raises(AgentCycle, match="a -> a"):
+        saved(version(), ("a",), there, None)
+
+
+def test_a_store_has_only_so_many() -> None:
+    live = {f"a{number}": AgentRow(name=f"a{number}", version=1) for number in range(agents.AGENTS_MAX)}
+    with pytest.raises(TooLarge, match="delete one"):
+        saved(version("new"), (), live, None)
+    kept = {f"a{number}": AgentRow(name=f"a{number}", version=1, is_deleted=True) for number in range(1000)}
+    with pytest.raises(TooLarge, match="take one of their names"):
+        saved(version("new"), (), kept, None)
+    assert saved(version("a1"), (), kept, version("a1", number=1)).version == 2
+    full = {"a": AgentRow(name="a", version=agents.VERSIONS_MAX)}
+    with pytest.raises(TooLarge, match="another name"):
+        saved(version(), (), full, version("a", b"other", number=agents.VERSIONS_MAX))
+
+
+def test_a_draft_is_kept_once_and_counts_its_changes() -> None:
+    first = drafted(version(), (), {}, {})
+    assert first.version == 1
+    assert drafted(version(), (), {}, {"a": first}) is first
+    assert drafted(version("a", b"e"), (), {}, {"a": first}).version == 2
+    full = {f"d{number}": version(f"d{number}", number=1) for number in range(agents.DRAFTS_MAX)}
+    with pytest.raises(TooLarge, match="delete one"):
+        drafted(version(), (), {}, full)
+    assert drafted(version("d1", b"e"), (), {}, full).version == 2
+
+
+def test_a_draft_could_be_saved_as_an_agent_of_its_name() -> None:
+    there = {
+        "b": AgentRow(name="b", version=1, delegates_to=("a",)),
+        "c": AgentRow(name="c", version=1, is_deleted=True),
+    }
+    assert drafted(version("x"), ("b",), there, {}).version == 1
+    with pytest.raises(AgentCycle, match="a -> b -> a"):
+        drafted(version("a"), ("b",), there, {})
+    with pytest.raises(AgentNotFound, match="'c'"):
+        drafted(version("a"), ("c",), there, {})
+
+
+@given(st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=3, unique=True), st.booleans()), max_size=30))
+def test_however_agents_are_saved_and_deleted_none_is_given_tasks_of_its_own(
+    steps: list[tuple[str, list[str], bool]],
+) -> None:
+    there: dict[str, AgentRow] = {}
+    newest: dict[str, AgentVersionRow] = {}
+    for number, (name, delegates, deletes) in enumerate(steps):
+        if deletes and name in there:
+            there[name] = replace(there[name], is_deleted=True)
+            continue
+        try:
+            kept = saved(version(name, str(number).encode()), tuple(delegates), there, newest.get(name))
+        except PawlError:
+            continue
+        assert kept.version == (newest[name].version if name in newest else 0) + 1
+        newest[name] = kept
+        there[name] = AgentRow(name=name, version=kept.version, delegates_to=tuple(delegates))
+        for each in there.values():
+            assert not cycle_of(each.name, each.delegates_to, there)

@@ -1,0 +1,194 @@
+"""Keys, titles and the archive of conversations, and the words by which they are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
+from pawl.errors import ConversationBusy, ConversationNotFound, InvalidField, PawlError, RequestIdReused
+from pawl.job_store.domain import search
+from pawl.job_store.domain.conversations import UpdateConversation, key_hash, made_title
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow
+from pawl.job_store.domain.states import CallState, MessagePolicy
+from tests.unit.job_store.world import STORE, USER, World, change, delegation
+
+KEY = key_hash(STORE, USER, "ticket 42")
+
+
+def conversation(world: World, conversation_id: str) -> ConversationRow:
+    found = world.unit.conversations.get(ConversationKey(STORE, ConversationId(conversation_id)))
+    assert found is not None
+    return found
+
+
+def update(world: World, **fields: Any) -> ConversationRow:
+    values: dict[str, Any] = {
+        "store_id": STORE,
+        "user_id": USER,
+        "request_id": "",
+        "fingerprint": b"f",
+        "conversation_id": "conv",
+    }
+    changed: ConversationRow = world.apply(UpdateConversation(**(values | fields)))
+    return changed
+
+
+def keyed(world: World, policy: MessagePolicy = MessagePolicy.QUEUE, **fields: Any) -> str:
+    run = world.submit(policy, **({"conversation_id": "", "key_hash": KEY} | fields)).run
+    return run.conversation_id
+
+
+def test_messages_with_one_key_meet_in_one_conversation() -> None:
+    world = World()
+    first = keyed(world)
+    assert keyed(world) == first
+    assert conversation(world, first).key_hash == KEY
+    assert len(conversation(world, first).queue) == 1
+    assert keyed(world, key_hash=key_hash(STORE, USER, "ticket 43")) != first
+
+
+def test_a_key_is_of_one_user_of_one_store() -> None:
+    """I13: whoever chooses the same key has a conversation of their own."""
+    bob = UserId("bob")
+    assert len({key_hash(StoreId(s), UserId(u), "k") for s, u in (("a", "bc"), ("ab", "c"), ("a", "b"))}) == 3
+    world = World()
+    assert keyed(world) != keyed(world, user_id=bob, key_hash=key_hash(STORE, bob, "ticket 42"))
+    # Whatever the hash is: the user stands beside it.
+    assert keyed(world, user_id=bob) != keyed(world)
+
+
+def test_a_refused_message_with_a_new_key_begins_no_conversation() -> None:
+    world = World()
+    with pytest.raises(PawlError):
+        keyed(world, queue_max=0, store_queue_max=0, store_places=0)
+    assert not list(world.unit.conversations.items())
+
+
+def test_the_title_is_made_of_the_first_message_until_somebody_gives_one() -> None:
+    world = World()
+    world.submit(made_title="Lunch on Friday")
+    world.submit(made_title="Another one")
+    assert conversation(world, "conv").made_title == "Lunch on Friday"
+    assert update(world, title="Lunch").title == "Lunch"
+    assert update(world, title="").made_title == "Lunch on Friday"
+
+
+def test_a_title_or_the_archive_is_no_activity() -> None:
+    world = World()
+    world.submit()
+    before = conversation(world, "conv").update_time
+    world.advance(60)
+    assert update(world, title="Lunch", archived=True).update_time == before
+
+
+@pytest.mark.parametrize("policy", [MessagePolicy.QUEUE, MessagePolicy.STEER, MessagePolicy.INTERRUPT])
+def test_the_next_message_brings_a_conversation_back_from_the_archive(policy: MessagePolicy) -> None:
+    world = World()
+    world.submit()
+    assert update(world, archived=True).archived
+    world.submit(policy)
+    assert not conversation(world, "conv").archived
+
+
+def test_a_message_that_is_refused_leaves_a_conversation_in_the_archive() -> None:
+    world = World()
+    world.submit()
+    update(world, archived=True)
+    with pytest.raises(ConversationBusy):
+        world.submit(MessagePolicy.REJECT)
+    assert conversation(world, "conv").archived
+
+
+def test_an_update_has_its_effect_once() -> None:
+    """I2."""
+    world = World()
+    world.submit()
+    update(world, request_id="r1", title="first")
+    update(world, title="second")
+    assert update(world, request_id="r1", title="first").title == "second"
+    with pytest.raises(RequestIdReused):
+        update(world, request_id="r1", fingerprint=b"other", title="third")
+    with pytest.raises(RequestIdReused):
+        world.submit(request_id="r1", fingerprint=b"of a message")
+
+
+@pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
+def test_an_absent_conversation_and_one_of_others_are_not_found(fields: dict[str, Any]) -> None:
+    world = World()
+    world.submit()
+    with pytest.raises(ConversationNotFound):
+        update(world, title="mine", **fields)
+    assert conversation(world, "conv").title == ""
+
+
+def test_the_conversation_of_a_run_that_does_a_call_names_the_run_above() -> None:
+    world = World()
+    parent = world.begin()
+    asked = change("call", CallState.DELEGATED, child_run_id="child")
+    world.commit(parent, calls=(asked,), delegations=(delegation("call", "child", made_title="the task"),))
+    found = conversation(world, world.run("child").conversation_id)
+    assert (found.parent_run_id, found.made_title) == (RunId(parent), "the task")
+
+
+@given(st.text(max_size=300))
+@example("\n\n  \t\nhello")
+@example("x" * 500)
+@example("word " * 100)
+@example("a\u2028b\x85c\x1cd\x00e")
+def test_a_made_title_is_one_short_line_and_its_own_title(text: str) -> None:
+    title = made_title(text)
+    assert len(title) <= 80
+    assert title == " ".join(title.split())
+    assert title.isprintable()
+    assert len(title.splitlines()) <= 1
+    assert made_title(title) == title
+
+
+def test_a_made_title_is_the_first_line_that_says_something() -> None:
+    assert made_title("\n \nWhat is  17 * 23?\nThank you") == "What is 17 * 23?"
+    assert made_title("\n\t ") == ""
+    long = made_title("the quick brown fox jumps over the lazy dog and then it sleeps until the next morning comes")
+    assert long == "the quick brown fox jumps over the lazy dog and then it sleeps until the next…"
+    assert made_title("y" * 100) == "y" * 79 + "…"
+
+
+@given(st.text(max_size=200))
+@example("Straße ﬁne 東京")
+def test_words_are_short_and_safe_to_stand_in_a_query(text: str) -> None:
+    for word in search.words(text):
+        assert word
+        assert len(word) <= search.WORD_CHARACTERS_MAX
+        assert not set(word) & set(" '\\&|!():*<>_\0\n")
+
+
+def test_words_are_found_in_whatever_case_and_form() -> None:
+    assert search.words("Invoice INV-2024/17, ﬁnal") == ("invoice", "inv", "2024", "17", "final")
+    assert search.words("STRASSE") == search.words("Straße")
+    assert search.words("東京 tower") == ("東", "京", "tower")
+
+
+def test_the_words_of_a_text_have_a_bound() -> None:
+    assert len(search.words(" ".join(map(str, range(5000))))) == search.WORDS_MAX
+    assert search.words("x" * 10_000) == ("x" * search.WORD_CHARACTERS_MAX,)
+    assert search.words("\ufdfa" * 100_000)
+
+
+@pytest.mark.parametrize("query", ["?!", "---", " ", "x" * 201, "é" * 101])
+def test_a_query_says_what_to_look_for(query: str) -> None:
+    with pytest.raises(InvalidField):
+        search.query_words(query)
+
+
+def test_a_query_has_a_few_words() -> None:
+    assert search.query_words("") == ()
+    assert search.query_words("a b c d e f g h i j") == tuple("abcdefgh")
+
+
+def test_a_key_has_at_most_200_bytes() -> None:
+    assert key_hash(STORE, USER, "é" * 100) != KEY
+    with pytest.raises(InvalidField):
+        key_hash(STORE, USER, "é" * 100 + "x")

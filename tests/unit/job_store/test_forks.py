@@ -1,0 +1,187 @@
+"""Where a conversation may be forked, and where the past of a fork stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.chassis.ids import CallId, ConversationId
+from pawl.errors import ConversationNotFound, PastTooLong, RequestIdReused
+from pawl.job_store.domain.forks import (
+    SEGMENTS_MAX,
+    ForkConversation,
+    Head,
+    closed_places,
+    is_whole,
+    open_point,
+    path_to,
+)
+from pawl.job_store.domain.rows import ConversationRow, Segment
+from tests.unit.job_store.test_conversations import conversation
+from tests.unit.job_store.world import STORE, USER, World
+
+OPEN = frozenset({CallId("open")})
+
+
+def user(number: int) -> Head:
+    return Head(number=number, is_answer=False)
+
+
+def answer(number: int, *call_ids: str) -> Head:
+    return Head(number=number, is_answer=True, call_ids=tuple(map(CallId, call_ids)))
+
+
+def summary(number: int) -> Head:
+    return Head(number=number, is_answer=False, is_summary=True)
+
+
+def segment(first: int, last: int, source: str) -> Segment:
+    return Segment(first_number=first, last_number=last, source_conversation_id=ConversationId(source))
+
+
+def row(conversation_id: str = "conv", last_number: int = 0, **fields: Any) -> ConversationRow:
+    now = World().now
+    return ConversationRow(
+        store_id=STORE,
+        conversation_id=ConversationId(conversation_id),
+        user_id=USER,
+        last_number=last_number,
+        create_time=now,
+        update_time=now,
+        **fields,
+    )
+
+
+def test_a_closed_place_is_behind_an_answer_whose_calls_have_their_results() -> None:
+    assert closed_places([user(1), answer(2), user(3)], OPEN) == (2,)
+    assert closed_places([user(1), answer(2, "done"), answer(3), user(4), answer(5, "open")], OPEN) == (2, 3)
+    assert closed_places([user(1), answer(2, "open"), answer(3)], OPEN) == ()
+    assert closed_places([user(1)], OPEN) == ()
+    assert closed_places([], OPEN) == ()
+
+
+def test_a_summary_changes_nothing() -> None:
+    assert closed_places([user(1), summary(2), answer(3), summary(4), user(5)], OPEN) == (3, 4)
+
+
+heads = st.lists(st.sampled_from("uacos"), max_size=20).map(
+    lambda kinds: [
+        {"u": user, "a": answer, "c": lambda n: answer(n, f"c{n}"), "o": lambda n: answer(n, "open"), "s": summary}[
+            kind
+        ](number)
+        for number, kind in enumerate(kinds, 1)
+    ]
+)
+
+
+@given(heads, st.integers(0, 25))
+def test_a_refusal_names_the_nearest_places(every: list[Head], number: int) -> None:
+    places = closed_places(every, OPEN)
+    assert list(places) == sorted({*places})
+    refused = open_point(number, places).metadata
+    before, after = int(refused.get("before", 0)), int(refused.get("after", 0))
+    assert before in {0, *places}
+    assert after in {0, *places}
+    assert not [place for place in places if before < place < number or number < place < (after or 99)]
+
+
+@st.composite
+def forked(draw: st.DrawFn) -> list[tuple[ConversationRow, tuple[Segment, ...]]]:
+    """A conversation and forks of forks, each longer than its past; the last one may have any number of them."""
+    made: list[tuple[ConversationRow, tuple[Segment, ...]]] = [(row("c0", draw(st.integers(1, 9))), ())]
+    for name in range(1, draw(st.integers(1, 6))):
+        source, segments = draw(st.sampled_from(made))
+        number = draw(st.integers(1, source.last_number))
+        path = path_to(source, segments, number)
+        made.append((row(f"c{name}", number + draw(st.integers(0, 5)), past_number=number), path))
+    return made
+
+
+@given(forked())
+def test_a_path_is_flat_and_leads_to_where_each_message_was_written(
+    made: list[tuple[ConversationRow, tuple[Segment, ...]]],
+) -> None:
+    """Each number once, in order, under the one conversation that has it as its own."""
+    own = {each.conversation_id: range(each.past_number + 1, each.last_number + 1) for each, _ in made}
+    for each, segments in made:
+        numbers = [n for part in segments for n in range(part.first_number, part.last_number + 1)]
+        assert numbers == list(range(1, each.past_number + 1))
+        for part in segments:
+            assert {part.first_number, part.last_number} <= {*own[part.source_conversation_id]}
+
+
+def test_the_past_of_a_fork_has_a_bound() -> None:
+    many = tuple(segment(n, n, f"c{n}") for n in range(1, SEGMENTS_MAX + 1))
+    source = row("last", SEGMENTS_MAX + 1, past_number=SEGMENTS_MAX)
+    assert path_to(source, many, SEGMENTS_MAX) == many
+    with pytest.raises(PastTooLong):
+        path_to(source, many, SEGMENTS_MAX + 1)
+
+
+def test_parts_that_were_erased_are_one() -> None:
+    erased = (segment(1, 2, ""), segment(3, 4, ""))
+    assert path_to(row("c2", 6, past_number=4), erased, 6) == (segment(1, 4, ""), segment(5, 6, "c2"))
+
+
+def test_what_was_erased_is_not_missing_and_what_was_removed_is() -> None:
+    path = (segment(1, 4, ""), segment(5, 10, "c1"))
+    assert is_whole(path, end_number=0, kept=6)
+    assert not is_whole(path, end_number=0, kept=5)
+    assert is_whole(path, end_number=7, kept=3)
+    assert is_whole(path, end_number=10, kept=0)
+
+
+def fork(world: World, *path: Segment, **fields: Any) -> ConversationRow:
+    values: dict[str, Any] = {
+        "store_id": STORE,
+        "user_id": USER,
+        "request_id": "",
+        "fingerprint": b"f",
+        "conversation_id": "conv",
+        "number": path[-1].last_number,
+        "path": path,
+    }
+    made: ConversationRow = world.apply(ForkConversation(**(values | fields)))
+    return made
+
+
+def test_a_fork_goes_on_behind_its_past_and_leaves_the_original_alone() -> None:
+    world = World()
+    world.submit(made_title="Lunch")
+    before = conversation(world, "conv")
+    made = fork(world, segment(1, 3, "conv"))
+    assert (made.fork_of, made.past_number, made.last_number, made.made_title) == ("conv", 3, 3, "Lunch")
+    world.submit(conversation_id=made.conversation_id)
+    assert [row.number for row in world.unit.messages.rows] == [1, 4]
+    assert conversation(world, "conv") == before
+
+
+def test_a_fork_is_known_by_its_request() -> None:
+    """I2."""
+    world = World()
+    world.submit()
+    made = fork(world, segment(1, 1, "conv"), request_id="r1")
+    assert fork(world, segment(1, 2, "conv"), request_id="r1") == made
+    with pytest.raises(RequestIdReused):
+        fork(world, segment(1, 1, "conv"), request_id="r1", fingerprint=b"other")
+    assert len(world.unit.segments.rows) == 1
+
+
+@pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
+def test_only_its_user_forks_a_conversation(fields: dict[str, Any]) -> None:
+    """I13."""
+    world = World()
+    world.submit()
+    with pytest.raises(ConversationNotFound):
+        fork(world, segment(1, 1, "conv"), **fields)
+    assert not world.unit.segments.rows
+
+
+def test_a_source_that_was_erased_meanwhile_is_empty() -> None:
+    world = World()
+    world.submit()
+    fork(world, segment(1, 2, "gone"), segment(3, 4, "conv"))
+    assert [each.source_conversation_id for each in world.unit.segments.rows] == ["", "conv"]

@@ -1,0 +1,345 @@
+"""Why a run does not go on: one reason for every run that is open and not RUNNING, in the words of its rows."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallId, ClientId, CommandId, RunId, UserId, WorkerId
+from pawl.job_store.domain import call_table, run_table
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.rows import Attention, CallRow, Decision, Offer, RunRow
+from pawl.job_store.domain.states import (
+    AttentionReason,
+    CallState,
+    DecisionKind,
+    LeaseAction,
+    RunState,
+    StopCause,
+    WaitKind,
+    WaitReason,
+)
+from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
+from tests.unit.job_store.world import DIGEST, World, change, delegation
+
+NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
+LIMITS = PlaceLimits(per_store=3, per_user=2)
+ALLOWED = {
+    RunState.QUEUED: {WaitReason.TURN, WaitReason.PLACE, WaitReason.WORKER},
+    RunState.WAITING: set(WaitReason) - {WaitReason.TURN, WaitReason.PLACE, WaitReason.OPERATOR, WaitReason.STOPPING},
+    RunState.NEEDS_ATTENTION: {WaitReason.OPERATOR, WaitReason.WORKER},
+    RunState.CANCELLING: {WaitReason.STOPPING},
+}
+"""The reasons that a run in each state may have; in all others it has none."""
+STATES_OF_CALLS = {
+    WaitReason.APPROVAL: CallState.AWAITING_APPROVAL,
+    WaitReason.ANSWER: CallState.ASKED,
+    WaitReason.FRONT_END: CallState.OFFERED,
+    WaitReason.AGENT: CallState.DELEGATED,
+    WaitReason.OPERATOR: CallState.RUNNING,
+}
+TIMES = st.sampled_from([NOW - timedelta(minutes=2), NOW - timedelta(seconds=1), NOW])
+
+
+def run_row(state: RunState, **fields: Any) -> RunRow:
+    values: dict[str, Any] = {
+        "store_id": "acme",
+        "run_id": "run_1",
+        "conversation_id": "conv",
+        "user_id": "ann",
+        "token_budget": 0,
+        "token_ceiling": 0,
+        "queued_message": None,
+        "options": b"",
+        "create_time": NOW - timedelta(hours=1),
+        "state_time": NOW - timedelta(minutes=5),
+    }
+    return RunRow(state=state, **(values | fields))
+
+
+def call_row(name: str, state: CallState, **fields: Any) -> CallRow:
+    values: dict[str, Any] = {
+        "store_id": "acme",
+        "run_id": "run_1",
+        "conversation_id": "conv",
+        "user_id": "ann",
+        "round": 1,
+        "index": 0,
+        "tool_name": "send_email",
+        "tool_version": 1,
+        "fallback_tool_name": "",
+        "arguments": b"{}",
+        "attempt": 1,
+        "digest": DIGEST if state is CallState.AWAITING_APPROVAL else "",
+        "deadline_time": None,
+        "offer": None,
+        "result": None,
+        "spec": b"",
+        "create_time": NOW - timedelta(minutes=30),
+        "state_time": NOW - timedelta(minutes=10),
+        "start_time": None,
+        "end_time": None,
+    }
+    return CallRow(call_id=CallId(name), state=state, **(values | fields))
+
+
+def told(state: RunState, *calls: CallRow, around: Any = None, **fields: Any) -> Waiting:
+    """The reason of a run with these open calls."""
+    waiting = explain(Situation(run=run_row(state, **fields), time=NOW, calls=calls, **(around or {})), LIMITS)
+    assert waiting is not None
+    return waiting
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> Situation:
+    """Any rows that the types allow, also such as no ledger writes."""
+    state = draw(st.sampled_from(RunState))
+    attention = Attention(reason=draw(st.sampled_from(AttentionReason)), since_time=draw(TIMES))
+    names = iter(range(100))
+    calls = [
+        call_row(
+            f"call_{next(names)}",
+            each,
+            tool_name=draw(st.sampled_from(["send_email", "x" * 256, "pay"])),
+            reserved_by=draw(st.sampled_from(["", "cmd_1"])),
+            child_run_id=RunId("run_2"),
+            approvals_required=draw(st.sampled_from([1, 3])),
+            escalated=draw(st.booleans()),
+            state_time=draw(TIMES | st.none()),
+            offer=Offer(client_id=ClientId(""), epoch=0, expire_time=None, lease_seconds=0.0),
+        )
+        for each in draw(
+            st.lists(st.sampled_from([state for state in CallState if not state.is_terminal]), max_size=30)
+        )
+    ]
+    run = run_row(
+        state,
+        waits=tuple(draw(st.sets(st.sampled_from([*WaitKind, 77])))) if state is RunState.WAITING else (),
+        worker_id=draw(st.sampled_from([None, WorkerId("w1")])),
+        claim_at=draw(TIMES | st.none() | st.just(NOW + timedelta(minutes=1))),
+        crashes=draw(st.integers(0, 3)),
+        attention=attention if state is RunState.NEEDS_ATTENTION else None,
+        stop_cause=draw(st.sampled_from([None, StopCause.USER])),
+        queued_message=draw(st.sampled_from([None, b"m"])),
+        state_time=draw(TIMES | st.none()),
+    )
+    return Situation(
+        run=run,
+        time=NOW,
+        calls=calls,
+        is_cut=draw(st.booleans()),
+        before=tuple(map(RunId, draw(st.sampled_from([(), ("run_0",), tuple(f"run_{n}" for n in range(90))])))),
+        store_taken=draw(st.integers(0, 4)),
+        user_taken=draw(st.integers(0, 4)),
+    )
+
+
+def check(situation: Situation, waiting: Waiting | None) -> None:
+    """One reason, of those that the state has, about calls that are in it, in a sentence that can be shown."""
+    run = situation.run
+    assert (waiting is None) == (run.state.is_terminal or run.state is RunState.RUNNING)
+    if waiting is None:
+        return
+    assert waiting.reason in ALLOWED[run.state]
+    assert waiting.sentence[0].isupper()
+    assert waiting.sentence.endswith(".")
+    assert len(waiting.sentence.encode()) <= 2048
+    assert waiting.remedy.endswith(".")
+    assert waiting.since_time <= situation.time
+    assert waiting.deadline_time is None or waiting.deadline_time > situation.time
+    calls = {call.call_id: call for call in situation.calls}
+    for call_id in waiting.call_ids:
+        assert calls[call_id].state is STATES_OF_CALLS[waiting.reason]
+        assert not calls[call_id].reserved_by
+        assert call_table.TRANSITIONS[calls[call_id].state], "it can still move"
+    assert len(waiting.call_ids) <= 20
+    assert len(waiting.run_ids) <= 20
+
+
+@given(situation=situations())
+def test_every_run_that_is_open_and_not_running_has_one_reason(situation: Situation) -> None:
+    check(situation, explain(situation, LIMITS))
+
+
+def test_the_reasons_are_those_of_the_open_states_of_the_table() -> None:
+    open_states = {state for state, moves in run_table.TRANSITIONS.items() if moves} - {RunState.RUNNING}
+    assert set(ALLOWED) == open_states
+    assert set().union(*ALLOWED.values()) == set(WaitReason)
+
+
+@pytest.mark.parametrize(
+    ("wait", "state", "reason", "words"),
+    [
+        (WaitKind.APPROVAL, CallState.AWAITING_APPROVAL, WaitReason.APPROVAL, "an approval of send_email"),
+        (WaitKind.ANSWER, CallState.ASKED, WaitReason.ANSWER, "an answer of ann"),
+        (WaitKind.TOOL_RESULT, CallState.OFFERED, WaitReason.FRONT_END, "a front end to run send_email"),
+    ],
+)
+def test_a_run_that_waits_for_somebody_says_for_whom(
+    wait: WaitKind, state: CallState, reason: WaitReason, words: str
+) -> None:
+    call = call_row("call_1", state)
+    due = NOW + timedelta(minutes=3)
+    waiting = told(RunState.WAITING, call, waits=(wait,), claim_at=due)
+    assert waiting.reason is reason
+    assert waiting.sentence == f"It waits for {words}."
+    assert (waiting.call_ids, waiting.user_ids) == (("call_1",), ("ann",))
+    assert (waiting.since_time, waiting.deadline_time) == (call.state_time, due)
+    assert waiting.roles == (("admin", "approver") if reason is WaitReason.APPROVAL else ())
+
+
+def test_of_several_things_the_first_counts_and_the_sentence_has_all() -> None:
+    calls = [
+        call_row("q", CallState.ASKED),
+        call_row("a", CallState.AWAITING_APPROVAL, tool_name="pay"),
+        call_row("b", CallState.AWAITING_APPROVAL),
+    ]
+    waiting = told(RunState.WAITING, *calls, waits=(WaitKind.APPROVAL, WaitKind.ANSWER))
+    assert waiting.reason is WaitReason.APPROVAL
+    assert waiting.sentence == "It waits for an approval of pay and send_email, and for an answer of ann."
+    assert waiting.call_ids == ("a", "b")
+
+
+def test_several_approvals_are_counted_and_its_user_is_none_of_them() -> None:
+    """HITL-4."""
+    approval = Decision(
+        command_id=CommandId("c"),
+        kind=DecisionKind.APPROVE,
+        user_id=UserId("bob"),
+        reason="",
+        time=NOW,
+        digest=DIGEST,
+        arguments_sha256=b"",
+    )
+    call = call_row("a", CallState.AWAITING_APPROVAL, approvals_required=2, approvals=(approval,), escalated=True)
+    waiting = told(RunState.WAITING, call, waits=(WaitKind.APPROVAL,))
+    assert waiting.sentence == (
+        "It waits for 2 approvals of send_email, of which it has 1 (asked twice: nobody decided in time)."
+    )
+    assert waiting.user_ids == ()
+
+
+def test_a_run_without_tokens_waits_for_its_user() -> None:
+    waiting = told(RunState.WAITING, waits=(WaitKind.BUDGET,), claim_at=NOW + timedelta(days=1))
+    assert (waiting.reason, waiting.user_ids) == (WaitReason.TOKENS, ("ann",))
+    assert waiting.since_time == NOW - timedelta(minutes=5)
+
+
+def test_what_a_newer_version_waits_for_is_said_to_be_unknown() -> None:
+    """I23."""
+    assert told(RunState.WAITING, waits=(77,)).reason is WaitReason.INPUT
+
+
+def test_a_run_whose_wait_is_over_waits_for_a_worker() -> None:
+    call = call_row("a", CallState.AWAITING_APPROVAL, reserved_by="cmd_1")
+    waiting = told(RunState.WAITING, call, waits=(WaitKind.APPROVAL,), claim_at=NOW)
+    assert waiting.reason is WaitReason.WORKER
+    left = call_row("b", CallState.ASKED)
+    waiting = told(RunState.WAITING, call, left, waits=(WaitKind.APPROVAL, WaitKind.ANSWER), claim_at=NOW)
+    assert waiting.reason is WaitReason.ANSWER
+
+
+def test_a_run_that_waits_for_its_turn_names_those_before_it() -> None:
+    """LOOP-13."""
+    before = {"before": (RunId("run_a"), RunId("run_b"))}
+    waiting = told(RunState.QUEUED, queued_message=b"m", around=before)
+    assert (waiting.reason, waiting.run_ids) == (WaitReason.TURN, ("run_a", "run_b"))
+    assert waiting.sentence == (
+        "It waits for its turn in the conversation, which run run_a has, and behind 1 more that wait."
+    )
+    assert waiting.since_time == NOW - timedelta(hours=1)
+
+
+def test_a_run_that_fits_into_no_limit_waits_for_a_place() -> None:
+    """LOOP-14."""
+    since = NOW - timedelta(seconds=9)
+    for taken, whose in [({"store_taken": 3}, "store has 3"), ({"user_taken": 2}, "user has 2")]:
+        waiting = told(RunState.QUEUED, claim_at=since, around=taken)
+        assert (waiting.reason, waiting.since_time) == (WaitReason.PLACE, since)
+        assert whose in waiting.sentence
+    assert told(RunState.QUEUED, claim_at=since, around={"store_taken": 2, "user_taken": 1}).reason is WaitReason.WORKER
+
+
+def test_a_run_in_need_says_what_the_operator_is_to_do() -> None:
+    attention = Attention(reason=AttentionReason.UNKNOWN_OUTCOME, since_time=NOW - timedelta(days=1))
+    doubt = call_row("a", CallState.RUNNING)
+    waiting = told(RunState.NEEDS_ATTENTION, doubt, attention=attention)
+    assert (waiting.reason, waiting.call_ids, waiting.roles) == (WaitReason.OPERATOR, ("a",), ("admin", "operator"))
+    assert waiting.since_time == attention.since_time
+    assert "send_email" in waiting.sentence
+    resolved = replace(doubt, reserved_by="cmd_1")
+    assert told(RunState.NEEDS_ATTENTION, resolved, attention=attention, claim_at=NOW).reason is WaitReason.WORKER
+    quarantined = replace(attention, reason=AttentionReason.QUARANTINED)
+    waiting = told(RunState.NEEDS_ATTENTION, doubt, attention=quarantined, crashes=3)
+    assert (waiting.reason, waiting.call_ids) == (WaitReason.OPERATOR, ())
+    assert "3 workers died" in waiting.sentence
+
+
+def test_a_run_tells_what_the_runs_below_it_wait_for() -> None:
+    """TOOL-7."""
+    above = run_row(RunState.WAITING, waits=(WaitKind.AGENT,))
+    middle = run_row(RunState.WAITING, run_id="run_2", waits=(WaitKind.AGENT,), create_time=NOW - timedelta(minutes=9))
+    low = run_row(RunState.WAITING, run_id="run_3", waits=(WaitKind.APPROVAL,), create_time=NOW - timedelta(minutes=8))
+    found = explain_all(
+        [
+            Situation(run=above, time=NOW, calls=[call_row("a", CallState.DELEGATED, child_run_id=RunId("run_2"))]),
+            Situation(run=middle, time=NOW, calls=[call_row("b", CallState.DELEGATED, child_run_id=RunId("run_3"))]),
+            Situation(run=low, time=NOW, calls=[call_row("c", CallState.AWAITING_APPROVAL)]),
+        ],
+        LIMITS,
+    )
+    assert found is not None
+    assert (found.reason, found.run_ids, found.call_ids) == (WaitReason.AGENT, ("run_2",), ("a",))
+    assert found.sentence == (
+        "It waits for run run_2. Run run_2: It waits for run run_3. Run run_3: It waits for an approval of send_email."
+    )
+    assert found.roles == ("admin", "approver")
+
+
+def test_the_rows_that_steps_write_say_since_when() -> None:
+    """What is written in a step is of the time of the step; a wait that goes on is as old as it is."""
+    world = World()
+    run_id = world.begin()
+    began = world.now
+    assert world.run(run_id).update_time == began
+    world.advance(5)
+    parked = world.now
+    gated = change("a", CallState.AWAITING_APPROVAL, digest=DIGEST)
+    read = change("r", CallState.FAILED)
+    waits = (WaitKind.APPROVAL,)
+    fields: dict[str, Any] = {"state": RunState.WAITING, "waits": waits, "lease": LeaseAction.PARK}
+    world.commit(run_id, calls=(gated, read), **fields)
+    run = world.run(run_id)
+    assert (run.update_time, run.progress_time, run.state_time) == (parked, parked, parked)
+    world.advance(60)
+    world.decide(run_id, "a", DecisionKind.REJECT, digest="ef" * 32)
+    situation = Situation(run=world.run(run_id), time=world.now, calls=[world.call("a")])
+    waiting = explain(situation, LIMITS)
+    assert waiting is not None
+    assert (waiting.reason, waiting.since_time) == (WaitReason.APPROVAL, parked)
+    world.decide(run_id, "a", DecisionKind.REJECT)
+    world.claim(run_id)
+    settled = change("a", CallState.REJECTED, digest=DIGEST)
+    consumed = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
+    world.commit(run_id, calls=(settled,), consumed=consumed, state=RunState.RUNNING)
+    run = world.run(run_id)
+    assert (run.update_time, run.progress_time, run.state_time) == (world.now, world.now, world.now)
+    assert world.call("a").state_time == world.now
+
+
+def test_a_run_that_does_a_call_waits_for_a_worker_and_its_caller_for_it() -> None:
+    """TOOL-7."""
+    world = World()
+    run_id = world.begin()
+    call = change("a", CallState.DELEGATED, child_run_id=RunId("run_child"))
+    fields: dict[str, Any] = {"state": RunState.WAITING, "waits": (WaitKind.AGENT,), "lease": LeaseAction.PARK}
+    world.commit(run_id, calls=(call,), delegations=(delegation("a", "run_child"),), **fields)
+    above = Situation(run=world.run(run_id), time=world.now, calls=[world.call("a")])
+    found = explain_all([above, Situation(run=world.run("run_child"), time=world.now)], LIMITS)
+    assert found is not None
+    assert found.sentence == "It waits for run run_child. Run run_child: It waits for a worker."
