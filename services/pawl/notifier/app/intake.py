@@ -63,6 +63,8 @@ class Intake:
             return {}
         try:
             return await self._store.approvers(store_ids)
+        except Unavailable:
+            return None
         except Exception:  # noqa: BLE001  # whatever it is, the events come again
             _log.warning("intake.approvers_unknown", exc_info=True)
             return None
