@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,6 +13,7 @@ from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.job_store.app.agents import Agents, Save, SaveDraft
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
+from pawl.job_store.domain.usage import UsedOnDay
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
 from tests.simulation.job_store import Channel, answer
 
@@ -91,11 +93,22 @@ class MemoryAgentRepository:
         return self.drafts.get((store_id, user_id), {}).pop(name, None) is not None
 
 
+class MemoryUsage:
+    """A `UsageReads`: what a test has put there."""
+
+    def __init__(self) -> None:
+        self.of_agents: dict[tuple[StoreId, str], list[UsedOnDay]] = {}
+
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
+        return self.of_agents.get((store_id, name), [])[:days]
+
+
 class MemoryAgents(AgentLedgerClient):
     """An `AgentLedger` and an `AgentReader`."""
 
     def __init__(self) -> None:
         self.repository = MemoryAgentRepository()
-        servicer: Any = AgentLedgerServicer(Agents(self.repository))
+        self.usage = MemoryUsage()
+        servicer: Any = AgentLedgerServicer(Agents(self.repository, self.usage))
         channel: Any = Channel(lambda method, request: answer(servicer, method, request))
         super().__init__(channel)

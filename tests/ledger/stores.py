@@ -29,7 +29,7 @@ from pawl.job_store.app.ports import AttentionRepository, Journal, OfferReposito
 from pawl.job_store.app.reading import ConversationReads, Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import ConversationKey, SegmentRow
-from pawl.job_store.rpc.messages import encode_event
+from pawl.job_store.rpc.messages import encode_event, usage_of
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.history import History
@@ -162,7 +162,7 @@ class PostgresStore(Store):
     def __init__(self, database: postgres.Database, limits: Mapping[str, int]) -> None:
         super().__init__(limits)
         self.database = database
-        self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event)
+        self.journal = PostgresJournal(database, IdSource(ManualClock()), encode_event, usage_of)
         self.leases = PostgresLeases(database, _places(limits), crashes_max=limits["crashes"])
         self.reads = PostgresReads(database)
         self.conversations = PostgresConversations(database)

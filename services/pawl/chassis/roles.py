@@ -51,7 +51,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
         _READERS: "GetAgent ListAgents ListAgentVersions",
         _MEMBERS: "UpdateDraft DeleteDraft",
-        (Role.ADMIN,): "UpdateAgent DeleteAgent",
+        (Role.ADMIN,): "UpdateAgent DeleteAgent GetAgentUsage",
     },
     "pawl.agent.v1.AgentService": {
         _READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
@@ -70,7 +70,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
     "pawl.job.v1.AgentLedgerService": {
-        (AGENT_LOOP,): "PutAgent ListAgents ListAgentVersions DeleteAgent PutDraft GetDraft ListDrafts DeleteDraft",
+        (AGENT_LOOP,): "PutAgent ListAgents ListAgentVersions DeleteAgent GetAgentUsage PutDraft GetDraft ListDrafts"
+        " DeleteDraft",
         (AGENT_LOOP, TOOL_REGISTRY): "GetAgent",
     },
     "pawl.job.v1.ErasureService": {

@@ -90,6 +90,22 @@ async def versions(target: AsyncClient, console: Console, name: Name) -> None:
 
 @app.command()
 @command()
+async def usage(
+    target: AsyncClient,
+    console: Console,
+    name: Name,
+    *,
+    days: Annotated[int, typer.Option("--days", help="Of so many days, up to today.", min=1, max=400)] = 30,
+) -> None:
+    """Show what an agent has used on each day (UTC) of the last ones, the newest first. For admins."""
+    request = agents_pb2.GetAgentUsageRequest(name=name, days=days)
+    found = (await target.agent_register.GetAgentUsage(request)).days
+    columns = ("day", "runs", "users", "model calls", "input tokens", "output tokens")
+    show_table(console, columns, [_usage_row(day) for day in found])
+
+
+@app.command()
+@command()
 async def delete(
     target: AsyncClient,
     console: Console,
@@ -313,6 +329,12 @@ async def _newest(target: AsyncClient, name: str) -> agent_pb2.AgentVersion | No
     except AgentNotFound:
         return None
     return found if found.version else None
+
+
+def _usage_row(day: agent_pb2.AgentUsage) -> tuple[str, ...]:
+    used = day.usage
+    figures = (day.runs, day.users, used.model_calls, used.input_tokens, used.output_tokens)
+    return (wording.clean(day.day), *map(str, figures))
 
 
 def _row(agent: agent_pb2.AgentVersion) -> tuple[str, ...]:

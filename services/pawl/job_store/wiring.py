@@ -33,6 +33,7 @@ from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
+from pawl.job_store.adapters.usage import PostgresUsage
 from pawl.job_store.app import sweeps
 from pawl.job_store.app.agents import Agents
 from pawl.job_store.app.erasing import Erasing, ErasureLog, Erasures
@@ -44,7 +45,7 @@ from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, Retent
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
 from pawl.job_store.rpc.erasure_servicer import CANCEL, ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
-from pawl.job_store.rpc.messages import encode_event, head_of, text_of
+from pawl.job_store.rpc.messages import encode_event, head_of, text_of, usage_of
 from pawl.job_store.rpc.servicer import LedgerServicer
 
 
@@ -148,7 +149,7 @@ def on_postgres(
     """Return the job store on PostgreSQL and NATS. See `PostgresJournal` for `keeps_lifecycle`."""
     leases = PostgresLeases(database, limits.places, crashes_max=limits.crashes_max)
     ports = Ports(
-        journal=PostgresJournal(database, ids, encode_event, keeps_lifecycle=keeps_lifecycle),
+        journal=PostgresJournal(database, ids, encode_event, usage_of, keeps_lifecycle=keeps_lifecycle),
         leases=CountedLeases(leases, metrics),
         due_times=leases,
         reads=PostgresReads(database),
@@ -171,4 +172,4 @@ def on_postgres(
         ids=ids,
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    return wire(ports, limits, upkeep, keys, Agents(PostgresAgentRepository(database)))
+    return wire(ports, limits, upkeep, keys, Agents(PostgresAgentRepository(database), PostgresUsage(database)))

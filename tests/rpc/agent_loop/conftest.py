@@ -89,8 +89,9 @@ async def clients(
     ids: IdSource,
     *,
     checker: FakeChecker,
+    agent_ledger: MemoryAgents,
 ) -> AsyncIterator[ClientSide]:
-    clients = client_side(ledger, live, clock, ids, times, checker=checker)
+    clients = client_side(ledger, live, clock, ids, times, checker=checker, agents=agent_ledger)
     async with clients.watches:
         yield clients
 
@@ -98,6 +99,11 @@ async def clients(
 @pytest.fixture
 def checker() -> FakeChecker:
     return FakeChecker()
+
+
+@pytest.fixture
+def agent_ledger() -> MemoryAgents:
+    return MemoryAgents()
 
 
 def client_side(
@@ -108,6 +114,7 @@ def client_side(
     times: SessionTimes | None = None,
     *,
     checker: FakeChecker | None = None,
+    agents: MemoryAgents | None = None,
 ) -> ClientSide:
     """Return what serves clients over this ledger, quick to look and to give signs of life."""
     quick = ClientTimes(
@@ -119,7 +126,7 @@ def client_side(
     return ClientSide(
         ledger=ledger,
         live=live,
-        agents=MemoryAgents(),
+        agents=agents or MemoryAgents(),
         documents=FakeChecker(),
         checker=checker or FakeChecker(),
         tools=checker or FakeChecker(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,9 +12,12 @@ import pytest
 from pawl.agent.v1 import agent_pb2, session_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
+from pawl.chassis.ids import StoreId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
+from pawl.job_store.domain.usage import Used, UsedOnDay
+from tests.fakes.agents import MemoryAgents
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import reason
@@ -236,3 +240,27 @@ async def test_a_draft_that_no_agent_could_be_or_that_widens_is_refused(
     wider = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=4))
     await agents.UpdateDraft(draft(), metadata=ME)
     assert await reason(stub.StartRun(start(agent="draft/clerk", options=wider), metadata=ME)) == "INVALID_FIELD"
+
+
+async def test_admins_see_what_an_agent_has_used(
+    agents: AgentRegistryServiceAsyncStub, agent_ledger: MemoryAgents
+) -> None:
+    await agents.UpdateAgent(clerk(), metadata=ADMIN)
+    figures = Used(runs=3, input_tokens=7)
+    days = [UsedOnDay(day=date(2026, 1, 31) - timedelta(days=back), users=2, used=figures) for back in range(40)]
+    agent_ledger.usage.of_agents[StoreId("local"), "clerk"] = days
+    asked = pb.GetAgentUsageRequest(name="clerk")
+    found = (await agents.GetAgentUsage(asked, metadata=ADMIN)).days
+    assert len(found) == 30
+    assert (found[0].day, found[0].runs, found[0].users, found[0].usage.input_tokens) == ("2026-01-31", 3, 2, 7)
+    more = await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="clerk", days=40), metadata=ADMIN)
+    assert len(more.days) == 40
+    for caller in (ME, OPERATOR, DELEGATE):
+        assert await reason(agents.GetAgentUsage(asked, metadata=caller)) == "PERMISSION_DENIED"
+    assert not (await agents.GetAgentUsage(pb.GetAgentUsageRequest(name="default"), metadata=ADMIN)).days
+    for wrong, why in (
+        (pb.GetAgentUsageRequest(name="other"), "AGENT_NOT_FOUND"),
+        (pb.GetAgentUsageRequest(name="draft/clerk"), "INVALID_ID"),
+        (pb.GetAgentUsageRequest(name="clerk", days=401), "INVALID_FIELD"),
+    ):
+        assert await reason(agents.GetAgentUsage(wrong, metadata=ADMIN)) == why

@@ -18,7 +18,7 @@ from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from pawl.job_store.app.sweeps import RetentionSweep
-from pawl.job_store.rpc.messages import encode_event
+from pawl.job_store.rpc.messages import encode_event, usage_of
 from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission
@@ -159,7 +159,7 @@ async def test_a_large_conversation_goes_in_several_transactions(user: User, dat
 
 
 async def test_without_a_nats_nothing_is_kept_for_one(database: Database) -> None:
-    journal = PostgresJournal(database, IdSource(SystemClock()), encode_event, keeps_lifecycle=False)
+    journal = PostgresJournal(database, IdSource(SystemClock()), encode_event, usage_of, keeps_lifecycle=False)
     await journal.write([submission(message=b"")])
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
 

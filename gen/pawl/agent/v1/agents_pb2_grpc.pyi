@@ -79,6 +79,13 @@ class AgentRegistryServiceStub:
 
     Errors: AGENT_NOT_FOUND (also if it was deleted before).
     """
+    GetAgentUsage: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]
+    """Reads what an agent of the store has used, day by day, also of one that was
+    deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
+    the role admin. Read-only.
+
+    Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
+    """
     UpdateDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]
     """Saves a draft of the caller: makes it, or puts this one in its place, as its
     next version. Versions before it are not kept. What is equal to the draft
@@ -146,6 +153,13 @@ class AgentRegistryServiceAsyncStub(AgentRegistryServiceStub):
     its `default` has the deployment's again. Needs the role admin.
 
     Errors: AGENT_NOT_FOUND (also if it was deleted before).
+    """
+    GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
+    """Reads what an agent of the store has used, day by day, also of one that was
+    deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
+    the role admin. Read-only.
+
+    Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
     """
     UpdateDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.UpdateDraftRequest, _agents_pb2.UpdateDraftResponse]  # type: ignore[assignment]
     """Saves a draft of the caller: makes it, or puts this one in its place, as its
@@ -241,6 +255,19 @@ class AgentRegistryServiceServicer(metaclass=_abc_1.ABCMeta):
         its `default` has the deployment's again. Needs the role admin.
 
         Errors: AGENT_NOT_FOUND (also if it was deleted before).
+        """
+
+    @_abc_1.abstractmethod
+    def GetAgentUsage(
+        self,
+        request: _agents_pb2.GetAgentUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
+        """Reads what an agent of the store has used, day by day, also of one that was
+        deleted. Figures are kept for 400 days, whatever becomes of the runs. Needs
+        the role admin. Read-only.
+
+        Errors: AGENT_NOT_FOUND, INVALID_ID, INVALID_FIELD (`days`).
         """
 
     @_abc_1.abstractmethod

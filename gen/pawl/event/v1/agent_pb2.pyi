@@ -194,6 +194,48 @@ class AgentCard(_message.Message):
 Global___AgentCard: _TypeAlias = AgentCard  # noqa: Y015
 
 @_typing.final
+class AgentUsage(_message.Message):
+    """AgentUsage is the use of an agent on a day. Cost is not known: Pawl has no
+    prices.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DAY_FIELD_NUMBER: _builtins.int
+    RUNS_FIELD_NUMBER: _builtins.int
+    USERS_FIELD_NUMBER: _builtins.int
+    USAGE_FIELD_NUMBER: _builtins.int
+    day: _builtins.str
+    """The day, in UTC: YYYY-MM-DD."""
+    runs: _builtins.int
+    """Runs of the agent that were made on it, those that do calls of others and
+    those that wait for their turn included; not histories that were imported.
+    """
+    users: _builtins.int
+    """Users for whom it was at work."""
+    @_builtins.property
+    def usage(self) -> _run_pb2.Usage:
+        """What its model calls used on that day, of runs that began earlier too. What
+        is open is counted as far as it has come.
+        """
+
+    def __init__(
+        self,
+        *,
+        day: _builtins.str = ...,
+        runs: _builtins.int = ...,
+        users: _builtins.int = ...,
+        usage: _run_pb2.Usage | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["usage", b"usage"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["day", b"day", "runs", b"runs", "usage", b"usage", "users", b"users"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___AgentUsage: _TypeAlias = AgentUsage  # noqa: Y015
+
+@_typing.final
 class AgentVersion(_message.Message):
     """AgentVersion is a definition with its place in the register. It never
     changes.

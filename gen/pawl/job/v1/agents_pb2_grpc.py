@@ -61,6 +61,11 @@ class AgentLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
                 _registered_method=True)
+        self.GetAgentUsage = channel.unary_unary(
+                '/pawl.job.v1.AgentLedgerService/GetAgentUsage',
+                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
+                _registered_method=True)
         self.PutDraft = channel.unary_unary(
                 '/pawl.job.v1.AgentLedgerService/PutDraft',
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.PutDraftRequest.SerializeToString,
@@ -138,6 +143,15 @@ class AgentLedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAgentUsage(self, request, context):
+        """Reads what an agent has used. Read-only.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutDraft(self, request, context):
         """Puts a draft of a user in the place of the one of its name, unless it is equal
         to it. Idempotent.
@@ -203,6 +217,11 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
                     servicer.DeleteAgent,
                     request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentResponse.SerializeToString,
+            ),
+            'GetAgentUsage': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAgentUsage,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.SerializeToString,
             ),
             'PutDraft': grpc.unary_unary_rpc_method_handler(
                     servicer.PutDraft,
@@ -362,6 +381,33 @@ class AgentLedgerService(object):
             '/pawl.job.v1.AgentLedgerService/DeleteAgent',
             pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_agents__pb2.DeleteAgentResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAgentUsage(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.AgentLedgerService/GetAgentUsage',
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
             options,
             channel_credentials,
             insecure,

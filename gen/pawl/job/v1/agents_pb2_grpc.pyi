@@ -65,6 +65,11 @@ class AgentLedgerServiceStub:
 
     Errors: AGENT_NOT_FOUND.
     """
+    GetAgentUsage: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]
+    """Reads what an agent has used. Read-only.
+
+    Errors: none of its own.
+    """
     PutDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]
     """Puts a draft of a user in the place of the one of its name, unless it is equal
     to it. Idempotent.
@@ -124,6 +129,11 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     """Marks an agent as deleted.
 
     Errors: AGENT_NOT_FOUND.
+    """
+    GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
+    """Reads what an agent has used. Read-only.
+
+    Errors: none of its own.
     """
     PutDraft: _aio.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]  # type: ignore[assignment]
     """Puts a draft of a user in the place of the one of its name, unless it is equal
@@ -211,6 +221,17 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Marks an agent as deleted.
 
         Errors: AGENT_NOT_FOUND.
+        """
+
+    @_abc_1.abstractmethod
+    def GetAgentUsage(
+        self,
+        request: _agents_pb2.GetAgentUsageRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
+        """Reads what an agent has used. Read-only.
+
+        Errors: none of its own.
         """
 
     @_abc_1.abstractmethod

@@ -11,14 +11,14 @@ from msgspec.structs import replace
 from pawl.agent_loop.app.public_ports import AgentLedger, OutputChecker, ToolFinder
 from pawl.agent_loop.app.public_values import Page, PageAsked
 from pawl.agent_loop.domain import agents
-from pawl.agent_loop.domain.agents import DEFAULT, AgentDefinition, AgentVersion
+from pawl.agent_loop.domain.agents import DEFAULT, AgentDefinition, AgentUsage, AgentVersion
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import StoreId
 from pawl.chassis.labels import check_labels, has_all
-from pawl.errors import AgentNotFound, MethodNotFound
+from pawl.errors import AgentNotFound, InvalidField, MethodNotFound
 
 DEFAULT_SECONDS_MAX: Final = 5.0
 """So long a store's new `default` may not hold yet."""
@@ -158,6 +158,19 @@ class Agents:
         if not items and not page.page_token:
             raise AgentNotFound
         return replace(found, items=items)
+
+    async def usage(self, caller: Principal, name: str, days: int) -> tuple[AgentUsage, ...]:
+        """Return what an agent has used on each of the last days, 0 for so many as usual, the newest first.
+
+        Raises:
+            AgentNotFound: there never was such an agent.
+            InvalidField: nobody knows that many days.
+        """
+        if days > agents.USAGE_DAYS_MAX:
+            raise InvalidField(f"days: at most {agents.USAGE_DAYS_MAX}", field="days")
+        if name != DEFAULT:
+            await self.get(caller, name, 1)
+        return await self._ledger.agent_usage(caller.store_id, name, days or agents.USAGE_DAYS)
 
     async def of_run(self, caller: Principal, name: str) -> AgentVersion | None:
         """Return the newest version of the agent of a new run; None for the `default` of the deployment.

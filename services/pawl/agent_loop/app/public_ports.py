@@ -22,7 +22,7 @@ from pawl.agent_loop.app.public_values import (
     RunFilter,
     RunView,
 )
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion, OfferedTool
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion, OfferedTool
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.message import Message
@@ -314,6 +314,10 @@ class AgentLedger(Protocol):
         Raises:
             AgentNotFound
         """
+
+    async def agent_usage(self, store_id: StoreId, name: str, days: int) -> tuple[AgentUsage, ...]:
+        """Read the use of an agent on the last days, the newest first."""
+        ...
 
     async def put_draft(
         self, caller: Principal, definition: AgentDefinition, tool_names: tuple[str, ...], *, validate_only: bool

@@ -7,7 +7,7 @@ from typing import Final
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.agent.v1 import agents_pb2_grpc
 from pawl.agent_loop.app.agents import Agents
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import require_decider, require_user
 from pawl.chassis.ids import check_agent_name, check_id
@@ -17,6 +17,7 @@ from pawl.event.v1 import agent_pb2
 
 _DEFINITION: Final = convert.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition, field="definition")
 _VERSION: Final = convert.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
+_USAGE: Final = convert.WIRE.struct(AgentUsage, agent_pb2.AgentUsage)
 _VERSION_MAX: Final = 2**31 - 1
 
 
@@ -57,6 +58,10 @@ class AgentRegistryServicer(agents_pb2_grpc.AgentRegistryServiceServicer):
     async def DeleteAgent(self, request: pb.DeleteAgentRequest, context: Context) -> pb.DeleteAgentResponse:
         await self._agents.delete(require_decider(), check_id(request.name, "name"))
         return pb.DeleteAgentResponse()
+
+    async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
+        days = await self._agents.usage(require_user(), check_id(request.name, "name"), request.days)
+        return pb.GetAgentUsageResponse(days=map(_USAGE.write, days))
 
     async def UpdateDraft(self, request: pb.UpdateDraftRequest, context: Context) -> pb.UpdateDraftResponse:
         definition = _DEFINITION.read(request.definition)

@@ -16,12 +16,13 @@ import asyncpg
 from pawl.chassis import logs
 from pawl.chassis.database import Connection, Database
 from pawl.errors import PawlError
-from pawl.job_store.adapters import tables
+from pawl.job_store.adapters import tables, usage
 from pawl.job_store.adapters.columns import Columns, Write, joined
 from pawl.job_store.adapters.loading import load
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
+from pawl.job_store.domain.usage import Used, added
 
 R = TypeVar("R")
 
@@ -44,11 +45,22 @@ _log = logs.get_logger(__name__)
 
 
 class PostgresJournal:
-    """See `ports.Journal`. `encode` gives the bytes of an event; without `keeps_lifecycle` nothing is to be sent on."""
+    """See `ports.Journal`.
+
+    `encode` gives the bytes of an event, `usage_of` reads the usage of a run; without `keeps_lifecycle` nothing is to
+    be sent on.
+    """
 
     def __init__(
-        self, database: Database, ids: Ids, encode: Callable[[Event], bytes], *, keeps_lifecycle: bool = True
+        self,
+        database: Database,
+        ids: Ids,
+        encode: Callable[[Event], bytes],
+        usage_of: Callable[[bytes], Used],
+        *,
+        keeps_lifecycle: bool = True,
     ) -> None:
+        self._usage_of = usage_of
         self._keeps_lifecycle = keeps_lifecycle
         self._database = database
         self._ids = ids
@@ -79,7 +91,7 @@ class PostgresJournal:
         ]
         lifecycle = [event for event in unit.events.rows if event.lifecycle_type]
         outbox = lifecycle if self._keeps_lifecycle else []
-        await _store(connection, unit, events, outbox)
+        await _store(connection, unit, events, outbox, self._usage_of)
         work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
         return Written(
             outcomes=outcomes,
@@ -97,7 +109,11 @@ async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
 
 
 async def _store(
-    connection: Connection, unit: UnitOfWork, events: Sequence[LiveEvent], outbox: Sequence[Event]
+    connection: Connection,
+    unit: UnitOfWork,
+    events: Sequence[LiveEvent],
+    outbox: Sequence[Event],
+    usage_of: Callable[[bytes], Used],
 ) -> None:
     """Write all that the operations changed, in one round trip."""
     # Sorted, so that two groups that create the same rows wait for each other and do not deadlock.
@@ -105,6 +121,7 @@ async def _store(
     # By their keys first: these are the ones that others may create, too.
     conversations = sorted(unit.conversations.created(), key=lambda row: (row.key_hash or b"", row.key))
     new_runs, runs = unit.runs.created(), unit.runs.changed()
+    counts = added(new_runs, runs, usage_of, unit.now)
     writes = [
         *_created(tables.REQUESTS, requests),
         *_created(tables.CONVERSATIONS, conversations),
@@ -119,6 +136,7 @@ async def _store(
         *_changed(tables.COMMANDS, unit.commands.changed()),
         *_created(tables.EVENTS, events),
         *_created(tables.OUTBOX, outbox),
+        *([usage.addition(counts)] if counts else []),
     ]
     if writes:
         statement, arguments = joined(writes)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from pawl.chassis.database import Connection, Database, DatabaseAdapter, affected
+from pawl.job_store.domain.usage import DAYS_MAX
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -15,6 +16,11 @@ DELETE FROM job_store.requests WHERE (store_id, user_id, request_id) IN (
     SELECT store_id, user_id, request_id FROM job_store.requests
     WHERE create_time < now() - make_interval(secs => $1) ORDER BY create_time LIMIT $2
 )
+"""
+_OLD_USAGE: Final = """
+DELETE FROM job_store.usage_days WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM job_store.usage_days WHERE day <= (now() AT TIME ZONE 'UTC')::date - $1::integer LIMIT $2
+))
 """
 _OLD_UNSENT: Final = """
 DELETE FROM job_store.outbox WHERE id IN (
@@ -180,6 +186,9 @@ class PostgresRetention(DatabaseAdapter):
     async def remove_key_events(self, *, rows_max: int) -> int:
         count: int = await self._database.fetchval("SELECT job_store.remove_old_key_events($1)", rows_max)
         return count
+
+    async def remove_usage(self, *, rows_max: int) -> int:
+        return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Protocol, TypeAlias
 
@@ -10,6 +10,7 @@ from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import AgentNotFound
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
+from pawl.job_store.domain.usage import UsedOnDay
 
 Save: TypeAlias = Callable[[Mapping[str, AgentRow], AgentVersionRow | None, datetime], AgentVersionRow]
 """The newest version of an agent, from all agents of its store by name, its newest version so far, and the time."""
@@ -59,11 +60,19 @@ class AgentRepository(Protocol):
         """Remove a draft; whether there was one."""
 
 
+class UsageReads(Protocol):
+    """Reads what was used."""
+
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
+        """Return the use of an agent on each of the last days on which there was any, the newest first."""
+
+
 class Agents:
     """The use cases of agents in the ledger."""
 
-    def __init__(self, repository: AgentRepository) -> None:
+    def __init__(self, repository: AgentRepository, usage: UsageReads) -> None:
         self._repository = repository
+        self.usage = usage.of_agent
         self.put = repository.put
         self.list = repository.list
         self.put_draft = repository.put_draft

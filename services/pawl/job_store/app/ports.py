@@ -169,6 +169,9 @@ class Retention(Protocol):
     async def remove_key_events(self, *, rows_max: int) -> int:
         """Remove events of API keys that are older than 90 days, and failed logins but the last; returns how many."""
 
+    async def remove_usage(self, *, rows_max: int) -> int:
+        """Forget what was used more than 400 days ago; returns how many rows."""
+
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Give up life-cycle events that no stream has taken for so long; returns how many."""
 

@@ -149,6 +149,7 @@ class RetentionSweep:
         await self._empty(retention.remove_requests, keep.requests_seconds, rows_max=_REMOVAL_BATCH)
         await self._empty(retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
         await self._empty(retention.remove_key_events, None, rows_max=_ROWS_BATCH)
+        await self._empty(retention.remove_usage, None, rows_max=_ROWS_BATCH)
         await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
         await self._empty(retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
         await self._empty(retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)

@@ -14,7 +14,8 @@ from pawl.job.v1 import agents_pb2_grpc
 from pawl.job_store.app.agents import Agents
 from pawl.job_store.app.pages import Id, Small, next_token, page_size, read_token
 from pawl.job_store.domain.agents import AgentVersionRow, drafted, saved
-from pawl.job_store.rpc.messages import timestamp
+from pawl.job_store.domain.usage import DAYS_MAX
+from pawl.job_store.rpc.messages import timestamp, used_on_day
 
 _VERSION_MAX: Final = 2**31 - 1
 
@@ -69,6 +70,12 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
             check_id(request.credential_id, "credential_id", optional=True),
         )
         return pb.DeleteAgentResponse()
+
+    async def GetAgentUsage(self, request: pb.GetAgentUsageRequest, context: Context) -> pb.GetAgentUsageResponse:
+        store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
+        days = min(request.days, DAYS_MAX)
+        found = await self._agents.usage(store_id, name, days=days)
+        return pb.GetAgentUsageResponse(days=map(used_on_day, found))
 
     async def PutDraft(self, request: pb.PutDraftRequest, context: Context) -> pb.PutDraftResponse:
         asked = _asked(request)

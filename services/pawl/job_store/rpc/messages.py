@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.ids import CallId
 from pawl.chassis.translate import Exceptions, Translator, kinds_of
-from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
+from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
@@ -36,6 +36,7 @@ from pawl.job_store.domain.rows import (
     Offer,
     RunRow,
 )
+from pawl.job_store.domain.usage import Used, UsedOnDay
 from pawl.job_store.domain.waiting import Situation, Waiting
 
 M = TypeVar("M", bound=ProtoMessage)
@@ -106,6 +107,7 @@ _RUN: Final = _WIRE.struct(
         ),
     ),
 )
+_USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
 _DECISION: Final = _WIRE.struct(
     Decision,
     call_pb2.Decision,
@@ -410,6 +412,17 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     entry.agent_ended.run.run_id = ending.run_id
     entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
     return entry
+
+
+def usage_of(data: bytes) -> Used:
+    """Return what a run has used, as its row has it."""
+    return _USAGE.read(run_pb2.Run.FromString(data).usage)
+
+
+def used_on_day(row: UsedOnDay) -> agent_pb2.AgentUsage:
+    """Return the use of an agent on a day."""
+    usage = _USAGE.write(row.used)
+    return agent_pb2.AgentUsage(day=row.day.isoformat(), runs=row.used.runs, users=row.users, usage=usage)
 
 
 def encode_event(event: Event) -> bytes:

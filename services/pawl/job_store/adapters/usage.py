@@ -1,0 +1,52 @@
+"""The use of agents in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from asyncpg import Record
+from msgspec.structs import astuple
+
+from pawl.chassis.database import DatabaseAdapter
+from pawl.chassis.ids import StoreId
+from pawl.job_store.adapters.columns import Statement, Write
+from pawl.job_store.domain.usage import UsageKey, Used, UsedOnDay
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+_FIGURES: Final = Used.__struct_fields__
+_NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
+_SUMS: Final = ", ".join(f"u.{name} + excluded.{name}" for name in _FIGURES)
+_ADD: Final = Statement(
+    f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
+    SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES})
+    ON CONFLICT (store_id, agent_name, day, user_id, slot) DO UPDATE SET ({", ".join(_FIGURES)}) = ROW({_SUMS})""",
+    ("text", "text", "date", "text", *["bigint"] * len(_FIGURES)),
+    gathered=False,
+)
+# An answer that was estimated too high on the day before may leave less than nothing.
+_OF_AGENT: Final = f"""
+SELECT day, count(DISTINCT user_id) AS users, {", ".join(f"greatest(sum({n}), 0)::bigint AS {n}" for n in _FIGURES)}
+FROM job_store.usage_days
+WHERE store_id = $1 AND agent_name = $2 AND day > (now() AT TIME ZONE 'UTC')::date - $3::integer
+GROUP BY day ORDER BY day DESC
+"""
+
+
+def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
+    """Return what adds to counts, which are in the order of their keys: so nobody deadlocks."""
+    return Write(_ADD, list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True)))
+
+
+class PostgresUsage(DatabaseAdapter):
+    """See `agents.UsageReads`."""
+
+    async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
+        return [_read(record) for record in await self._database.fetch(_OF_AGENT, store_id, name, days)]
+
+
+def _read(record: Record) -> UsedOnDay:
+    used = Used(**{name: record[name] for name in _FIGURES})
+    return UsedOnDay(day=record["day"], users=record["users"], used=used)
