@@ -253,6 +253,11 @@ class MemoryReads:
             commands=self._tables.unread(run.key),
             loop_state=self._tables.loop_states.get(run.key, b""),
             time=self._database.now(),
+            failures={
+                row.run_id: row.failure
+                for row in self._tables.runs.values()
+                if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
+            },
         )
 
     async def commands(self, key: RunKey) -> list[CommandRow]:

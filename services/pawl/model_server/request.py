@@ -91,6 +91,13 @@ class ChatRequest:
         return sum(message.get("role") == "assistant" for message in self.since_prompt)
 
     @property
+    def has_images(self) -> bool:
+        """True if a message shows an image."""
+        contents = (message.get("content") for message in self.messages)
+        parts = (part for content in contents if isinstance(content, list) for part in content)
+        return any(isinstance(part, dict) and part.get("type") == "image_url" for part in parts)
+
+    @property
     def forced_tool(self) -> str | None:
         """The tool the caller insists on, if it names one."""
         choice = self.tool_choice

@@ -33,7 +33,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     `user_contains` looks for a piece of text in the last user message, ignoring case; `user_matches` is a regular
     expression searched in it. `round` counts the assistant messages after it: 0 is the first model call for this
     prompt, 1 the call with the first results. `tools` tells calls with tools from calls without. `model` is the name of
-    the model that is asked.
+    the model that is asked. `images` tells calls that show an image, in whichever message, from those that show none.
     """
 
     user_contains: str | None = None
@@ -41,6 +41,7 @@ class When(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     round: int | None = None
     tools: bool | None = None
     model: str | None = None
+    images: bool | None = None
 
 
 class Step(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -131,6 +132,7 @@ def matches(when: When | None, request: ChatRequest) -> bool:
         and (when.round is None or when.round == request.round)
         and (when.tools is None or when.tools == bool(request.tools))
         and (when.model is None or when.model == request.model)
+        and (when.images is None or when.images == request.has_images)
     )
 
 

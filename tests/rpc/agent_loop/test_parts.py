@@ -10,13 +10,13 @@ import pytest
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, whoami_pb2
 from pawl.agent_loop.wiring import ClientSide
 from pawl.event.v1 import event_pb2, message_pb2
+from tests.fakes.images import PNG
 from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import reason
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 IMAGE = message_pb2.Part(image=message_pb2.ImagePart(data=PNG))
 FILE = message_pb2.Part(file=message_pb2.FilePart(document_name="handbook.md"))
 

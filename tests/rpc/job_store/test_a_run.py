@@ -99,6 +99,36 @@ async def test_a_message_in_parts_is_whole_for_workers_and_small_for_everybody_e
     assert (await user.stub.GetConversation(asked)).conversation.title == "Look"
 
 
+@pytest.mark.parametrize(
+    ("reason", "answers", "kept"),
+    [
+        ("PROVIDER_REFUSED", False, False),
+        ("PROVIDER_REFUSED", True, True),
+        ("PROVIDER_ERROR", False, True),
+        ("", False, True),
+    ],
+)
+async def test_images_of_a_run_that_was_refused_an_answer_go_out_no_more(
+    user: User, reason: str, answers: bool, kept: bool
+) -> None:
+    """Those of an earlier run stay, and of one that had an answer: so it is not the image that was refused."""
+    owner = await user.start("", parts=[image(3)], conversation_id="c")
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    owner = await user.start("", parts=[image(4)], conversation_id="c")
+    assert [len(message.parts[0].image.data) for message in (await owner.load()).messages] == [3, 4]
+    if answers:
+        await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="A dot.")])
+    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason=reason)
+    if reason:
+        await owner.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
+    else:
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    owner = await user.start("", parts=[image(5)], conversation_id="c")
+    shown = [message.parts[0].image for message in (await owner.load()).messages if message.parts]
+    assert [len(each.data) for each in shown] == [3, 4 if kept else 0, 5]
+    assert shown[1].size_bytes == 4
+
+
 async def test_a_run_is_loaded_with_the_newest_images_only(user: User) -> None:
     owner = await user.start("", parts=[image(900_000)], conversation_id="c")
     for _ in range(9):

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.images import PNG
 from tests.system.cli.conftest import CommandLine
 
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
@@ -43,7 +44,7 @@ def test_a_document_goes_with_a_message_and_an_image_only_where_models_take_it(
     pawl: CommandLine, tmp_path: Path
 ) -> None:
     (tmp_path / "plants.md").write_text("Water the plants on Mondays.")
-    (tmp_path / "dot.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(20))
+    (tmp_path / "dot.png").write_bytes(PNG)
     pawl.succeed("documents", "add", str(tmp_path / "plants.md"))
     shown = pawl.succeed("run", "who are you?", "--file", "plants.md")
     assert "[plants.md, 28 bytes]" in shown

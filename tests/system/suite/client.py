@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Self
@@ -12,7 +12,7 @@ from typing import Self
 import grpc
 
 from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from tests.keys import keyed_channel
 
 PATIENCE_SECONDS = 40.0
@@ -45,11 +45,17 @@ class Agent:
         await self.channel.close()
 
     async def start(
-        self, text: str, *, request_id: str = "", conversation_id: str = "", options: run_pb2.RunOptions | None = None
+        self,
+        text: str,
+        *,
+        request_id: str = "",
+        conversation_id: str = "",
+        options: run_pb2.RunOptions | None = None,
+        parts: Sequence[message_pb2.Part] = (),
     ) -> run_pb2.Run:
         """Start a run."""
         request = agent_pb2.StartRunRequest(
-            request_id=request_id, conversation_id=conversation_id, text=text, options=options
+            request_id=request_id, conversation_id=conversation_id, text=text, options=options, parts=parts
         )
         return (await self.stub.StartRun(request, metadata=self.metadata)).run
 

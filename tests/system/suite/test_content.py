@@ -13,11 +13,11 @@ from pawl.client import AsyncClient, file, form, image, output
 from pawl.errors import DocumentNotFound, InvalidSchema, TooLarge
 from pawl.event.v1 import message_pb2, run_pb2
 from pawl.launcher.suite import Suite
+from tests.fakes.images import PNG
 from tests.system.suite.test_python_client import arguments
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 SCHEMA = {
     "type": "object",
     "properties": {"answer": {"type": "string"}, "sure": {"type": "boolean"}},

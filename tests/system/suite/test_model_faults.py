@@ -15,8 +15,9 @@ import pytest
 import pytest_asyncio
 
 from pawl.agent.v1 import agent_pb2
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.launcher.suite import Suite
+from tests.fakes.images import PNG
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -45,6 +46,13 @@ class Model:
     async def forget(self) -> None:
         """Let it follow its rules again."""
         await self._http.post("/_pawl/script", json={"steps": []})
+
+    async def content(self, prompt: str) -> Any:
+        """What the newest request said in the user message with the prompt."""
+        requests = (await self._http.get("/_pawl/requests")).json()["requests"]
+        every = [message for request in requests for message in request["body"]["messages"]]
+        told = [each["content"] for each in every if each["role"] == "user" and prompt in str(each["content"])]
+        return told[-1]
 
     async def outcomes(self, prompt: str) -> list[str]:
         """What became of the requests whose last user message has the prompt."""
@@ -100,7 +108,7 @@ def _calls(*calls: tuple[str, Any], **when: Any) -> Step:
         (_fault("status", status=429, retry_after=3600), ("RATE", "PROVIDER_RATE_LIMIT"), 1),
         (_fault("status", status=500), ("PROVIDER", "PROVIDER_ERROR"), 2),
         (_fault("status", status=503, body="<html>"), ("PROVIDER", "PROVIDER_ERROR"), 2),
-        (_fault("status", status=400), ("PROVIDER", "PROVIDER_ERROR"), 1),
+        (_fault("status", status=400), ("PROVIDER", "PROVIDER_REFUSED"), 1),
         (_fault("status", status=401), ("AUTH", "PROVIDER_AUTH"), 1),
         (_fault("status", status=403), ("AUTH", "PROVIDER_AUTH"), 1),
         (_fault("hang_before_headers"), ("PROVIDER", "PROVIDER_ERROR"), 2),
@@ -115,6 +123,25 @@ async def test_a_server_that_does_not_answer_fails_the_run_with_its_class(
     """LOOP-6, LOOP-7, C11: retried only where that may help, in one layer."""
     ended = await _run(agent, model, step, limits={**TWO_ATTEMPTS, "model_headers_timeout_seconds": 0.4})
     assert (_failure(ended), ended.usage.model_calls, ended.output_text) == (failure, attempts, "")
+
+
+async def test_an_image_that_is_refused_goes_out_once_and_the_conversation_goes_on(
+    agent: Agent, other_agent: Agent, model: Model
+) -> None:
+    """The model is told that it was there, in the same words each time, on any replica."""
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=PNG))
+    prompt = await model.play({"when": {"images": True}, **_fault("status", status=400)})
+    refused = await agent.start(prompt, parts=[image])
+    assert _failure(await agent.until_ended(refused.run_id)) == ("PROVIDER", "PROVIDER_REFUSED")
+    told = []
+    for each in (agent, other_agent):
+        run = await each.start("what is 6 * 7?", conversation_id=refused.conversation_id)
+        ended = await each.until_ended(run.run_id)
+        assert ended.state == run_pb2.RUN_STATE_COMPLETED, ended.failure
+        told.append(await model.content(prompt))
+    assert told[0] == told[1]
+    assert "[An image was here (image/png, " in told[0]
+    assert "what is 6 * 7?" in told[0]
 
 
 @pytest.mark.parametrize("kind", ["hang", "reset", "drop", "truncate", "garble", "error_object"])

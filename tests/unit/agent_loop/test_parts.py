@@ -21,15 +21,9 @@ from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField, PawlError, TooLarge, UnsupportedPart
 from pawl.event.v1 import message_pb2
+from tests.fakes.images import IMAGES, PNG
 from tests.fakes.provider import check_history
 
-PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
-IMAGES = {
-    "image/png": PNG,
-    "image/jpeg": b"\xff\xd8\xff\xe0" + bytes(20),
-    "image/gif": b"GIF89a" + bytes(20),
-    "image/webp": b"RIFF\x24\0\0\0WEBPVP8 " + bytes(20),
-}
 TEXTS = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"]), min_size=1, max_size=40)
 
 
@@ -85,13 +79,6 @@ def test_the_type_of_an_image_is_seen_in_it(kind: str) -> None:
     assert (part.image.media_type, part.image.size_bytes, len(part.image.sha256)) == (kind, len(IMAGES[kind]), 64)
 
 
-@given(st.binary(max_size=40))
-def test_no_bytes_are_a_type_that_they_do_not_begin_as(data: bytes) -> None:
-    kind = parts.media_type(data)
-    assert kind in {"", *IMAGES}
-    assert not kind or parts.media_type(data + b"more") == kind
-
-
 @pytest.mark.parametrize(
     ("text", "given_parts", "error"),
     [
@@ -101,6 +88,7 @@ def test_no_bytes_are_a_type_that_they_do_not_begin_as(data: bytes) -> None:
         ("", [Part(text="")], InvalidField),
         ("", [image(b"")], InvalidField),
         ("", [image(b"<svg>")], InvalidField),
+        ("", [image(PNG[:-1])], InvalidField),
         ("", [image(media_type="image/gif")], InvalidField),
         ("", [image(PNG + bytes(1024 * 1024))], TooLarge),
         ("", [image(PNG + bytes(600_000))] * 2, TooLarge),
@@ -176,7 +164,7 @@ def test_a_summary_is_written_of_words() -> None:
     state = state_of(said(*taken("What is this?", image(PNG + bytes(5000))), number=1))
     summarised = history.to_summarise(state, 1)
     assert "What is this?" in summarised
-    assert "An image was here (image/png, 5028 bytes)" in summarised
+    assert f"An image was here (image/png, {len(PNG) + 5000} bytes)" in summarised
     assert "base64" not in summarised
 
 

@@ -45,6 +45,13 @@ def test_a_condition_looks_at_the_last_user_message_and_the_round() -> None:
     assert play(steps, *asked) == ["first", "later", "number", None]
 
 
+def test_a_condition_looks_for_images_in_every_message() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    shown = ChatRequest(model="m", messages=({"role": "user", "content": [image]}, {"role": "user", "content": "x"}))
+    steps = player(say("seen", when={"images": True}), say("none", when={"images": False}))
+    assert play(steps, shown, ask("x")) == ["seen", "none"]
+
+
 def test_a_step_with_a_condition_is_played_any_number_of_times() -> None:
     assert play(player(say("a", when={"round": 0})), *[ask("x")] * 3) == ["a", "a", "a"]
 

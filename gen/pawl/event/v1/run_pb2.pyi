@@ -925,7 +925,8 @@ class RunFailure(_message.Message):
     """The group of the reason."""
     reason: _builtins.str
     """The reason, for programs: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT,
-    ROUND_TIMEOUT, PROVIDER_ERROR, PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
+    ROUND_TIMEOUT, PROVIDER_ERROR, PROVIDER_REFUSED (the model server does not
+    take what the request says), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
     CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, OUTPUT_INVALID, INTERNAL.
     More may be added.
     """

@@ -602,7 +602,8 @@ class LoadRunResponse(_message.Message):
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[_message_pb2.Message]:
         """The conversation's messages from its last summary on, this run's
         included, in order. Of images the newest, up to 8 MiB; of the others the data
-        is left out.
+        is left out, as of those that came with a run to which the model server
+        refused an answer (PROVIDER_REFUSED).
         """
 
     @_builtins.property

@@ -105,6 +105,8 @@ class Problem(msgspec.Struct, frozen=True, kw_only=True):
     failure_class: FailureClass = FailureClass.PROVIDER
     retryable: bool = True
     retry_after_seconds: float | None = None
+    refuses_content: bool = False
+    """True if the model server does not take what the request says, and not for its length."""
 
 
 class ModelError(Exception):

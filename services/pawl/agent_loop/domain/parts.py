@@ -10,7 +10,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import checks
+from pawl.agent_loop.domain import checks, images
 from pawl.errors import InvalidField, TooLarge, UnsupportedPart
 
 PARTS_MAX: Final = 32
@@ -19,10 +19,6 @@ BYTES_MAX: Final = 1024 * 1024
 IMAGE_SIZE_BYTES: Final = 6000
 """The size that an image counts with where a history is measured: about two thousand tokens, however many its bytes."""
 NAME_CHARACTERS_MAX: Final = 200
-
-_MAGIC: Final = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"))
-_GIF: Final = (b"GIF87a", b"GIF89a")
-_WEBP_HEAD_BYTES: Final = 12
 
 
 class ImagePart(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,15 +85,6 @@ def with_text(file: FilePart, text: str) -> FilePart:
     return replace(file, text=text, size_bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def media_type(data: bytes) -> str:
-    """Return what kind of image these bytes are, by how they begin; empty if they are none that models take."""
-    if data[:4] == b"RIFF" and data[8:_WEBP_HEAD_BYTES] == b"WEBP":
-        return "image/webp"
-    if data.startswith(_GIF):
-        return "image/gif"
-    return next((kind for magic, kind in _MAGIC if data.startswith(magic)), "")
-
-
 def content(parts: Iterable[Part], *, takes_images: bool) -> str | list[dict[str, Any]]:
     """Return parts in the form of the chat-completions protocol: a text if there is nothing but texts.
 
@@ -151,9 +138,10 @@ def _checked_image(image: ImagePart, *, takes_images: bool) -> ImagePart:
         )
     if not image.data:
         raise InvalidField("parts.image.data is empty", field="parts.image.data")
-    kind = media_type(image.data)
-    if not kind:
-        raise InvalidField("parts.image.data is no PNG, JPEG, GIF or WebP image", field="parts.image.data")
+    try:
+        kind = images.read(image.data).media_type
+    except images.BadImage as error:
+        raise InvalidField(f"parts.image.data {error}", field="parts.image.data") from None
     if image.media_type not in {"", kind}:
         message = f"parts.image is {kind}, and not what media_type says"
         raise InvalidField(message, field="parts.image.media_type")

@@ -63,5 +63,5 @@ def failure_of(problem: Problem) -> RunFailure:
     """Return why the run fails after its last attempt."""
     if problem.reason in {ROUND_TIMEOUT, BUDGET_EXHAUSTED}:
         return RunFailure(failure_class=FailureClass.LIMIT, reason=problem.reason, message=problem.message)
-    reason = _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
+    reason = "PROVIDER_REFUSED" if problem.refuses_content else _REASONS.get(problem.failure_class, "PROVIDER_ERROR")
     return RunFailure(failure_class=problem.failure_class, reason=reason, message=problem.message)

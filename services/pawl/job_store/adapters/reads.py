@@ -125,6 +125,9 @@ FROM (
 ) AS c
 ORDER BY create_time, round, batch_index, call_id
 """
+_FAILURES: Final = """
+SELECT run_id, failure FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[]) AND state = 11
+"""
 
 
 class PostgresReads(DatabaseAdapter):
@@ -151,7 +154,10 @@ class PostgresReads(DatabaseAdapter):
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
             messages = await _from_summary(connection, key.store_id, run.conversation_id, past_number or 0)
-            run_ids = {message.run_id for message in messages} | {key.run_id}
+            run_ids = {message.run_id for message in messages}
+            records = await connection.fetch(_FAILURES, key.store_id, list(run_ids)) if run_ids - {key.run_id} else []
+            failures = {record["run_id"]: record["failure"] for record in records}
+            run_ids.add(key.run_id)
             if run.last_commit is None:
                 run_ids.remove(key.run_id)  # Without a step it has no calls.
             calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX)
@@ -168,6 +174,7 @@ class PostgresReads(DatabaseAdapter):
             commands=commands,
             loop_state=loop_state,
             time=time,
+            failures=failures,
         )
 
     async def commands(self, key: RunKey) -> list[CommandRow]:

@@ -122,6 +122,8 @@ class Loaded:
     commands: Sequence[CommandRow]
     loop_state: bytes
     time: datetime
+    failures: Mapping[RunId, bytes]
+    """The failures of those runs that FAILED and brought some of the messages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar, assert_never
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.translate import Exceptions, Translator, kinds_of
 from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2
@@ -43,6 +43,8 @@ M = TypeVar("M", bound=ProtoMessage)
 
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
+PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
+"""The reason of a failure, as agent-loop has it: the model server does not take what the request says."""
 
 _FOR_APPROVERS: Final = frozenset(
     {
@@ -330,6 +332,17 @@ def _leave_out(part: message_pb2.Part) -> None:
         part.image.ClearField("data")
     if part.HasField("file"):
         part.file.ClearField("text")
+
+
+def without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
+    """Leave images out of messages of runs that were refused an answer: every later request would be refused, too."""
+    answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
+    for message in history:
+        failure = b"" if message.run_id in answered else failures.get(RunId(message.run_id), b"")
+        if failure and run_pb2.Run.FromString(failure).failure.reason == PROVIDER_REFUSED:
+            for part in message.parts:
+                if part.HasField("image"):
+                    _leave_out(part)
 
 
 def without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:

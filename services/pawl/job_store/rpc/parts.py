@@ -30,6 +30,7 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         own_tools=own_tools.of_run(loaded.run),
     )
     history = [messages.message_for_worker(row) for row in loaded.messages]
+    messages.without_refused_images(history, loaded.failures)
     messages.without_old_images(history, IMAGES_BYTES_MAX)
     asked = {call_id for message in history for call_id in message.call_ids}
     calls = (

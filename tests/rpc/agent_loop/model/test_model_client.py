@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.adapters.model.client import OpenAiModel
+from pawl.agent_loop.domain import retry
 from pawl.agent_loop.domain.model import CallPiece, Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
 from pawl.agent_loop.domain.run import FailureClass
 from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, Script, answer, model_http
@@ -153,6 +154,30 @@ async def test_the_status_code_alone_says_what_failed(
     error = caught.value.problem
     assert (error.reason, error.failure_class, error.retryable) == (f"HTTP_{status}", failure_class, retryable)
     assert "sk-secret" not in error.message
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "refuses"),
+    [
+        (400, "invalid_image", True),
+        (404, "", True),
+        (413, "", True),
+        (422, "", True),
+        (400, "context_length_exceeded", False),
+        (400, "invalid_api_key", False),
+        (402, "", False),
+        (403, "", False),
+        (429, "", False),
+        (500, "", False),
+    ],
+)
+async def test_only_a_refusal_of_what_is_said_is_one(status: int, code: str, refuses: bool) -> None:
+    async def script(exchange: Exchange) -> None:
+        await exchange.respond(status, json.dumps({"error": {"message": "no", "code": code}}))
+
+    problem = await fail(script)
+    assert problem.refuses_content is refuses
+    assert (retry.failure_of(problem).reason == "PROVIDER_REFUSED") is refuses
 
 
 @pytest.mark.parametrize(

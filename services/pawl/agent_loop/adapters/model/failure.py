@@ -16,6 +16,14 @@ from pawl.agent_loop.domain.run import FailureClass
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Those that say that the same request may be taken later.
 _LATER: Final = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT)
+# Those with which servers refuse an image; some say 404 where a model takes none.
+_CONTENT: Final = (
+    HTTPStatus.BAD_REQUEST,
+    HTTPStatus.NOT_FOUND,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    HTTPStatus.UNPROCESSABLE_ENTITY,
+)
 
 TRUNCATED: Final = Problem(reason="STREAM_TRUNCATED", message="The model server's answer broke off.")
 EMPTY: Final = Problem(reason="EMPTY_STREAM", message="The model server's answer was empty.")
@@ -65,6 +73,7 @@ def http_status(status: int, *, error: Any = "", retry_after_seconds: float | No
         retryable=retryable,
         message=f"{message}{said}.",
         retry_after_seconds=retry_after_seconds if retryable else None,
+        refuses_content=status in _CONTENT and words.TOO_LONG not in words.codes(error),
     )
 
 

@@ -19,6 +19,7 @@ _CODES: Final = ("code", "status", "status_code", "type")
 _MARKUP: Final = re.compile(r"<[^<>]*>")
 _UNSEEN: Final = re.compile(r"<(script|style)\b[^<>]*>[^<]*</\1\s*>", re.IGNORECASE)
 
+TOO_LONG: Final = "context_length_exceeded"
 _STATUS_OF_CODE: Final = {
     "invalid_api_key": 401,
     "incorrect_api_key": 401,
@@ -31,7 +32,7 @@ _STATUS_OF_CODE: Final = {
     "rate_limit_error": 429,
     "insufficient_quota": 429,
     "invalid_request_error": 400,
-    "context_length_exceeded": 400,
+    TOO_LONG: 400,
 }
 
 
@@ -67,9 +68,13 @@ def error_of(body: str) -> Any:
 
 def status_of(error: Any) -> int | None:
     """Return the HTTP status that a reported error stands for, by its code and never by its text; None if none."""
+    return next((status for code in codes(error) if (status := _status(code)) is not None), None)
+
+
+def codes(error: Any) -> tuple[Any, ...]:
+    """Return the codes of a reported error, the innermost first."""
     inner = error.get("error") if isinstance(error, dict) else None
-    found = (one.get(key) for one in (inner, error) if isinstance(one, dict) for key in _CODES)
-    return next((status for code in found if (status := _status(code)) is not None), None)
+    return tuple(one.get(key) for one in (inner, error) if isinstance(one, dict) for key in _CODES)
 
 
 def _status(code: Any) -> int | None:
