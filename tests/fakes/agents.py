@@ -98,9 +98,14 @@ class MemoryUsage:
 
     def __init__(self) -> None:
         self.of_agents: dict[tuple[StoreId, str], list[UsedOnDay]] = {}
+        self.tokens_today: dict[tuple[StoreId, str], int] = {}
+        self.day_end_time = TIME
 
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
         return self.of_agents.get((store_id, name), [])[:days]
+
+    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+        return self.tokens_today.get((store_id, name), 0), self.day_end_time
 
 
 class MemoryAgents(AgentLedgerClient):

@@ -240,6 +240,8 @@ def in_order(definitions: Sequence[agent_pb2.AgentDefinition]) -> list[agent_pb2
 def text_of(agent: agent_pb2.AgentVersion) -> str:
     """Return an agent as YAML, with the tools that were selected as a remark."""
     fields = _without_silent(_with_schema(MessageToDict(agent.definition, preserving_proto_field_name=True)))
+    if "daily_tokens_max" in fields:
+        fields["daily_tokens_max"] = agent.definition.daily_tokens_max
     if "labels" in fields:
         fields["labels"] = dict(sorted(fields["labels"].items()))
     text: str = yaml.dump(fields, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)

@@ -59,6 +59,7 @@ class Wait(StrEnum):
     ANSWER = "answer"
     BUDGET = "budget"
     AGENT = "agent"
+    AGENT_QUOTA = "agent-quota"
 
 
 class State(StrEnum):

@@ -34,6 +34,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_TOOL_RESULT: "a front end",
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
     run_pb2.WAIT_KIND_AGENT: "another agent",
+    run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens",
 }
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",

@@ -78,6 +78,7 @@ async def test_what_cannot_be_meant_is_refused(agents: AgentRegistryServiceAsync
         (clerk(tools=tools(names=("pay",))), "TOOL_NOT_FOUND"),
         (clerk(delegates_to=["nobody"]), "AGENT_NOT_FOUND"),
         (clerk(delegates_to=["clerk"]), "AGENT_CYCLE"),
+        (clerk(daily_tokens_max=2**53 + 1), "INVALID_FIELD"),
     ):
         assert await reason(agents.UpdateAgent(request, metadata=ADMIN)) == why
     assert await reason(agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
@@ -264,3 +265,11 @@ async def test_admins_see_what_an_agent_has_used(
         (pb.GetAgentUsageRequest(name="clerk", days=401), "INVALID_FIELD"),
     ):
         assert await reason(agents.GetAgentUsage(wrong, metadata=ADMIN)) == why
+
+
+async def test_a_budget_makes_a_version_and_a_draft_has_none(agents: AgentRegistryServiceAsyncStub) -> None:
+    await agents.UpdateAgent(clerk(), metadata=ADMIN)
+    saved = await agents.UpdateAgent(clerk(daily_tokens_max=2**53), metadata=ADMIN)
+    assert (saved.agent.version, saved.agent.definition.daily_tokens_max) == (2, 2**53)
+    draft = pb.UpdateDraftRequest(definition=clerk(daily_tokens_max=1).definition)
+    assert await reason(agents.UpdateDraft(draft, metadata=ME)) == "INVALID_FIELD"

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from datetime import UTC, datetime, timedelta
 
 from pawl.chassis.ids import StoreId
-from pawl.event.v1 import agent_pb2, run_pb2
+from pawl.event.v1 import agent_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import agents_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.usage import PostgresUsage
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import User
+
+
+def budget(tokens: int) -> pb.PutAgentRequest:
+    definition = agent_pb2.AgentDefinition(name="clerk", daily_tokens_max=tokens)
+    return pb.PutAgentRequest(store_id="acme", user_id="root", definition=definition)
 
 
 async def used(replica: Replica, name: str = "clerk", days: int = 30) -> list[agent_pb2.AgentUsage]:
@@ -70,3 +77,36 @@ async def test_figures_stay_for_400_days(replica: Replica) -> None:
     await replica.database.execute(move, 400)
     assert await retention.remove_usage(rows_max=10) > 0
     assert not await replica.database.fetch("SELECT FROM job_store.usage_days")
+
+
+async def test_what_is_used_of_a_budget_counts_from_the_beginning_of_the_day(replica: Replica) -> None:
+    agents = AgentLedgerServiceStub(replica.channel)
+
+    async def quota(name: str = "clerk") -> tuple[int, int]:
+        found = await agents.GetAgentQuota(pb.GetAgentQuotaRequest(store_id="acme", name=name))
+        assert 0 < found.day_end_time.ToDatetime(tzinfo=UTC).timestamp() - time.time() <= 86_400
+        return found.tokens_max, found.tokens_used
+
+    assert await quota() == (0, 0)
+    await agents.PutAgent(budget(100))
+    owner = await User(replica.stub).start(agent={"name": "clerk", "version": 1})
+    await owner.commit(usage=run_pb2.Usage(input_tokens=90, cached_input_tokens=50, output_tokens=9))
+    assert await quota() == (100, 99)
+    assert await quota("other") == (0, 0)
+    await replica.database.execute("UPDATE job_store.usage_days SET day = day - 1")
+    assert await quota() == (100, 0)
+
+
+async def test_runs_that_wait_for_a_budget_look_again_once_it_is_another_one(replica: Replica) -> None:
+    agents, user = AgentLedgerServiceStub(replica.channel), User(replica.stub)
+    await agents.PutAgent(budget(1))
+    waiting = await user.start(agent={"name": "clerk", "version": 1})
+    of_another = await user.start(agent={"name": "other", "version": 1})
+    for owner in (waiting, of_another):
+        tomorrow = datetime.now(UTC) + timedelta(days=1)
+        await owner.park(run_pb2.WAIT_KIND_AGENT_QUOTA, wake_time=tomorrow)
+    assert (await user.run(waiting.run_id)).waiting.reason == waiting_pb2.WAIT_REASON_AGENT_QUOTA
+    await agents.PutAgent(budget(1))
+    assert not await user.claim(), "nothing is new"
+    await agents.PutAgent(budget(2))
+    assert [run.run_id for run in await user.claim(runs_max=2)] == [waiting.run_id]

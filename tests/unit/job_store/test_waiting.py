@@ -230,6 +230,14 @@ def test_a_run_without_tokens_waits_for_its_user() -> None:
     assert waiting.since_time == NOW - timedelta(minutes=5)
 
 
+def test_a_run_whose_agent_has_used_up_its_day_waits_for_the_next_one() -> None:
+    end = NOW + timedelta(hours=3)
+    waiting = told(RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), claim_at=end)
+    assert (waiting.reason, waiting.deadline_time) == (WaitReason.AGENT_QUOTA, end)
+    assert waiting.sentence == "It waits for the next day: the agent default has used up its tokens of this one."
+    assert (waiting.user_ids, waiting.roles) == ((), ("admin",))
+
+
 def test_what_a_newer_version_waits_for_is_said_to_be_unknown() -> None:
     """I23."""
     assert told(RunState.WAITING, waits=(77,)).reason is WaitReason.INPUT

@@ -57,9 +57,18 @@ class AgentDefinition(_message.Message):
     ALLOWED_ROLES_FIELD_NUMBER: _builtins.int
     CARD_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    DAILY_TOKENS_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, unique in its store; matches ^[A-Za-z0-9_-]{1,64}$. The agent
     `default` drives all runs that name none.
+    """
+    daily_tokens_max: _builtins.int
+    """Tokens that all runs of the agent in the store may use in a day (UTC), as
+    AgentUsage counts them: input and output; 0 is no budget. That of the newest
+    version holds for the runs of all versions. When it is used up, no model
+    call of its runs begins: as their TokenBudgetPolicy says, they wait for the
+    next day (WAIT_KIND_AGENT_QUOTA), or fail. Calls that have begun go on. At most
+    2^53. Not for drafts.
     """
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
@@ -106,10 +115,11 @@ class AgentDefinition(_message.Message):
         allowed_roles: _abc.Iterable[_builtins.str] | None = ...,
         card: Global___AgentCard | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        daily_tokens_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["card", b"card", "options", b"options", "tools", b"tools"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "card", b"card", "delegates_to", b"delegates_to", "labels", b"labels", "name", b"name", "options", b"options", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "card", b"card", "daily_tokens_max", b"daily_tokens_max", "delegates_to", b"delegates_to", "labels", b"labels", "name", b"name", "options", b"options", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

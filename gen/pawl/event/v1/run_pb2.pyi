@@ -109,6 +109,11 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Interrupted. A run that does one of its calls must end. AgentService.GetRun
     shows what that run waits for.
     """
+    WAIT_KIND_AGENT_QUOTA: _WaitKind.ValueType  # 6
+    """Transient. The runs of its agent have used up AgentDefinition.daily_tokens_max;
+    it goes on by itself on the next day (UTC), or when an admin gives the agent
+    more. No call waits with it.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """WaitKind is what a WAITING run waits for. A run can wait for several."""
@@ -128,6 +133,11 @@ WAIT_KIND_BUDGET: WaitKind.ValueType  # 4
 WAIT_KIND_AGENT: WaitKind.ValueType  # 5
 """Interrupted. A run that does one of its calls must end. AgentService.GetRun
 shows what that run waits for.
+"""
+WAIT_KIND_AGENT_QUOTA: WaitKind.ValueType  # 6
+"""Transient. The runs of its agent have used up AgentDefinition.daily_tokens_max;
+it goes on by itself on the next day (UTC), or when an admin gives the agent
+more. No call waits with it.
 """
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
@@ -377,7 +387,9 @@ class _TokenBudgetPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Tok
     what it needs (topped_up_tokens_max), it fails at once, as with FAIL.
     """
     TOKEN_BUDGET_POLICY_FAIL: _TokenBudgetPolicy.ValueType  # 2
-    """The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
+    """The run fails with reason BUDGET_EXHAUSTED, class LIMIT. Where the budget is
+    that of its agent (AgentDefinition.daily_tokens_max), AGENT_QUOTA_EXHAUSTED.
+    """
 
 class TokenBudgetPolicy(_TokenBudgetPolicy, metaclass=_TokenBudgetPolicyEnumTypeWrapper):
     """TokenBudgetPolicy says what happens when a run has used up its token budget
@@ -392,7 +404,9 @@ within top_up_timeout_seconds it ends EXPIRED. Where top-ups can never reach
 what it needs (topped_up_tokens_max), it fails at once, as with FAIL.
 """
 TOKEN_BUDGET_POLICY_FAIL: TokenBudgetPolicy.ValueType  # 2
-"""The run fails with reason BUDGET_EXHAUSTED, class LIMIT."""
+"""The run fails with reason BUDGET_EXHAUSTED, class LIMIT. Where the budget is
+that of its agent (AgentDefinition.daily_tokens_max), AGENT_QUOTA_EXHAUSTED.
+"""
 Global___TokenBudgetPolicy: _TypeAlias = TokenBudgetPolicy  # noqa: Y015
 
 class _ReasoningEffort:
@@ -927,7 +941,8 @@ class RunFailure(_message.Message):
     """The reason, for programs: ROUND_LIMIT, STUCK_LOOP, RUN_TIMEOUT,
     ROUND_TIMEOUT, PROVIDER_ERROR, PROVIDER_REFUSED (the model server does not
     take what the request says), PROVIDER_RATE_LIMIT, PROVIDER_AUTH,
-    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, OUTPUT_INVALID, INTERNAL.
+    CONTENT_FILTER, TOOL_NOT_FOUND, BUDGET_EXHAUSTED, AGENT_QUOTA_EXHAUSTED,
+    OUTPUT_INVALID, INTERNAL.
     More may be added.
     """
     message: _builtins.str

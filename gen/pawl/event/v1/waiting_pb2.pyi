@@ -51,6 +51,10 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """Interrupted. An operator must look at it; `Run.attention` says why."""
     WAIT_REASON_STOPPING: _WaitReason.ValueType  # 11
     """Transient. It is being stopped, and what is open is settled."""
+    WAIT_REASON_AGENT_QUOTA: _WaitReason.ValueType  # 12
+    """Transient. The runs of its agent have used up what they may in a day
+    (AgentDefinition.daily_tokens_max).
+    """
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """WaitReason is why a run does not go on. Each run that is neither RUNNING nor
@@ -82,6 +86,10 @@ WAIT_REASON_OPERATOR: WaitReason.ValueType  # 10
 """Interrupted. An operator must look at it; `Run.attention` says why."""
 WAIT_REASON_STOPPING: WaitReason.ValueType  # 11
 """Transient. It is being stopped, and what is open is settled."""
+WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 12
+"""Transient. The runs of its agent have used up what they may in a day
+(AgentDefinition.daily_tokens_max).
+"""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

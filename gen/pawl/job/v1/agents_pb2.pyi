@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from pawl.event.v1 import agent_pb2 as _agent_pb2
 import builtins as _builtins
@@ -371,6 +372,64 @@ class GetAgentUsageResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GetAgentUsageResponse: _TypeAlias = GetAgentUsageResponse  # noqa: Y015
+
+@_typing.final
+class GetAgentQuotaRequest(_message.Message):
+    """GetAgentQuotaRequest asks for the budget of an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    name: _builtins.str
+    """Name."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAgentQuotaRequest: _TypeAlias = GetAgentQuotaRequest  # noqa: Y015
+
+@_typing.final
+class GetAgentQuotaResponse(_message.Message):
+    """GetAgentQuotaResponse has the budget of an agent."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKENS_MAX_FIELD_NUMBER: _builtins.int
+    TOKENS_USED_FIELD_NUMBER: _builtins.int
+    DAY_END_TIME_FIELD_NUMBER: _builtins.int
+    tokens_max: _builtins.int
+    """Its daily_tokens_max; 0 if it has none, or is not there."""
+    tokens_used: _builtins.int
+    """Tokens that its runs have used today."""
+    @_builtins.property
+    def day_end_time(self) -> _timestamp_pb2.Timestamp:
+        """When the day ends."""
+
+    def __init__(
+        self,
+        *,
+        tokens_max: _builtins.int = ...,
+        tokens_used: _builtins.int = ...,
+        day_end_time: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["day_end_time", b"day_end_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["day_end_time", b"day_end_time", "tokens_max", b"tokens_max", "tokens_used", b"tokens_used"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GetAgentQuotaResponse: _TypeAlias = GetAgentQuotaResponse  # noqa: Y015
 
 @_typing.final
 class PutDraftRequest(_message.Message):

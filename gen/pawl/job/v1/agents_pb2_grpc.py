@@ -66,6 +66,11 @@ class AgentLedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
                 _registered_method=True)
+        self.GetAgentQuota = channel.unary_unary(
+                '/pawl.job.v1.AgentLedgerService/GetAgentQuota',
+                request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaResponse.FromString,
+                _registered_method=True)
         self.PutDraft = channel.unary_unary(
                 '/pawl.job.v1.AgentLedgerService/PutDraft',
                 request_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.PutDraftRequest.SerializeToString,
@@ -152,6 +157,16 @@ class AgentLedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetAgentQuota(self, request, context):
+        """Reads the budget of an agent that is not deleted, and what is used of it.
+        Read-only.
+
+        Errors: none of its own.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PutDraft(self, request, context):
         """Puts a draft of a user in the place of the one of its name, unless it is equal
         to it. Idempotent.
@@ -222,6 +237,11 @@ def add_AgentLedgerServiceServicer_to_server(servicer, server):
                     servicer.GetAgentUsage,
                     request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.SerializeToString,
+            ),
+            'GetAgentQuota': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetAgentQuota,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaResponse.SerializeToString,
             ),
             'PutDraft': grpc.unary_unary_rpc_method_handler(
                     servicer.PutDraft,
@@ -408,6 +428,33 @@ class AgentLedgerService(object):
             '/pawl.job.v1.AgentLedgerService/GetAgentUsage',
             pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentUsageResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetAgentQuota(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.AgentLedgerService/GetAgentQuota',
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_agents__pb2.GetAgentQuotaResponse.FromString,
             options,
             channel_credentials,
             insecure,

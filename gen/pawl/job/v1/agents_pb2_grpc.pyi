@@ -70,6 +70,12 @@ class AgentLedgerServiceStub:
 
     Errors: none of its own.
     """
+    GetAgentQuota: _grpc.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]
+    """Reads the budget of an agent that is not deleted, and what is used of it.
+    Read-only.
+
+    Errors: none of its own.
+    """
     PutDraft: _grpc.UnaryUnaryMultiCallable[_agents_pb2.PutDraftRequest, _agents_pb2.PutDraftResponse]
     """Puts a draft of a user in the place of the one of its name, unless it is equal
     to it. Idempotent.
@@ -132,6 +138,12 @@ class AgentLedgerServiceAsyncStub(AgentLedgerServiceStub):
     """
     GetAgentUsage: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentUsageRequest, _agents_pb2.GetAgentUsageResponse]  # type: ignore[assignment]
     """Reads what an agent has used. Read-only.
+
+    Errors: none of its own.
+    """
+    GetAgentQuota: _aio.UnaryUnaryMultiCallable[_agents_pb2.GetAgentQuotaRequest, _agents_pb2.GetAgentQuotaResponse]  # type: ignore[assignment]
+    """Reads the budget of an agent that is not deleted, and what is used of it.
+    Read-only.
 
     Errors: none of its own.
     """
@@ -230,6 +242,18 @@ class AgentLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_agents_pb2.GetAgentUsageResponse, _abc.Awaitable[_agents_pb2.GetAgentUsageResponse]]:
         """Reads what an agent has used. Read-only.
+
+        Errors: none of its own.
+        """
+
+    @_abc_1.abstractmethod
+    def GetAgentQuota(
+        self,
+        request: _agents_pb2.GetAgentQuotaRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agents_pb2.GetAgentQuotaResponse, _abc.Awaitable[_agents_pb2.GetAgentQuotaResponse]]:
+        """Reads the budget of an agent that is not deleted, and what is used of it.
+        Read-only.
 
         Errors: none of its own.
         """

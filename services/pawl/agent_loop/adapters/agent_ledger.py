@@ -9,7 +9,7 @@ from msgspec.structs import asdict
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import Page, PageAsked
-from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, AgentUsage, AgentVersion
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.rpc_client import translated
@@ -19,6 +19,7 @@ from pawl.job.v1 import agents_pb2_grpc
 
 _DEFINITION: Final = wire.WIRE.struct(AgentDefinition, agent_pb2.AgentDefinition)
 _VERSION: Final = wire.WIRE.struct(AgentVersion, agent_pb2.AgentVersion)
+_QUOTA: Final = wire.WIRE.struct(AgentQuota, pb.GetAgentQuotaResponse)
 _USAGE: Final = wire.WIRE.struct(AgentUsage, agent_pb2.AgentUsage)
 
 
@@ -56,6 +57,10 @@ class AgentLedgerClient:
     async def agent_usage(self, store_id: StoreId, name: str, days: int) -> tuple[AgentUsage, ...]:
         request = pb.GetAgentUsageRequest(store_id=store_id, name=name, days=days)
         return tuple(map(_USAGE.read, (await translated(self._stub.GetAgentUsage(request))).days))
+
+    async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota:
+        request = pb.GetAgentQuotaRequest(store_id=store_id, name=name)
+        return _QUOTA.read(await translated(self._stub.GetAgentQuota(request)))
 
     async def put_draft(
         self, caller: Principal, definition: AgentDefinition, tool_names: tuple[str, ...], *, validate_only: bool

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import msgspec
 
-from pawl.agent_loop.domain.agents import AgentVersion
+from pawl.agent_loop.domain.agents import AgentQuota, AgentVersion
 from pawl.agent_loop.domain.call import Answer, Call
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.fact import OutputChecked
@@ -132,6 +132,14 @@ class AgentReader(Protocol):
 
         Raises:
             AgentNotFound
+        """
+        ...
+
+    async def agent_quota(self, store_id: StoreId, name: str) -> AgentQuota:
+        """Read the budget of an agent, and what is used of it.
+
+        Raises:
+            MethodNotFound: the ledger is of a version that knows no budgets.
         """
         ...
 

@@ -5,18 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import assert_never
 
 from msgspec.structs import replace
 
 from pawl.agent_loop.app import undo_planning
+from pawl.agent_loop.app.agent_quotas import AgentQuotas
 from pawl.agent_loop.app.model_call import ModelCall, request_of
 from pawl.agent_loop.app.ports import AgentReader, Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
 from pawl.agent_loop.app.tool_calls import ToolCalls
-from pawl.agent_loop.domain import delegation, output, proposals, repetition, step
+from pawl.agent_loop.domain import budget, delegation, output, proposals, repetition, step
 from pawl.agent_loop.domain.agents import draft_name
 from pawl.agent_loop.domain.answering import usage_of
 from pawl.agent_loop.domain.assembly import ModelAnswer
@@ -85,6 +86,7 @@ class WorkerDependencies:
     takes_images: bool = False
     step_bytes_max: int = step.BYTES_MAX
     run_due: Callable[[], None] = lambda: None
+    quotas: AgentQuotas = field(default_factory=AgentQuotas)
 
 
 class RunTasks(Tasks):
@@ -270,7 +272,7 @@ class RunTasks(Tasks):
             echo=self._dependencies.reasoning_echo,
             takes_images=self._dependencies.takes_images,
         )
-        ended = await call.stream(request, self._dependencies.random)
+        ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
         await self._is_durable.wait()
         failed = isinstance(ended, ModelFailed)
         self._dependencies.meter.model_called("failed" if failed else "answered", usage_of(call.answer().usage))
@@ -296,6 +298,20 @@ class RunTasks(Tasks):
         return ModelAnswered(
             answer=ended, calls=calls, verdicts=verdicts, output=await self._checked_output(state, ended)
         )
+
+    async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
+        """Return that a call is not made, if the agent of its run has used up its tokens of the day."""
+        needed, now = self._dependencies, self._dependencies.clock.monotonic()
+        if not needed.quotas.may_have_one(run, now):
+            return None
+        # What the last call has used is counted then.
+        await self._is_durable.wait()
+        reading = partial(needed.quotas.read, run, needed.agents.agent_quota, now)
+        quota = await self._retry.until_answered(reading)
+        if not quota.is_used_up:
+            return None
+        error, end_time = budget.quota_used_up(quota), quota.day_end_time
+        return ModelFailed(error=error, answer=call.answer(), jitter=0.0, quota_end_time=end_time)
 
     async def _checked_output(self, state: State, answer: ModelAnswer) -> OutputChecked | None:
         """Return what an answer with which the run may end is beside the response format, if there is one."""

@@ -11,7 +11,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.limits import NONE_IS_ZERO, Limits
+from pawl.agent_loop.domain.limits import NONE_IS_ZERO, TOKENS_MAX, Limits
 from pawl.agent_loop.domain.options import NAME_CHARACTERS_MAX, TOOL_NAMES_MAX, AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import RunOptions, ToolChoice, Usage
 from pawl.chassis.ids import DEFAULT_AGENT, DRAFT, check_agent_name, check_id
@@ -67,6 +67,21 @@ class AgentDefinition(msgspec.Struct, frozen=True, kw_only=True):
     allowed_roles: tuple[str, ...] = ()
     card: AgentCard = field(default_factory=AgentCard)
     labels: Mapping[str, str] = field(default_factory=dict)
+    daily_tokens_max: int = 0
+    """The tokens that all of its runs may use in a day; 0 for any number."""
+
+
+class AgentQuota(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that an agent may use in a day, 0 for any number, and those that it has used of them."""
+
+    tokens_max: int = 0
+    tokens_used: int = 0
+    day_end_time: float = 0.0
+
+    @property
+    def is_used_up(self) -> bool:
+        """True if its runs must not call the model before the day ends."""
+        return 0 < self.tokens_max <= self.tokens_used
 
 
 class AgentVersion(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,6 +152,8 @@ def check(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefinition
     _check_selection(definition.tools)
     _check_card(definition.card)
     check_labels(definition.labels, "definition.labels")
+    if definition.daily_tokens_max > TOKENS_MAX:
+        raise InvalidField(f"daily_tokens_max: at most {TOKENS_MAX}", field="definition.daily_tokens_max")
     _check_count(definition.delegates_to, "delegates_to", DELEGATES_MAX)
     for name in definition.delegates_to:
         check_id(name, "definition.delegates_to")
@@ -163,6 +180,11 @@ def check_draft(definition: AgentDefinition, defaults: RunDefaults) -> AgentDefi
     if definition.allowed_roles:
         message = "allowed_roles: a draft is for you alone; whoever saves it as an agent of the store says for whom"
         raise InvalidField(message, field="definition.allowed_roles")
+    if definition.daily_tokens_max:
+        message = (
+            "daily_tokens_max: a draft has no budget of its own; whoever saves it as an agent of the store gives one"
+        )
+        raise InvalidField(message, field="definition.daily_tokens_max")
     return check(definition, defaults)
 
 

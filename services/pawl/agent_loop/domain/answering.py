@@ -69,6 +69,10 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     opened = state.loop.model_call
     if opened is None:
         return state, ()
+    if fact.quota_end_time is not None:
+        held = replace(state.loop, model_call=replace(opened, held=True))
+        state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
+        return state, (Warned(reason=fact.error.reason, message=fact.error.message),)
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
     limits = state.run.options.limits

@@ -8,10 +8,11 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.domain import history
+from pawl.agent_loop.domain.agents import AgentQuota
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.decision import Decision, Fail, Finish, Park
 from pawl.agent_loop.domain.model import Problem, UsageReport
-from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
+from pawl.agent_loop.domain.retry import AGENT_QUOTA_EXHAUSTED, BUDGET_EXHAUSTED
 from pawl.agent_loop.domain.run import FailureClass, RunFailure, RunState, TokenBudgetPolicy, Usage, WaitKind
 from pawl.agent_loop.domain.state import State
 
@@ -84,6 +85,24 @@ def exhausted(state: State, now: float) -> Decision:
     if deadline <= now:
         return Finish(state=RunState.EXPIRED)
     return Park(state=RunState.WAITING, waits=(WaitKind.BUDGET,), wake_time=deadline)
+
+
+def quota_used_up(quota: AgentQuota) -> Problem:
+    """Return why a model call is not made whose agent has used up its tokens of the day."""
+    return Problem(
+        reason=AGENT_QUOTA_EXHAUSTED,
+        failure_class=FailureClass.LIMIT,
+        message=f"The runs of this agent have used up the {quota.tokens_max} tokens that they may use in a day (UTC).",
+    )
+
+
+def waits_for_day(state: State, day_end_time: float) -> Decision:
+    """Return what a run does whose agent has used up its tokens of the day: it fails, or waits for the next one."""
+    if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
+        message = "The runs of its agent have used up the tokens that they may use in a day (UTC)."
+        failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
+        return Fail(failure=failure)
+    return Park(state=RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), wake_time=day_end_time)
 
 
 def needed(state: State, prompt_tokens: int) -> int:

@@ -63,13 +63,15 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
 class ModelFailed(msgspec.Struct, frozen=True, kw_only=True):
     """The model call failed after it had written `answer`; `jitter` is from 0 to 1.
 
-    `tokens_needed`: it was not made, because so many tokens are more than what is left.
+    `tokens_needed`: it was not made, because so many tokens are more than what is left. `quota_end_time`: it was not
+    made, because the agent has used up its tokens of the day that ends then.
     """
 
     error: Problem
     answer: ModelAnswer
     jitter: float
     tokens_needed: int = 0
+    quota_end_time: float | None = None
     shown: Shown = field(default_factory=Shown)
 
 

@@ -205,7 +205,7 @@ def _start_model(state: State) -> State:
         state = replace(state, loop=loop)
     # A run that was let go on from quarantine is QUEUED with its model call open. Were it to run with the answer only,
     # the ledger would tell of that before the output, and the message would name other events than its own.
-    return replace(_with_work(_running(state), MODEL), model_starts_in=None)
+    return replace(_with_work(_running(state), MODEL), model_starts_in=None, quota_end_time=None)
 
 
 def _park(state: State, decision: Park) -> State:

@@ -14,6 +14,9 @@ _DELAY_SECONDS_MAX: Final = 10.0
 BUDGET_EXHAUSTED: Final = "BUDGET_EXHAUSTED"
 """The token budget is used up, or cut an answer short."""
 
+AGENT_QUOTA_EXHAUSTED: Final = "AGENT_QUOTA_EXHAUSTED"
+"""The runs of the agent have used up what they may in a day."""
+
 _REASONS: Final = {
     FailureClass.AUTH: "PROVIDER_AUTH",
     FailureClass.RATE: "PROVIDER_RATE_LIMIT",

@@ -40,6 +40,7 @@ class WaitKind(StrEnum):
     ANSWER = "ANSWER"
     BUDGET = "BUDGET"
     AGENT = "AGENT"
+    AGENT_QUOTA = "AGENT_QUOTA"
 
 
 class StopCause(StrEnum):

@@ -62,6 +62,9 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     model_starts_in: float | None = None
     """Seconds until the open model call is to be made here; None if it was made, here or elsewhere."""
 
+    quota_end_time: float | None = None
+    """The end of the day of which the agent has used up the tokens, as it was found here; never written."""
+
     @property
     def model(self) -> str:
         """The model that the run is driven by now: its own, or the fallback that took its place."""

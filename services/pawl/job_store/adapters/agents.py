@@ -13,6 +13,7 @@ from pawl.job_store.adapters import paging
 from pawl.job_store.app.agents import Save, SaveDraft
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
+from pawl.job_store.domain.states import RunState, WaitKind
 
 # The statements are made from constants of this module only.
 # ruff: noqa: S608
@@ -35,6 +36,17 @@ _PUT: Final = """
 INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1, $2, $3, $4)
 ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
     delete_time = NULL, delete_user_id = '', delete_credential_id = ''
+"""
+# Its runs that wait for its budget look again: it may have another one.
+_WAKE: Final = f"""
+WITH waiting AS MATERIALIZED (
+    SELECT store_id, run_id FROM job_store.runs
+    WHERE store_id = $1 AND state = {RunState.WAITING.value} AND agent_name = $2 AND worker_id IS NULL
+    AND waits = $3 AND claim_at > now()
+    ORDER BY store_id, run_id FOR UPDATE
+)
+UPDATE job_store.runs AS r SET claim_at = now() FROM waiting AS w
+WHERE r.store_id = w.store_id AND r.run_id = w.run_id
 """
 _DELETE: Final = """
 UPDATE job_store.agents SET delete_time = now(), delete_user_id = $3, delete_credential_id = $4
@@ -97,6 +109,7 @@ class PostgresAgentRepository:
             if not validate_only:
                 await connection.execute(_ADD, *_values(kept))
                 await connection.execute(_PUT, store_id, name, kept.version, delegates_to)
+                await connection.execute(_WAKE, store_id, name, bytes([WaitKind.AGENT_QUOTA]))
         return kept, True
 
     async def get(self, store_id: StoreId, name: str, version: int) -> AgentVersionRow | None:

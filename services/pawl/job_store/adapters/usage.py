@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
 from asyncpg import Record
@@ -35,6 +36,13 @@ GROUP BY day ORDER BY day DESC
 """
 
 
+_TODAY: Final = """
+SELECT greatest(coalesce(sum(input_tokens + output_tokens), 0), 0)::bigint AS tokens,
+    ((now() AT TIME ZONE 'UTC')::date + 1)::timestamp AT TIME ZONE 'UTC' AS day_end_time
+FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now() AT TIME ZONE 'UTC')::date
+"""
+
+
 def addition(counts: Sequence[tuple[UsageKey, Used]]) -> Write:
     """Return what adds to counts, which are in the order of their keys: so nobody deadlocks."""
     return Write(_ADD, list(zip(*((*astuple(key), *astuple(used)) for key, used in counts), strict=True)))
@@ -45,6 +53,10 @@ class PostgresUsage(DatabaseAdapter):
 
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
         return [_read(record) for record in await self._database.fetch(_OF_AGENT, store_id, name, days)]
+
+    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+        record = (await self._database.fetch(_TODAY, store_id, name))[0]
+        return record["tokens"], record["day_end_time"]
 
 
 def _read(record: Record) -> UsedOnDay:

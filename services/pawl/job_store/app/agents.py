@@ -10,7 +10,7 @@ from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import AgentNotFound
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
-from pawl.job_store.domain.usage import UsedOnDay
+from pawl.job_store.domain.usage import Quota, UsedOnDay
 
 Save: TypeAlias = Callable[[Mapping[str, AgentRow], AgentVersionRow | None, datetime], AgentVersionRow]
 """The newest version of an agent, from all agents of its store by name, its newest version so far, and the time."""
@@ -66,12 +66,17 @@ class UsageReads(Protocol):
     async def of_agent(self, store_id: StoreId, name: str, *, days: int) -> Sequence[UsedOnDay]:
         """Return the use of an agent on each of the last days on which there was any, the newest first."""
 
+    async def today(self, store_id: StoreId, name: str) -> tuple[int, datetime]:
+        """Return the tokens that an agent has used today, and when the day ends."""
+        ...
+
 
 class Agents:
     """The use cases of agents in the ledger."""
 
     def __init__(self, repository: AgentRepository, usage: UsageReads) -> None:
         self._repository = repository
+        self._usage = usage
         self.usage = usage.of_agent
         self.put = repository.put
         self.list = repository.list
@@ -88,6 +93,13 @@ class Agents:
         if found is None:
             raise AgentNotFound
         return found
+
+    async def quota(self, store_id: StoreId, name: str, tokens_max_of: Callable[[AgentVersionRow], int]) -> Quota:
+        """Return the budget of an agent that is not deleted, and what is used of it."""
+        newest = await self._repository.get(store_id, name, 0)
+        used, day_end_time = await self._usage.today(store_id, name)
+        tokens_max = tokens_max_of(newest) if newest is not None else 0
+        return Quota(tokens_max=tokens_max, tokens_used=used, day_end_time=day_end_time)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:
         """Return versions of an agent, the newest first.

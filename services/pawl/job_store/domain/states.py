@@ -131,6 +131,7 @@ class WaitKind(IntEnum):
     ANSWER = 3
     BUDGET = 4
     AGENT = 5
+    AGENT_QUOTA = 6
 
 
 class WaitReason(IntEnum):
@@ -147,3 +148,4 @@ class WaitReason(IntEnum):
     WORKER = 9
     OPERATOR = 10
     STOPPING = 11
+    AGENT_QUOTA = 12

@@ -49,6 +49,14 @@ class UsedOnDay(msgspec.Struct, frozen=True, kw_only=True):
     used: Used
 
 
+class Quota(msgspec.Struct, frozen=True, kw_only=True):
+    """The tokens that an agent may use in a day, 0 for any number, and those that it has used of them."""
+
+    tokens_max: int
+    tokens_used: int
+    day_end_time: datetime
+
+
 def day_of(now: datetime) -> date:
     """Return the day to which a time belongs."""
     return now.astimezone(UTC).date()

@@ -32,6 +32,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.TOOL_RESULT: _W.FRONT_END,
         WaitKind.BUDGET: _W.TOKENS,
         WaitKind.AGENT: _W.AGENT,
+        WaitKind.AGENT_QUOTA: _W.AGENT_QUOTA,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -53,12 +54,16 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.TURN: "The runs before it end, or are cancelled.",
         _W.PLACE: "Another run ends, or waits for somebody: the place goes to the oldest that wants one.",
         _W.WORKER: "A worker takes it up by itself; if none does, see that an agent-loop is running.",
+        _W.AGENT_QUOTA: "It goes on by itself when the day (UTC) is over, or an admin gives the agent more tokens.",
         _W.STOPPING: "Its worker settles what is open by itself.",
     }
 )
 _OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS})
 _DECIDERS: Final = tuple(sorted(role.value for role in APPROVERS))
 _MENDERS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
+_ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
+    {_W.APPROVAL: _DECIDERS, _W.AGENT_QUOTA: (Role.ADMIN.value,)}
+)
 
 
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,7 +211,7 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
         since_time=min((call.state_time or call.create_time for call in about), default=_since(run)),
         deadline_time=run.claim_at if run.claim_at is not None and run.claim_at > situation.time else None,
         user_ids=there.user_ids if there else own,
-        roles=there.roles if there else _DECIDERS if first is _W.APPROVAL else (),
+        roles=there.roles if there else _ROLES.get(first, ()),
         call_ids=tuple(call.call_id for call in about[:NAMED_MAX]),
         run_ids=tuple(children[:NAMED_MAX]) if first is _W.AGENT else (),
     )
@@ -249,6 +254,8 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return f"a front end to run {_tools(calls) or 'a tool'}"
         case _W.TOKENS:
             return "more tokens: its budget has too few left"
+        case _W.AGENT_QUOTA:
+            return f"the next day: the agent {run.agent_name} has used up its tokens of this one"
         case _W.AGENT:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"

@@ -77,6 +77,13 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
         found = await self._agents.usage(store_id, name, days=days)
         return pb.GetAgentUsageResponse(days=map(used_on_day, found))
 
+    async def GetAgentQuota(self, request: pb.GetAgentQuotaRequest, context: Context) -> pb.GetAgentQuotaResponse:
+        store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
+        found = await self._agents.quota(store_id, name, _daily_tokens_max)
+        return pb.GetAgentQuotaResponse(
+            tokens_max=found.tokens_max, tokens_used=found.tokens_used, day_end_time=timestamp(found.day_end_time)
+        )
+
     async def PutDraft(self, request: pb.PutDraftRequest, context: Context) -> pb.PutDraftResponse:
         asked = _asked(request)
         delegates_to = tuple(request.definition.delegates_to)
@@ -117,6 +124,10 @@ def _asked(request: pb.PutAgentRequest | pb.PutDraftRequest) -> partial[AgentVer
         create_user_id=check_id(request.user_id, "user_id"),
         create_credential_id=check_id(request.credential_id, "credential_id", optional=True),
     )
+
+
+def _daily_tokens_max(row: AgentVersionRow) -> int:
+    return agent_pb2.AgentDefinition.FromString(row.definition).daily_tokens_max
 
 
 def _draft(row: AgentVersionRow) -> agent_pb2.AgentVersion:

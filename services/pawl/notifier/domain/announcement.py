@@ -25,6 +25,7 @@ class Wait(StrEnum):
     ANSWER = "your answer"
     TOOL_RESULT = "a front end to run a tool"
     BUDGET = "more tokens: its budget has too few left"
+    AGENT_QUOTA = "the next day: its agent has used up its tokens of this one"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,163 @@
+"""Budgets of agents: once their runs have used up what they may in a day, no model call begins (I18)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from pawl.agent_loop.app.agent_quotas import NONE_SECONDS_MAX, AgentQuotas
+from pawl.agent_loop.app.drive import Left
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
+from pawl.agent_loop.domain.event import Warned
+from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, RunState, TokenBudgetPolicy, WaitKind
+from pawl.chassis.ids import RunKey, StoreId
+from pawl.errors import MethodNotFound
+from tests.fakes import virtual_time
+from tests.fakes.ledger import STORE
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, calls, says
+from tests.unit.agent_loop.scenario import VERDICTS
+from tests.unit.agent_loop.test_agents_by_name import ANN
+
+CLERK = PinnedAgent(name="clerk", version=1)
+
+
+async def give(world: World, tokens: int) -> None:
+    definition = AgentDefinition(name="clerk", tools=ToolSelection(names=("look",)), daily_tokens_max=tokens)
+    await world.agents.put_agent(ANN, definition, ("look",), validate_only=False)
+
+
+def use(world: World, tokens: int) -> None:
+    world.agents.usage.tokens_today[StoreId(STORE), "clerk"] = tokens
+
+
+def submit(world: World, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> RunKey:
+    world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
+    return world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
+
+
+def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [says("Done.")])
+        await give(world, 100)
+        use(world, 100)
+        key = submit(world)
+
+        assert await world.drive() is Left.PARKED
+
+        run, row = world.ledger.run(key), world.ledger.row(key)
+        assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
+        assert row.claim_at == world.agents.usage.day_end_time
+        (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+        assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
+        # The next day has begun.
+        use(world, 0)
+        assert await world.drive() is Left.ENDED
+        assert world.ledger.time() >= world.agents.usage.day_end_time
+        assert world.ledger.run(key).output_text == "Done."
+        assert len(world.model.requests) == 1
+
+    virtual_time.run(main())
+
+
+def test_it_looks_again_whenever_it_is_woken() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [says("Done.")])
+        await give(world, 100)
+        use(world, 100)
+        key = submit(world)
+        await world.drive()
+        early = world.ledger.time()
+        for more in (100, 200):
+            await give(world, more)
+            world.ledger.tables.runs[key] = replace(world.ledger.row(key), claim_at=early)
+            left = await world.drive()
+            assert left is (Left.ENDED if more > 100 else Left.PARKED)
+        assert world.ledger.time() < world.agents.usage.day_end_time
+
+    virtual_time.run(main())
+
+
+def test_a_run_may_ask_to_fail_instead() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [says("Done.")])
+        await give(world, 100)
+        use(world, 101)
+        key = submit(world, TokenBudgetPolicy.FAIL)
+        await world.finish(key)
+        run = world.ledger.run(key)
+        assert run.state is RunState.FAILED
+        assert run.failure is not None
+        assert run.failure.reason == "AGENT_QUOTA_EXHAUSTED"
+
+    virtual_time.run(main())
+
+
+@pytest.mark.parametrize("reads_at_once", [False, True])
+def test_what_the_model_has_asked_for_still_runs_and_the_next_call_of_the_model_waits(reads_at_once: bool) -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [])
+        await give(world, 100)
+        key = submit(world)
+        world.registry.reads_at_once = reads_at_once
+
+        def reply(_: object) -> Script:
+            use(world, 100)
+            return calls('look {"n":1}')
+
+        world.model.reply = reply
+
+        assert await world.drive() is Left.PARKED
+
+        assert world.ledger.run(key).waits == (WaitKind.AGENT_QUOTA,)
+        assert [call.settled for call in world.ledger.calls(key)] == [True]
+        assert len(world.model.requests) == 1
+
+    virtual_time.run(main())
+
+
+@dataclass
+class Reader:
+    """Reads a budget, and counts how often."""
+
+    quota: AgentQuota = field(default_factory=AgentQuota)
+    error: Exception | None = None
+    asked: list[Any] = field(default_factory=list)
+
+    async def read(self, store_id: StoreId, name: str) -> AgentQuota:
+        self.asked.append((store_id, name))
+        if self.error is not None:
+            raise self.error
+        return self.quota
+
+
+async def test_only_that_there_is_none_is_remembered_and_only_for_a_moment() -> None:
+    world = World(VERDICTS, [])
+    run = world.ledger.run(submit(world))
+    quotas, reader = AgentQuotas(), Reader(AgentQuota(tokens_max=9, tokens_used=8))
+    assert quotas.may_have_one(run, 100.0)
+    assert await quotas.read(run, reader.read, 100.0) == reader.quota
+    assert quotas.may_have_one(run, 100.0)
+    reader.quota = AgentQuota()
+    assert await quotas.read(run, reader.read, 100.0) == AgentQuota()
+    assert not quotas.may_have_one(run, 99.9 + NONE_SECONDS_MAX)
+    assert quotas.may_have_one(run, 100.0 + NONE_SECONDS_MAX)
+    assert reader.asked == [(STORE, "clerk")] * 2
+
+
+async def test_drafts_and_the_default_of_the_deployment_have_none() -> None:
+    world = World(VERDICTS, [])
+    run: Run = world.ledger.run(submit(world))
+    for agent in (None, PinnedAgent(name="draft/clerk", version=1)):
+        assert not AgentQuotas().may_have_one(replace(run, agent=agent), 0.0)
+
+
+async def test_beside_a_ledger_of_the_version_before_there_are_none() -> None:
+    """I23."""
+    world, reader = World(VERDICTS, []), Reader(error=MethodNotFound())
+    run = world.ledger.run(submit(world))
+    assert not (await AgentQuotas().read(run, reader.read, 0.0)).is_used_up
