@@ -53,7 +53,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for module in ["errors", "chassis/logs", *(f"{service}/__main__" for service in SERVICES)]:
         (root / f"services/pawl/{module}.py").touch()
     # The imports that rules let pass must be there.
-    (root / "services/pawl/tool_registry/domain/egress.py").write_text("import httpx2\n")
     (root / "services/pawl/tools/__init__.py").write_text("import pawl.tool_registry.domain\n")
     (root / "services/pawl/client/front_end.py").write_text("import pawl.tool_registry.domain\n")
     return root

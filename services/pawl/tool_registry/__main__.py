@@ -15,7 +15,7 @@ from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.tool_registry.adapters.files.folders import FileFolders
-from pawl.tool_registry.adapters.http.egress import GuardedEgress, read_egress_file
+from pawl.chassis.egress import GuardedEgress, read_egress_file
 from pawl.tool_registry.adapters.http.tools import HttpTools
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer

@@ -16,9 +16,9 @@ from typing import Any
 import httpx2
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.adapters.http.egress import GuardedEgress
-from pawl.tool_registry.domain.egress import EgressRefused
-from pawl.tool_registry.domain.outbound import OutboundRequest
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import EgressRefused
+from pawl.chassis.egress_requests import OutboundRequest
 from tests.rpc.tool_registry.web_server import Asked, Names, Reply, web_server
 
 METADATA = "169.254.169.254"

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.chassis.egress import GuardedEgress
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
-from pawl.tool_registry.domain.egress import read_rules
+from pawl.chassis.egress_rules import read_rules
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tools import Tool, ToolContext

@@ -16,10 +16,10 @@ import trustme
 
 from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
-from pawl.tool_registry.adapters.http.content_coding import Unpacker
-from pawl.tool_registry.adapters.http.egress import GuardedEgress, read_egress_file
-from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, read_rules
-from pawl.tool_registry.domain.outbound import OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_coding import Unpacker
+from pawl.chassis.egress import GuardedEgress, read_egress_file
+from pawl.chassis.egress_rules import EgressRefused, EgressRules, read_rules
+from pawl.chassis.egress_requests import OutboundRequest, OutboundResponse, RequestFailed
 from tests.rpc.tool_registry.web_server import Names, Reply, WebServer, pages, web_server
 
 ACME = StoreId("acme")
@@ -237,9 +237,9 @@ async def test_a_redirect_to_the_same_name_is_judged_again() -> None:
 
 async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServer) -> None:
     for addresses in (["127.0.0.1", "127.0.0.2"], ["127.0.0.2", "127.0.0.1"], ["127.0.0.1", "::1"]):
-        with pytest.raises(EgressRefused, match="no address that tools may reach"):
+        with pytest.raises(EgressRefused, match="no address that may be reached"):
             await get(site, names=Names({"a.example": addresses}), host="a.example")
-    with pytest.raises(EgressRefused, match="no address that tools may reach"):
+    with pytest.raises(EgressRefused, match="no address that may be reached"):
         await get(site, names=Names({}), host="nowhere.example")
     assert site.connections == 0
 
@@ -260,7 +260,7 @@ async def test_names_are_resolved_by_the_system(site: WebServer) -> None:
     request = OutboundRequest(url=f"http://localhost:{site.port}/")
     assert (await egress.send(ACME, request)).body == b"hello"
     for store, url in (("other", "http://localhost/"), ("acme", "http://localhost/"), ("acme", "http://x.invalid/")):
-        with pytest.raises(EgressRefused, match="no address that tools may reach"):
+        with pytest.raises(EgressRefused, match="no address that may be reached"):
             await egress.send(StoreId(store), OutboundRequest(url=url))
 
 

@@ -14,10 +14,10 @@ from google.protobuf import json_format
 from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.chassis.egress import GuardedEgress
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.domain.definition import Category, EffectClass
-from pawl.tool_registry.domain.egress import read_rules
+from pawl.chassis.egress_rules import read_rules
 from pawl.tool_registry.sdk.context import ResultTooLarge
 from pawl.tools import OutcomeUnknown, ToolError
 from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
@@ -100,7 +100,7 @@ async def test_a_call_that_broke_off_is_of_unknown_outcome_unless_it_may_be_repe
 
 async def test_a_call_that_was_never_sent_is_an_error_and_no_doubt(world: World) -> None:
     tool = await world.endpoint("/json")
-    with pytest.raises(ToolError, match="may not be reached by tools"):
+    with pytest.raises(ToolError, match="may not be reached"):
         await world.call(tool, store="other")
     rules = {"*": read_rules(None, ["127.0.0.1:9"])}
     world.connector = HttpTools(

@@ -12,8 +12,8 @@ import grpc
 import pytest
 
 from pawl.tool.v1 import source_pb2
-from pawl.tool_registry.adapters.http.egress import GuardedEgress
-from pawl.tool_registry.domain.egress import EgressRules, read_rules
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import EgressRules, read_rules
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, outcome, reason
 from tests.rpc.tool_registry.web_server import Asked, Reply, web_server
@@ -67,8 +67,8 @@ async def test_a_private_server_is_refused_in_words_unless_it_is_opened(database
         url = f"http://127.0.0.1:{web.port}/mcp"
         async with guarded(database_url, tmp_path, {}) as mcp:
             told = await refused(mcp, url)
-            assert f"it may not be reached: port {web.port} of 127.0.0.1 may not be reached by tools" in told
-            assert "is not an address that tools may reach" in await refused(mcp, "http://127.0.0.1/mcp")
+            assert f"it may not be reached: port {web.port} of 127.0.0.1 may not be reached" in told
+            assert "is not an address that may be reached" in await refused(mcp, "http://127.0.0.1/mcp")
         assert web.connections == 0, "nothing was sent, and no connection opened"
         async with guarded(database_url, tmp_path, {"acme": opening(web.port)}) as mcp:
             await mcp.add(config(url), who="admin")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from pawl.tool_registry.adapters.http.egress import GuardedEgress
+from pawl.chassis.egress import GuardedEgress
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
-from pawl.tool_registry.domain.egress import read_rules
+from pawl.chassis.egress_rules import read_rules
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, running
 from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
 

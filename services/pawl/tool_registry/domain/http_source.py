@@ -22,7 +22,7 @@ import msgspec
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, require
-from pawl.tool_registry.domain.egress import EgressRefused, read_target
+from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
     METHODS,
     PLACEHOLDER,

@@ -22,7 +22,7 @@ from pawl.tool_registry.domain.definition import (
     decode_definition,
     require,
 )
-from pawl.tool_registry.domain.egress import EgressRefused, read_target
+from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
     Binding,
     BuiltRequest,
@@ -34,7 +34,7 @@ from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpo
 from pawl.tool_registry.domain.openapi import Service
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools
-from pawl.tool_registry.domain.outbound import Egress, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_requests import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, forwarded

@@ -28,7 +28,7 @@ from pawl.tool_registry.adapters.mcp.definitions import ServerTool
 from pawl.tool_registry.adapters.mcp.elicitation import Asked
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
 from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
-from pawl.tool_registry.domain.egress import EgressRefused
+from pawl.chassis.egress_rules import EgressRefused
 from pawl.tool_registry.domain.source import TOOLS_MAX
 from pawl.tool_registry.sdk.values import hide, without
 

@@ -100,7 +100,7 @@ def reach_of(address: Address) -> Reach:
 
 
 def can_be_opened(network: Network) -> bool:
-    """Return whether a deployment may name a network as one that tools may reach."""
+    """Return whether a deployment may name a network as one that may be reached."""
     if any(network.version == other.version and network.subnet_of(other) for other in _NEVER):  # type: ignore[arg-type]
         return False
     return any(network.version == other.version and network.subnet_of(other) for other in _PRIVATE)  # type: ignore[arg-type]

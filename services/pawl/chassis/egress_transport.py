@@ -10,8 +10,8 @@ from typing import Any, Final, cast
 
 import httpx2
 
-from pawl.tool_registry.domain.addresses import Address, plain_address
-from pawl.tool_registry.domain.egress import EgressRules, Target, no_address, read_target
+from pawl.chassis.egress_addresses import Address, plain_address
+from pawl.chassis.egress_rules import EgressRules, Target, no_address, read_target
 
 ADDRESSES_MAX: Final = 4
 """Addresses of a host that are tried, one after the other."""

@@ -1,4 +1,4 @@
-"""The rules of what tools may reach: a URL is taken apart, its host and its addresses are judged.
+"""The rules of what a deployment may reach: a URL is taken apart, its host and its addresses are judged.
 
 A URL is read more strictly than RFC 3986 asks for. What readers of URLs disagree
 about (user names, percent signs and odd numbers in a host) is refused, so that
@@ -18,7 +18,7 @@ from urllib.parse import quote, urlsplit
 import httpx2
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.domain.addresses import Address, Network, Reach, can_be_opened, reach_of
+from pawl.chassis.egress_addresses import Address, Network, Reach, can_be_opened, reach_of
 
 URL_CHARACTERS_MAX: Final = 8192
 HOST_CHARACTERS_MAX: Final = 253
@@ -158,8 +158,8 @@ def no_address(target: Target) -> EgressRefused:
     names the network of the deployment has.
     """
     if target.address is not None:
-        return EgressRefused(f"{target.authority} is not an address that tools may reach")
-    return EgressRefused(f"{target.authority} has no address that tools may reach")
+        return EgressRefused(f"{target.authority} is not an address that may be reached")
+    return EgressRefused(f"{target.authority} has no address that may be reached")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +198,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EgressRules:
-    """The places that the tools of a store may reach. Without any: the public internet at ports 80 and 443."""
+    """The places that a store may reach. Without any: the public internet at ports 80 and 443."""
 
     hosts: tuple[HostPattern, ...] | None = None
     """If there are any, only these."""
@@ -213,12 +213,12 @@ class EgressRules:
         is_opened = self._opens(target)
         is_listed = any(pattern.matches(target) for pattern in self.hosts or ())
         if self.hosts is not None and not is_listed and not is_opened:
-            raise EgressRefused(f"{target.authority} is not among the hosts that tools may reach")
+            raise EgressRefused(f"{target.authority} is not among the hosts that may be reached")
         may_have_port = (
             is_listed or is_opened or target.port in PORTS.values() or any(o.port == target.port for o in self.openings)
         )
         if not may_have_port:
-            raise EgressRefused(f"port {target.port} of {target.host} may not be reached by tools")
+            raise EgressRefused(f"port {target.port} of {target.host} may not be reached")
         if target.address is not None:
             self.check_addresses(target, [target.address])
 

@@ -1,4 +1,4 @@
-"""Requests of tools: judged, limited in time and bytes, with redirects that are judged each."""
+"""Requests into the world: judged, limited in time and bytes, with redirects that are judged each."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import msgspec
 from pawl.chassis import logs
 from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
-from pawl.tool_registry.adapters.http.content_coding import CodingError, Unpacker
-from pawl.tool_registry.adapters.http.guarded_transport import GuardedTransport, Resolve, resolve_by_system
-from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
-from pawl.tool_registry.domain.outbound import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_coding import CodingError, Unpacker
+from pawl.chassis.egress_transport import GuardedTransport, Resolve, resolve_by_system
+from pawl.chassis.egress_rules import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
+from pawl.chassis.egress_requests import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
 
 USER_AGENT: Final = "Pawl/0.1"
 

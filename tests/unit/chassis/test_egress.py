@@ -10,8 +10,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pawl.chassis.ids import StoreId
-from pawl.tool_registry.domain.addresses import Reach, plain_address, reach_of
-from pawl.tool_registry.domain.egress import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
+from pawl.chassis.egress_addresses import Reach, plain_address, reach_of
+from pawl.chassis.egress_rules import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
 
 REFUSED_IPV4 = [
     "0.0.0.0",  # noqa: S104  # one that must not be reached
@@ -293,7 +293,7 @@ def addresses_are_refused(url: str, addresses: list[str], rules: EgressRules | N
     try:
         (rules or EgressRules()).check_addresses(read_target(url), [plain_address(text) for text in addresses])
     except EgressRefused as refused:
-        return "has no address that tools may reach" in str(refused)
+        return "has no address that may be reached" in str(refused)
     return False
 
 
