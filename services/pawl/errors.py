@@ -8,7 +8,7 @@ a reason that comes from a peer back into the same class.
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
         InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
-        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound
+        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, WebhookNotFound, DeliveryNotFound
       Unimplemented: MethodNotFound
       AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
@@ -188,6 +188,14 @@ class KeyNotFound(NotFound):
 
 class AgentNotFound(NotFound):
     """No such agent, or none that the caller may use."""
+
+
+class WebhookNotFound(NotFound):
+    """No such webhook, or none that the caller may see."""
+
+
+class DeliveryNotFound(NotFound):
+    """No such delivery of a webhook, or none that the caller may see."""
 
 
 class Unimplemented(PawlError):

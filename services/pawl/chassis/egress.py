@@ -14,12 +14,12 @@ import httpx2
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.egress_coding import CodingError, Unpacker
+from pawl.chassis.egress_requests import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_rules import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
+from pawl.chassis.egress_transport import GuardedTransport, Resolve, resolve_by_system
 from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
-from pawl.chassis.egress_coding import CodingError, Unpacker
-from pawl.chassis.egress_transport import GuardedTransport, Resolve, resolve_by_system
-from pawl.chassis.egress_rules import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
-from pawl.chassis.egress_requests import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
 
 USER_AGENT: Final = "Pawl/0.1"
 

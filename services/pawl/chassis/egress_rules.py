@@ -17,8 +17,8 @@ from urllib.parse import quote, urlsplit
 
 import httpx2
 
-from pawl.chassis.ids import StoreId
 from pawl.chassis.egress_addresses import Address, Network, Reach, can_be_opened, reach_of
+from pawl.chassis.ids import StoreId
 
 URL_CHARACTERS_MAX: Final = 8192
 HOST_CHARACTERS_MAX: Final = 253

@@ -90,6 +90,10 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _READERS: "Subscribe ListNotifications",
         _MEMBERS: "AcknowledgeNotifications",
     },
+    "pawl.notify.v1.WebhookService": {
+        _READERS: "GetWebhook ListWebhooks ListDeliveries",
+        _MEMBERS: "CreateWebhook UpdateWebhook DeleteWebhook RotateWebhookSecret TestWebhook ResendDelivery",
+    },
     "pawl.tool.v1.AuditService": {_MENDERS: "ListAudit VerifyAudit GetToolAnalytics"},
     "pawl.tool.v1.DocumentService": {
         _READERS: "ListDocuments GetDocument",

@@ -34,6 +34,7 @@ from pawl.cli import (
     status,
     steps,
     undoing,
+    webhooks,
     whoami,
 )
 from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
@@ -154,6 +155,7 @@ app.add_typer(documents.commands)
 app.add_typer(memory.commands)
 app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)
+app.add_typer(webhooks.app, name="notify")
 app.command()(whoami.whoami)
 app.add_typer(rules.app, name="rules")
 app.add_typer(keys.app, name="keys")

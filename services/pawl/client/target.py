@@ -30,6 +30,7 @@ from pawl.chassis.status import from_rpc_error, has_reason
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
@@ -112,6 +113,7 @@ class Target:
     memories = _stub(MemoryServiceStub, "tools")
     sources = _stub(SourceServiceStub, "tools")
     notifier = _stub(NotifyServiceStub, "notifications")
+    webhooks = _stub(WebhookServiceStub, "notifications")
     key_register = _stub(KeyServiceStub, "keys")
 
     def __init__(

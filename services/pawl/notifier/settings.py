@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field, SecretStr
 
 from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
@@ -16,3 +18,4 @@ class NotifierSettings(ServiceSettings):
     job_store_address: PeerAddresses = "127.0.0.1:7603"
     message_bytes_max: int = Field(default=1024 * 1024, ge=1024)
     notifications_keep_days: float = Field(default=30.0, gt=0)
+    egress_file: Path | None = None

@@ -6,13 +6,19 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from pawl.chassis.clock import Clock
+from pawl.chassis.egress_requests import Egress
+from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
+from pawl.notifier.app.deliveries import Deliveries
 from pawl.notifier.app.intake import Intake
-from pawl.notifier.app.ports import Announcer, Counters, Store
+from pawl.notifier.app.ports import Announcer, Counters, Store, WebhookRepository, WebhookSender
 from pawl.notifier.app.publication import Publication, forget_old
 from pawl.notifier.app.subscription import Subscriptions
+from pawl.notifier.app.webhooks import Webhooks
 from pawl.notifier.rpc.servicer import HEARTBEAT_SECONDS, Notify
+from pawl.notifier.rpc.webhook_servicer import WebhookServicer
 from pawl.notify.v1.notify_pb2_grpc import add_NotifyServiceServicer_to_server
+from pawl.notify.v1.webhook_pb2_grpc import add_WebhookServiceServicer_to_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,31 +27,48 @@ class Notifier:
 
     intake: Intake
     subscriptions: Subscriptions
+    deliveries: Deliveries
     servicer: Notify
+    webhook_servicer: WebhookServicer
     loops: Mapping[str, Callable[[], Awaitable[None]]]
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
         server.add(add_NotifyServiceServicer_to_server, self.servicer)
+        server.add(add_WebhookServiceServicer_to_server, self.webhook_servicer)
 
 
 def wire(
     *,
     store: Store,
+    webhooks: WebhookRepository,
+    sender: WebhookSender,
+    egress: Egress,
     announcer: Announcer,
     counters: Counters,
     clock: Clock,
+    ids: IdSource,
     keep_days: float,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
 ) -> Notifier:
     """Return a notifier over these ports."""
     publication = Publication(store, announcer, counters)
     subscriptions = Subscriptions(store, counters)
+
+    def on_new() -> None:
+        publication.wake()
+        deliveries.wake()
+
+    deliveries = Deliveries(webhooks, sender, counters, clock, on_notice=on_new)
     return Notifier(
-        intake=Intake(store, counters, on_new=publication.wake),
+        intake=Intake(store, counters, on_new=on_new),
         subscriptions=subscriptions,
+        deliveries=deliveries,
         servicer=Notify(store, subscriptions, heartbeat_seconds=heartbeat_seconds),
+        webhook_servicer=WebhookServicer(Webhooks(webhooks, egress, clock, ids, on_due=deliveries.wake), webhooks),
         loops={
+            "deliveries": deliveries.run,
+            "deliveries.count": deliveries.count,
             "publication": publication.run,
             "subscriptions": subscriptions.run,
             "retention": lambda: forget_old(store, clock, keep_days=keep_days),

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import httpx2
 
 from pawl.chassis.database import Database
+from pawl.chassis.egress import GuardedEgress, read_egress_file
 from pawl.chassis.erasures import ErasurePart, ErasureWork
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.tool_registry.adapters.files.folders import FileFolders
-from pawl.chassis.egress import GuardedEgress, read_egress_file
 from pawl.tool_registry.adapters.http.tools import HttpTools
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer

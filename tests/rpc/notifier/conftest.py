@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,24 +14,33 @@ import pytest
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
 from pawl.chassis.ids import ConversationId, IdSource, RunId, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
+from pawl.chassis.tasks import end
 from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
+from pawl.notifier.adapters.webhook_sender import SignedPosts
+from pawl.notifier.adapters.webhooks import PostgresWebhooks
 from pawl.notifier.app.subscription import Subscriptions
 from pawl.notifier.domain.announcement import notification_id
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, Notification, NotificationKind
 from pawl.notifier.wiring import Notifier, wire
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
+from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceStub
 from tests import databases
 from tests.fakes.anybody import Anybody
+from tests.web_server import Names, Reply, WebServer, web_server
 
 if TYPE_CHECKING:
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
+    from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceAsyncStub
 
 HEARTBEAT_SECONDS = 0.2
+HOSTS = ("slow.test", "other.test")
 
 
 @pytest.fixture(scope="session")
@@ -48,10 +58,30 @@ def database_url(notifier_database: databases.ServiceDatabase) -> str:
 
 
 @pytest.fixture
-async def store(database_url: str) -> AsyncIterator[PostgresStore]:
+async def database(database_url: str) -> AsyncIterator[Database]:
     async with Database(database_url, application_name="test") as database:
         await database.migrate(SCHEMA, MIGRATIONS)
-        yield PostgresStore(database)
+        yield database
+
+
+@pytest.fixture
+def store(database: Database) -> PostgresStore:
+    return PostgresStore(database)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[WebServer]:
+    """A receiver of webhooks, which takes everything until it is told otherwise."""
+    async with web_server(lambda _: Reply()) as server:
+        yield server
+
+
+@pytest.fixture
+def egress(receiver: WebServer) -> GuardedEgress:
+    """A way out that leads to the receiver, by three names, and nowhere else."""
+    rules = read_rules(["example.com"], [f"{host}:{receiver.port}" for host in ("127.0.0.1", *HOSTS)])
+    names = Names({host: ["127.0.0.1"] for host in HOSTS})
+    return GuardedEgress({"*": rules}, resolve=names, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
 
 class Silent:
@@ -60,21 +90,30 @@ class Silent:
     async def announce(self, notifications: Sequence[Notification]) -> None: ...
 
 
-@pytest.fixture
-async def notifier(store: PostgresStore) -> AsyncIterator[Notifier]:
-    """A notifier that looks for what is new."""
-    notifier = wire(
-        store=store,
+def wired(database: Database, egress: GuardedEgress) -> Notifier:
+    """A replica, whose loops do not run yet."""
+    ids = IdSource(SystemClock())
+    return wire(
+        store=PostgresStore(database),
+        webhooks=PostgresWebhooks(database),
+        sender=SignedPosts(egress, SystemClock()),
+        egress=egress,
+        ids=ids,
         announcer=Silent(),
         counters=PrometheusCounters(Metrics("notifier")),
         clock=SystemClock(),
         keep_days=30,
         heartbeat_seconds=HEARTBEAT_SECONDS,
     )
-    polling = asyncio.create_task(notifier.subscriptions.run())
+
+
+@pytest.fixture
+async def notifier(database: Database, egress: GuardedEgress) -> AsyncIterator[Notifier]:
+    """A notifier that looks for what is new."""
+    notifier = wired(database, egress)
+    running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier
-    polling.cancel()
-    await asyncio.gather(polling, return_exceptions=True)
+    await end(running)
 
 
 @pytest.fixture
@@ -83,7 +122,7 @@ def subscriptions(notifier: Notifier) -> Subscriptions:
 
 
 @pytest.fixture
-async def stub(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIterator[NotifyServiceAsyncStub]:
+async def channel(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIterator[grpc.aio.Channel]:
     address = f"unix:{tmp_path}/grpc"
     server = RpcServer(
         address,
@@ -94,7 +133,17 @@ async def stub(notifier: Notifier, tmp_path: Path, ids: IdSource) -> AsyncIterat
     )
     notifier.add_to(server)
     async with server, grpc.aio.insecure_channel(address) as channel:
-        yield NotifyServiceStub(channel)
+        yield channel
+
+
+@pytest.fixture
+def stub(channel: grpc.aio.Channel) -> NotifyServiceAsyncStub:
+    return NotifyServiceStub(channel)
+
+
+@pytest.fixture
+def webhooks(channel: grpc.aio.Channel) -> WebhookServiceAsyncStub:
+    return WebhookServiceStub(channel)
 
 
 @pytest.fixture

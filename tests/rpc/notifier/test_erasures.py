@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.notifier.adapters.postgres import PostgresStore
-from pawl.notifier.domain.notification import Draft, Inbox
+from pawl.notifier.domain.notification import Draft, Inbox, NotificationId, NotificationKind
 
 ANN = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
 OTHER = Inbox(store_id=StoreId("other"), user_id=UserId("ann"))
@@ -30,3 +31,14 @@ async def test_notifications_of_an_erased_conversation_go_and_none_comes(
     assert await store.add([draft("c"), draft("d", store="other")]) == 1
     assert await titles(store, ANN) == []
     assert await titles(store, OTHER) == ["About b", "About d"]
+
+
+async def test_what_approvers_were_told_of_its_calls_goes_too(
+    store: PostgresStore, draft: Callable[..., Draft]
+) -> None:
+    """I13: a preview has arguments. Approvers are not told which conversation it is."""
+    told = replace(draft("a"), kind=NotificationKind.APPROVAL_NEEDED, conversation_id=ConversationId(""))
+    await store.add([told, replace(told, notification_id=NotificationId("ntf_b"), run_id=RunId("run_2"))])
+    await store.erase(PART)
+    (left,) = await store.read_after(ANN, 0, approves=True, limit=10)
+    assert left.draft.run_id == "run_2"

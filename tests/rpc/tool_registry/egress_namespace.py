@@ -15,11 +15,11 @@ from typing import Any
 
 import httpx2
 
-from pawl.chassis.ids import StoreId
 from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.egress_requests import OutboundRequest
-from tests.rpc.tool_registry.web_server import Asked, Names, Reply, web_server
+from pawl.chassis.egress_rules import EgressRefused
+from pawl.chassis.ids import StoreId
+from tests.web_server import Asked, Names, Reply, web_server
 
 METADATA = "169.254.169.254"
 PUBLIC = "93.184.216.34"

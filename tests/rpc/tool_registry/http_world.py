@@ -10,16 +10,16 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pawl.chassis.ids import StoreId
 from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, ToolVersion
-from pawl.chassis.egress_rules import read_rules
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tools import Tool, ToolContext
-from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
+from tests.web_server import Reply, WebServer, pages, web_server
 
 SECRETS = {"token": "Bearer 0123456789abcdef", "broken": "0123456789\r\nX-Other: 1"}
 JSON = {"Content-Type": "application/json"}

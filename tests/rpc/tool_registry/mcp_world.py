@@ -14,10 +14,10 @@ import httpx2
 import pytest
 
 from pawl.chassis.clock import SystemClock
+from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2, source_pb2
-from pawl.chassis.egress import GuardedEgress
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs
 from pawl.tool_registry.adapters.postgres.sources import PostgresSourceRepository

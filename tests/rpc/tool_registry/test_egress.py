@@ -14,13 +14,13 @@ import httpx2
 import pytest
 import trustme
 
+from pawl.chassis.egress import GuardedEgress, read_egress_file
+from pawl.chassis.egress_coding import Unpacker
+from pawl.chassis.egress_requests import OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_rules import EgressRefused, EgressRules, read_rules
 from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
-from pawl.chassis.egress_coding import Unpacker
-from pawl.chassis.egress import GuardedEgress, read_egress_file
-from pawl.chassis.egress_rules import EgressRefused, EgressRules, read_rules
-from pawl.chassis.egress_requests import OutboundRequest, OutboundResponse, RequestFailed
-from tests.rpc.tool_registry.web_server import Names, Reply, WebServer, pages, web_server
+from tests.web_server import Names, Reply, WebServer, pages, web_server
 
 ACME = StoreId("acme")
 

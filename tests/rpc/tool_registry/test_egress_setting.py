@@ -16,7 +16,7 @@ from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.rpc.tool_registry.registry import content, context, outcome
 from tests.rpc.tool_registry.test_process import process
-from tests.rpc.tool_registry.web_server import Reply, pages, web_server
+from tests.web_server import Reply, pages, web_server
 
 
 async def scrape(address: str, url: str, store: str) -> execution_pb2.ExecutionResult:

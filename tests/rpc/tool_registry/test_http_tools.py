@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 from google.protobuf import json_format
 
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
 from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
-from pawl.chassis.egress import GuardedEgress
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.domain.definition import Category, EffectClass
-from pawl.chassis.egress_rules import read_rules
 from pawl.tool_registry.sdk.context import ResultTooLarge
 from pawl.tools import OutcomeUnknown, ToolError
 from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
 from tests.rpc.tool_registry.registry import content, outcome, running
-from tests.rpc.tool_registry.web_server import Reply, pages, web_server
+from tests.web_server import Reply, pages, web_server
 
 
 @pytest.fixture

@@ -11,12 +11,12 @@ from typing import Any
 import grpc
 import pytest
 
-from pawl.tool.v1 import source_pb2
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import EgressRules, read_rules
+from pawl.tool.v1 import source_pb2
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, outcome, reason
-from tests.rpc.tool_registry.web_server import Asked, Reply, web_server
+from tests.web_server import Asked, Reply, web_server
 
 
 def config(url: str, name: str = "web") -> source_pb2.SourceConfig:

@@ -27,11 +27,12 @@ from hypothesis import strategies as st
 from pawl.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
 from pawl.agent_loop.domain import text as model_text
 from pawl.chassis import strict_json
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import EgressRefused, read_rules, read_target
 from pawl.cli import wording
 from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2, source_pb2, tool_pb2
-from pawl.chassis.egress import GuardedEgress
 from pawl.tool_registry.adapters.http.tools import HttpTools
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.app.execution import outcome as outcomes
@@ -40,7 +41,6 @@ from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
 from pawl.tool_registry.domain.check import QUICK_WORK_MAX, check_arguments, is_quick
 from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, RESULT_BYTES_MAX, ToolDefinition
 from pawl.tool_registry.domain.document import TEXT_BYTES_MAX, parts_of
-from pawl.chassis.egress_rules import EgressRefused, read_rules, read_target
 from pawl.tool_registry.domain.gate import count_at, longest_array
 from pawl.tool_registry.domain.http_binding import Binding, UnusableArgument, build
 from pawl.tool_registry.domain.names import did_you_mean
@@ -49,7 +49,7 @@ from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tools import Category, EffectClass, ToolError, tool
 from tests.rpc.tool_registry.registry import Registry, running
-from tests.rpc.tool_registry.web_server import Reply, WebServer, web_server
+from tests.web_server import Reply, WebServer, web_server
 
 # A search for the worst, which computes and computes.
 pytestmark = pytest.mark.long

@@ -18,7 +18,7 @@ from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX
 from pawl.tool_registry.domain.source import Source
 from tests.rpc.tool_registry.http_world import JSON, World, encoded, http_world
 from tests.rpc.tool_registry.registry import running
-from tests.rpc.tool_registry.web_server import Reply
+from tests.web_server import Reply
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
-from pawl.chassis.egress_rules import read_rules
 from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, running
-from tests.rpc.tool_registry.web_server import Reply, WebServer, pages, web_server
+from tests.web_server import Reply, WebServer, pages, web_server
 
 PARAGRAPHS = [f"This is paragraph {number} of a page that has quite a few of them." for number in range(1, 40)]
 ARTICLE = "<html><head><title>Page</title></head><body><article>{}</article></body></html>".format(

@@ -7,7 +7,7 @@ What a block is stands behind its language:
     sh terminal                 a command for a terminal of its own, which goes on
     text                        what the commands before it print; `...` stands for anything
 
-RUN, CALL, RULE and KEY in commands stand for the newest id of that kind that was printed.
+RUN, CALL, RULE, HOOK, DELIVERY and KEY in commands stand for the newest id of that kind that was printed.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ _IDS: Final = {
     "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|undo_\d+_[0-9a-f]{32})\b"),
     "RULE": re.compile(r"\brule_[a-z0-9]{26}\b"),
     "CONV": re.compile(r"\bconv_[a-z0-9]{26}\b"),
+    "HOOK": re.compile(r"\bhook_[a-z0-9]{26}\b"),
+    "DELIVERY": re.compile(r"\bdlv_[a-z0-9]{26,40}\b"),
     "KEY": re.compile(r"\bkey_[a-z0-9]{26}\b"),
 }
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}

@@ -21,6 +21,7 @@ PAGES = (
     ("tool-sources.md",),
     ("builtin-tools.md", "approvals.md"),
     ("nats.md",),
+    ("notifications.md",),
     ("from-node.md",),
     ("python-client.md",),
     ("identity.md",),

@@ -82,8 +82,8 @@ class Suite:
         self._replicas: list[Replica] = []
         self._client: Client | None = None
 
-    async def replica(self) -> Replica:
-        """Start one more."""
+    async def replica(self, **environment: str) -> Replica:
+        """Start one more, with more variables if need be."""
         folder = self._folder / f"replica-{len(self._replicas)}"
         folder.mkdir()
         replica = Replica(
@@ -92,7 +92,8 @@ class Suite:
             | {"PAWL_DATABASE_URL": self._database_url, "PAWL_NATS_URL": self.nats.url, "PAWL_LOG_FORMAT": "json"}
             # There is none: callers have the local key.
             | {"PAWL_JOB_STORE_ADDRESS": "127.0.0.1:1"}
-            | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"},
+            | {"PAWL_LISTEN": "127.0.0.1:0", "PAWL_METRICS_LISTEN": "127.0.0.1:0", "PAWL_DATABASE_UNSAFE": "true"}
+            | environment,
             folder,
         )
         self._replicas.append(replica)
@@ -127,8 +128,12 @@ class Suite:
 
     async def mark_unpublished(self) -> None:
         """Leave the database as a crash between insert and publication does."""
+        await self.execute("UPDATE notifier.notifications SET publish_time = NULL")
+
+    async def execute(self, statement: str) -> None:
+        """Change the database."""
         connection = await asyncpg.connect(self._database_url)
-        await connection.execute("UPDATE notifier.notifications SET publish_time = NULL")
+        await connection.execute(statement)
         await connection.close()
 
     async def close(self) -> None:

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from pawl.chassis.ids import StoreId
 from pawl.chassis.egress_addresses import Reach, plain_address, reach_of
 from pawl.chassis.egress_rules import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
+from pawl.chassis.ids import StoreId
 
 REFUSED_IPV4 = [
     "0.0.0.0",  # noqa: S104  # one that must not be reached

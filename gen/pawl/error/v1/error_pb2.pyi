@@ -100,6 +100,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No such API key, or none that the caller may see."""
     ERROR_REASON_AGENT_NOT_FOUND: _ErrorReason.ValueType  # 30
     """NOT_FOUND. No such agent, or none that the caller may use."""
+    ERROR_REASON_WEBHOOK_NOT_FOUND: _ErrorReason.ValueType  # 31
+    """NOT_FOUND. No such webhook, or none that the caller may see."""
+    ERROR_REASON_DELIVERY_NOT_FOUND: _ErrorReason.ValueType  # 32
+    """NOT_FOUND. No such delivery of a webhook, or none that the caller may see."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -287,6 +291,10 @@ ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND. No such API key, or none that the caller may see."""
 ERROR_REASON_AGENT_NOT_FOUND: ErrorReason.ValueType  # 30
 """NOT_FOUND. No such agent, or none that the caller may use."""
+ERROR_REASON_WEBHOOK_NOT_FOUND: ErrorReason.ValueType  # 31
+"""NOT_FOUND. No such webhook, or none that the caller may see."""
+ERROR_REASON_DELIVERY_NOT_FOUND: ErrorReason.ValueType  # 32
+"""NOT_FOUND. No such delivery of a webhook, or none that the caller may see."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40

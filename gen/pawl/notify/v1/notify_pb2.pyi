@@ -49,6 +49,10 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     """A call of a run of the store, as a rule of somebody else, awaits an approval
     that the user may give: it was asked for, edited, or nobody decided in time.
     """
+    NOTIFICATION_KIND_WEBHOOK_DISABLED: _NotificationKind.ValueType  # 8
+    """A webhook of the user was disabled, because it is gone or has failed for
+    days. It concerns no run.
+    """
 
 class NotificationKind(_NotificationKind, metaclass=_NotificationKindEnumTypeWrapper):
     """NotificationKind is what a notification tells."""
@@ -71,6 +75,10 @@ NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
 """A call of a run of the store, as a rule of somebody else, awaits an approval
 that the user may give: it was asked for, edited, or nobody decided in time.
 """
+NOTIFICATION_KIND_WEBHOOK_DISABLED: NotificationKind.ValueType  # 8
+"""A webhook of the user was disabled, because it is gone or has failed for
+days. It concerns no run.
+"""
 Global___NotificationKind: _TypeAlias = NotificationKind  # noqa: Y015
 
 @_typing.final
@@ -92,6 +100,7 @@ class Notification(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     READ_TIME_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
+    WEBHOOK_ID_FIELD_NUMBER: _builtins.int
     notification_id: _builtins.str
     """Id, derived from the event: the same event gives the same id."""
     store_id: _builtins.str
@@ -103,17 +112,21 @@ class Notification(_message.Message):
     kind: Global___NotificationKind.ValueType
     """What it tells."""
     run_id: _builtins.str
-    """The run concerned."""
+    """The run concerned; empty with WEBHOOK_DISABLED."""
     conversation_id: _builtins.str
     """Its conversation; empty with APPROVAL_NEEDED, conversations are private."""
     event_id: _builtins.str
-    """The event (pawl.event.v1.RunEvent.event_id) that caused it."""
+    """The event (pawl.event.v1.RunEvent.event_id) that caused it; with
+    WEBHOOK_DISABLED the delivery that did.
+    """
     title: _builtins.str
     """One line."""
     body: _builtins.str
     """More; may be empty. At most 2 KiB."""
     call_id: _builtins.str
     """The call to be decided about; only with APPROVAL_NEEDED."""
+    webhook_id: _builtins.str
+    """The webhook; only with WEBHOOK_DISABLED."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the event happened."""
@@ -138,10 +151,11 @@ class Notification(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         read_time: _timestamp_pb2.Timestamp | None = ...,
         call_id: _builtins.str = ...,
+        webhook_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "read_time", b"read_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "call_id", b"call_id", "conversation_id", b"conversation_id", "create_time", b"create_time", "event_id", b"event_id", "kind", b"kind", "notification_id", b"notification_id", "number", b"number", "read_time", b"read_time", "run_id", b"run_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "call_id", b"call_id", "conversation_id", b"conversation_id", "create_time", b"create_time", "event_id", b"event_id", "kind", b"kind", "notification_id", b"notification_id", "number", b"number", "read_time", b"read_time", "run_id", b"run_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id", "webhook_id", b"webhook_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

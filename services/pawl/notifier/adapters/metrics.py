@@ -16,6 +16,13 @@ class PrometheusCounters:
         )
         self._published = metrics.counter("published_total", "Notifications handed to NATS.")
         self._subscriptions = metrics.gauge("subscriptions", "Subscribe streams that are open.")
+        self._tried = metrics.histogram(
+            "delivery_try_seconds",
+            "Time that a try of a delivery to a webhook took, by the state that the delivery has after it: delivered,"
+            " waiting (for the next try) or dead.",
+            ("state",),
+        )
+        self._waiting = metrics.gauge("deliveries_waiting", "Deliveries to webhooks that wait, over all replicas.")
 
     def event_taken(self, outcome: str) -> None:
         self._events.labels(outcome).inc()
@@ -25,3 +32,9 @@ class PrometheusCounters:
 
     def watching(self, count: int) -> None:
         self._subscriptions.set(count)
+
+    def delivery_tried(self, state: str, seconds: float) -> None:
+        self._tried.labels(state).observe(seconds)
+
+    def deliveries_waiting(self, count: int) -> None:
+        self._waiting.set(count)

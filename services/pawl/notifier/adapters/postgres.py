@@ -14,6 +14,7 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind
+from pawl.notifier.domain.webhook import body_of, type_of
 
 MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
 SCHEMA: Final = "notifier"
@@ -36,17 +37,20 @@ _DRAFT: Final = (
     "body",
     "create_time",
     "call_id",
+    "webhook_id",
 )
 
-_ADD: Final = """
+ADD: Final = """
 WITH draft AS (
     SELECT DISTINCT ON (d.store_id, d.user_id, d.notification_id) d.*
     FROM unnest(
         $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
-        $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::text[], $12::boolean[]
+        $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::text[], $12::text[], $13::boolean[],
+        $14::text[], $15::text[], $16::text[]
     ) WITH ORDINALITY AS d (
         store_id, user_id, notification_id, kind, run_id, conversation_id,
-        event_id, title, body, create_time, call_id, for_approvers, position
+        event_id, title, body, create_time, call_id, webhook_id, for_approvers,
+        told_kind, told_type, told_body, position
     )
     WHERE NOT EXISTS (
         SELECT FROM notifier.notifications AS n
@@ -62,20 +66,36 @@ counter AS (
     SELECT store_id, user_id, count(*) FROM draft GROUP BY store_id, user_id ORDER BY store_id, user_id
     ON CONFLICT (store_id, user_id) DO UPDATE SET last_number = i.last_number + excluded.last_number
     RETURNING store_id, user_id, last_number
+),
+added AS (
+    INSERT INTO notifier.notifications (
+        store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time,
+        call_id, webhook_id, for_approvers
+    )
+    SELECT
+        draft.store_id,
+        draft.user_id,
+        counter.last_number + 1 - row_number() OVER (PARTITION BY draft.store_id, draft.user_id ORDER BY position DESC),
+        notification_id, kind, run_id, conversation_id, event_id, title, body, create_time, call_id, webhook_id,
+        for_approvers
+    FROM draft
+    JOIN counter USING (store_id, user_id)
+    RETURNING store_id, user_id, number, notification_id
+),
+told AS (
+    INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user_id, number, type, body)
+    SELECT
+        'dlv_' || left(encode(sha256(convert_to(notification_id || '/' || w.webhook_id, 'UTF8')), 'hex'), 40),
+        w.webhook_id, w.store_id, w.user_id, added.number, draft.told_type, draft.told_body
+    FROM added
+    JOIN draft USING (store_id, user_id, notification_id)
+    JOIN notifier.webhooks AS w USING (store_id, user_id)
+    WHERE w.enabled AND (w.kinds = '{}' OR draft.told_kind = ANY (w.kinds))
 )
-INSERT INTO notifier.notifications (
-    store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time,
-    call_id, for_approvers
-)
-SELECT
-    draft.store_id,
-    draft.user_id,
-    counter.last_number + 1 - row_number() OVER (PARTITION BY draft.store_id, draft.user_id ORDER BY position DESC),
-    notification_id, kind, run_id, conversation_id, event_id, title, body, create_time, call_id, for_approvers
-FROM draft
-JOIN counter USING (store_id, user_id)
+SELECT count(*) FROM added
 """
-"""Put drafts into their inboxes. What is there already takes no number.
+"""Put drafts into their inboxes, each with a delivery to each webhook that tells of it. What is there already takes no
+number.
 
 The counter rows are locked in one order, so that replicas do not deadlock. A draft that another replica adds at the
 same moment violates the unique key here, and the whole statement has no effect.
@@ -170,9 +190,16 @@ _WAIT_FOR_WRITERS: Final = "LOCK TABLE notifier.notifications IN SHARE ROW EXCLU
 _MARK_ERASED: Final = """
 INSERT INTO notifier.erased_conversations (store_id, conversation_id) VALUES ($1, $2) ON CONFLICT DO NOTHING
 """
-_ERASE: Final = "DELETE FROM notifier.notifications WHERE store_id = $1 AND conversation_id = $2"
+# Approvers are not told the conversation.
+_ERASE: Final = """
+DELETE FROM notifier.notifications WHERE store_id = $1 AND (conversation_id = $2 OR run_id = ANY ($3::text[]))
+"""
 _UNMARK_OLD: Final = "DELETE FROM notifier.erased_conversations WHERE erase_time < now() - interval '30 days'"
 
+# Other deliveries go with their notifications.
+_FORGET_TESTS: Final = """
+DELETE FROM notifier.webhook_deliveries WHERE number IS NULL AND insert_time < now() - make_interval(secs => $1)
+"""
 _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
 
 
@@ -180,12 +207,10 @@ class PostgresStore(DatabaseAdapter):
     """See `ports.Store`."""
 
     async def add(self, drafts: Sequence[Draft]) -> int:
-        columns = [[draft.inbox.store_id for draft in drafts], [draft.inbox.user_id for draft in drafts]]
-        columns += ([_stored(name, draft) for draft in drafts] for name in _DRAFT)
-        for_approvers = [draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts]
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
-                return affected(await self._database.execute(_ADD, *columns, for_approvers))
+                added: int = await self._database.fetchval(ADD, *added_columns(drafts))
+                return added
             except asyncpg.UniqueViolationError:
                 # Another replica was given the same event. It has committed: the next attempt sees it.
                 if attempt == _ADD_ATTEMPTS:
@@ -213,7 +238,7 @@ class PostgresStore(DatabaseAdapter):
         stores = [inbox.store_id for inbox in inboxes]
         users = [inbox.user_id for inbox in inboxes]
         rows = await self._database.fetch(_LAST_NUMBERS, stores, users)
-        return {_inbox(row): row["last_number"] for row in rows}
+        return {inbox_of(row): row["last_number"] for row in rows}
 
     async def acknowledge(
         self, inbox: Inbox, ids: Sequence[NotificationId], *, approves: bool
@@ -242,6 +267,7 @@ class PostgresStore(DatabaseAdapter):
 
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
+        await self._database.execute(_FORGET_TESTS, older_than_seconds)
         return affected(await self._database.execute(_FORGET, older_than_seconds, limit))
 
     async def erase(self, part: ErasurePart) -> None:
@@ -250,7 +276,7 @@ class PostgresStore(DatabaseAdapter):
             await connection.execute(_NO_LONG_WAIT)
             await connection.execute(_WAIT_FOR_WRITERS)
             await connection.execute(_MARK_ERASED, part.store_id, part.conversation_id)
-        await self._database.execute(_ERASE, part.store_id, part.conversation_id)
+        await self._database.execute(_ERASE, part.store_id, part.conversation_id, list(part.run_ids))
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
@@ -263,17 +289,43 @@ class PostgresStore(DatabaseAdapter):
         return found
 
 
+def added_columns(drafts: Sequence[Draft]) -> list[Sequence[object]]:
+    """Return the arguments of ADD."""
+    columns: list[Sequence[object]] = [
+        [draft.inbox.store_id for draft in drafts],
+        [draft.inbox.user_id for draft in drafts],
+    ]
+    columns += ([_stored(name, draft) for draft in drafts] for name in _DRAFT)
+    columns.append([draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts])
+    columns.append([draft.kind for draft in drafts])
+    columns.append([type_of(draft.kind) for draft in drafts])
+    columns.append([body_of(draft) for draft in drafts])
+    return columns
+
+
+# The version before reads the rows, too, and knows neither kind.
+_STORED_AS: Final = {
+    NotificationKind.APPROVAL_NEEDED: NotificationKind.INPUT_NEEDED,
+    NotificationKind.WEBHOOK_DISABLED: NotificationKind.ATTENTION_NEEDED,
+}
+
+
 def _stored(name: str, draft: Draft) -> object:
-    """Return the value of a column. The version before reads the rows, too, and knows no kind for approvers."""
-    value = getattr(draft, name)
-    return NotificationKind.INPUT_NEEDED if value is NotificationKind.APPROVAL_NEEDED else value
+    """Return the value of a column."""
+    return _STORED_AS.get(draft.kind, draft.kind) if name == "kind" else getattr(draft, name)
 
 
-def _inbox(row: asyncpg.Record) -> Inbox:
+def inbox_of(row: asyncpg.Record) -> Inbox:
+    """Return whose a row is."""
     return Inbox(store_id=StoreId(row["store_id"]), user_id=UserId(row["user_id"]))
 
 
+def _kind(row: asyncpg.Record) -> NotificationKind:
+    if row["webhook_id"]:
+        return NotificationKind.WEBHOOK_DISABLED
+    return NotificationKind.APPROVAL_NEEDED if row["for_approvers"] else NotificationKind(row["kind"])
+
+
 def _notification(row: asyncpg.Record) -> Notification:
-    kind = NotificationKind.APPROVAL_NEEDED if row["for_approvers"] else NotificationKind(row["kind"])
-    fields = {name: row[name] for name in _DRAFT} | {"kind": kind}
-    return Notification(draft=Draft(inbox=_inbox(row), **fields), number=row["number"], read_time=row["read_time"])
+    fields = {name: row[name] for name in _DRAFT} | {"kind": _kind(row)}
+    return Notification(draft=Draft(inbox=inbox_of(row), **fields), number=row["number"], read_time=row["read_time"])

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Protocol
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.notifier.domain.announcement import ApprovalAsked, RunChange
 from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId
+from pawl.notifier.domain.webhook import (
+    Attempt,
+    Candidate,
+    DeliveryId,
+    Outcome,
+    Verdict,
+    Webhook,
+    WebhookDelivery,
+    WebhookId,
+)
 
 
 class Store(Protocol):
@@ -105,6 +117,85 @@ class PoisonEvent(Exception):
     """An event that cannot be read, or whose values cannot be stored."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWebhook:
+    """A webhook to be kept, and the request that made it; an empty request id is of none."""
+
+    inbox: Inbox
+    webhook: Webhook
+    host: str
+    secret: bytes
+    request_id: str
+    request_hash: bytes
+
+
+class WebhookRepository(Protocol):
+    """Webhooks and their deliveries. Every method raises DependencyUnavailable when the database is away.
+
+    Methods with an inbox raise WebhookNotFound for a webhook of another user.
+    """
+
+    async def create(self, new: NewWebhook) -> Webhook:
+        """Keep a webhook, or return that of the same request.
+
+        Raises:
+            RequestIdReused: the request made another webhook.
+            InvalidField: the user has as many as there may be.
+        """
+
+    async def webhooks(self, inbox: Inbox) -> Sequence[Webhook]:
+        """Return the webhooks of a user, oldest first."""
+
+    async def webhook(self, inbox: Inbox, webhook_id: WebhookId) -> Webhook:
+        """Return a webhook."""
+
+    async def update(self, inbox: Inbox, webhook: Webhook, *, host: str) -> Webhook:
+        """Replace what a user says of a webhook; disabled, what waits for it is dead."""
+
+    async def delete(self, inbox: Inbox, webhook_id: WebhookId) -> None:
+        """Delete a webhook and its deliveries."""
+
+    async def rotate(self, inbox: Inbox, webhook_id: WebhookId, secret: bytes) -> None:
+        """Give a webhook another secret; those before sign for a day, too."""
+
+    async def add_test(self, inbox: Inbox, test: WebhookDelivery, body: str) -> WebhookDelivery:
+        """Keep a test of a webhook, or return the one that waits."""
+
+    async def deliveries(
+        self, inbox: Inbox, webhook_id: WebhookId, before: tuple[datetime, str] | None, *, limit: int
+    ) -> Sequence[WebhookDelivery]:
+        """Return deliveries of a webhook before a time and an id (None: from the newest), newest first."""
+
+    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> WebhookDelivery:
+        """Have a delivery tried now, its tries counted anew; one at work goes on.
+
+        Raises:
+            DeliveryNotFound: the user has none of that id.
+        """
+
+    async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
+        """Return deliveries that are due, the longest due first; none of hosts, users, stores with enough at work."""
+
+    async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
+        """Claim deliveries that are still due; nobody else tries them for so long. Counts a try of each."""
+
+    async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
+        """Write what came of a try; None if the claim was over and somebody else has taken it, or it is deleted.
+
+        Where that disables the webhook, its user is notified in the same transaction.
+        """
+
+    async def count_waiting(self) -> int:
+        """Return how many deliveries wait."""
+
+
+class WebhookSender(Protocol):
+    """The way to receivers."""
+
+    async def send(self, attempt: Attempt) -> Outcome:
+        """Try a delivery; returns within 15 s, whatever the receiver does. Safe to cancel."""
+
+
 class Counters(Protocol):
     """The counters of the use cases."""
 
@@ -116,3 +207,9 @@ class Counters(Protocol):
 
     def watching(self, count: int) -> None:
         """So many subscriptions are open."""
+
+    def delivery_tried(self, state: str, seconds: float) -> None:
+        """A try of a delivery has ended after so long, and the delivery is now `state`: a DeliveryState."""
+
+    def deliveries_waiting(self, count: int) -> None:
+        """So many deliveries wait, over all replicas."""

@@ -23,6 +23,7 @@ class NotificationKind(StrEnum):
     INPUT_NEEDED = "input_needed"
     ATTENTION_NEEDED = "attention_needed"
     APPROVAL_NEEDED = "approval_needed"
+    WEBHOOK_DISABLED = "webhook_disabled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,19 +39,20 @@ class Draft:
     """A notification before it has its place in the inbox.
 
     `notification_id` follows from the event, so the same event gives the same draft. `call_id` is the call that is to
-    be decided about; empty if none is.
+    be decided about, `webhook_id` the webhook that was disabled; empty if none is.
     """
 
     inbox: Inbox
     notification_id: NotificationId
     kind: NotificationKind
-    run_id: RunId
-    conversation_id: ConversationId
     event_id: EventId
     title: str
-    body: str
     create_time: datetime
+    body: str = ""
+    run_id: RunId = RunId("")
+    conversation_id: ConversationId = ConversationId("")
     call_id: CallId = CallId("")
+    webhook_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

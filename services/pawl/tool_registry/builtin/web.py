@@ -7,12 +7,12 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from pawl.chassis.egress_requests import Egress, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_rules import URL_CHARACTERS_MAX, EgressRefused
 from pawl.chassis.ids import StoreId
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.builtin.web_text import NotText, read_page
 from pawl.tool_registry.domain.definition import Category, EffectClass
-from pawl.chassis.egress_rules import URL_CHARACTERS_MAX, EgressRefused
-from pawl.chassis.egress_requests import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
 

@@ -19,10 +19,10 @@ from typing import Any, Final
 
 import msgspec
 
+from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, require
-from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
     METHODS,
     PLACEHOLDER,

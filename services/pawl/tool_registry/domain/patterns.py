@@ -21,8 +21,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical
 from pawl.chassis.egress_rules import EgressRefused, read_target
+from pawl.chassis.strict_json import INTEGER_MAX, INTEGER_MIN, JsonValue, dumps_canonical
 from pawl.tool_registry.domain.pointers import resolve
 
 WORK_MAX: Final = 100_000

@@ -10,6 +10,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.egress_requests import Egress, OutboundRequest, OutboundResponse, RequestFailed
+from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
@@ -22,7 +24,6 @@ from pawl.tool_registry.domain.definition import (
     decode_definition,
     require,
 )
-from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.tool_registry.domain.http_binding import (
     Binding,
     BuiltRequest,
@@ -34,7 +35,6 @@ from pawl.tool_registry.domain.http_source import OpenApi, check_base_url, endpo
 from pawl.tool_registry.domain.openapi import Service
 from pawl.tool_registry.domain.openapi_document import DOCUMENT_BYTES_MAX, KEPT_BYTES_MAX, UnusableDocument
 from pawl.tool_registry.domain.openapi_extract import extract, read_tools
-from pawl.chassis.egress_requests import Egress, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.tool_registry.domain.source import DiscoveredTool, Source
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, forwarded

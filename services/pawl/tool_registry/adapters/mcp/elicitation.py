@@ -7,12 +7,12 @@ from typing import Any, Final, TypeAlias
 
 import mcp.types
 
+from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.errors import InvalidSchema, PawlError
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.domain.check import is_quick
-from pawl.chassis.egress_rules import EgressRefused, read_target
 from pawl.tool_registry.domain.question import OPTION_CHARACTERS_MAX, OPTIONS_MAX, QUESTION_CHARACTERS_MAX
 from pawl.tool_registry.domain.schema import compile_schema, weigh
 from pawl.tool_registry.domain.source import plain_schema

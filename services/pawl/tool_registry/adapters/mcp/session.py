@@ -20,6 +20,7 @@ from mcp.client.subscriptions import ListenNotSupportedError, SubscriptionLost
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import UserId
 from pawl.chassis.tasks import within
 from pawl.errors import SourceUnreachable
@@ -28,7 +29,6 @@ from pawl.tool_registry.adapters.mcp.definitions import ServerTool
 from pawl.tool_registry.adapters.mcp.elicitation import Asked
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
 from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
-from pawl.chassis.egress_rules import EgressRefused
 from pawl.tool_registry.domain.source import TOOLS_MAX
 from pawl.tool_registry.sdk.values import hide, without
 

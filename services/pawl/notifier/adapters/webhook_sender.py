@@ -1,0 +1,54 @@
+"""Deliveries as signed requests, by the Standard Webhooks specification."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Final
+
+from standardwebhooks.webhooks import Webhook as Signature
+
+from pawl.chassis.clock import Clock
+from pawl.chassis.egress_requests import Egress, OutboundRequest, RequestFailed
+from pawl.chassis.egress_rules import EgressRefused
+from pawl.notifier.domain.webhook import Attempt, Outcome
+
+TRY_SECONDS: Final = 15.0
+
+
+class SignedPosts:
+    """See `ports.WebhookSender`. Of an answer only the status is read."""
+
+    def __init__(self, egress: Egress, clock: Clock) -> None:
+        self._egress = egress
+        self._clock = clock
+
+    async def send(self, attempt: Attempt) -> Outcome:
+        store_id = attempt.candidate.inbox.store_id
+        request = OutboundRequest(
+            url=attempt.url,
+            method="POST",
+            headers=self._headers(attempt),
+            body=attempt.body.encode(),
+            timeout_seconds=TRY_SECONDS,
+            bytes_max=0,
+        )
+        started = self._clock.monotonic()
+        try:
+            self._egress.check(store_id, attempt.url, with_secrets=True)
+            response = await self._egress.send(store_id, request)
+        except EgressRefused as refused:
+            return Outcome(error=f"the deployment does not allow it: {refused}")
+        except RequestFailed as failed:
+            return Outcome(error=str(failed), latency_seconds=self._clock.monotonic() - started)
+        return Outcome(status=response.status, latency_seconds=self._clock.monotonic() - started)
+
+    def _headers(self, attempt: Attempt) -> dict[str, str]:
+        now = datetime.fromtimestamp(int(self._clock.now()), UTC)
+        message_id = attempt.candidate.delivery_id
+        signatures = (Signature(secret).sign(message_id, now, attempt.body) for secret in attempt.secrets)
+        return {
+            "Content-Type": "application/json",
+            "webhook-id": message_id,
+            "webhook-timestamp": str(int(now.timestamp())),
+            "webhook-signature": " ".join(signatures),
+        }

@@ -1,0 +1,118 @@
+"""From the deliveries that are due to their receivers."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable
+from typing import Final
+
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.chassis.retry import Retry
+from pawl.chassis.tasks import end, within
+from pawl.errors import Unavailable
+from pawl.notifier.app.ports import Counters, WebhookRepository, WebhookSender
+from pawl.notifier.domain.webhook import TRIES_MAX_AT_ONCE, Attempt, Candidate, choose
+
+CLAIM_SECONDS: Final = 30.0
+"""The time that a claim holds: longer than a try and writing down what came of it."""
+_SETTLE_SECONDS: Final = 10.0
+_CANDIDATES: Final = 500
+_SWEEP_SECONDS: Final = 1.0
+_COUNT_SECONDS: Final = 15.0
+
+_log = logs.get_logger(__name__)
+
+
+class Deliveries:
+    """Tries what is due: at once when woken, and every second.
+
+    A delivery is claimed before it is tried, so replicas do not try the same one; what a process that died had claimed
+    is tried again when the claim is over, under the same id. Tries to one host, of one user and of one store are
+    limited: a receiver that hangs holds up its own.
+    """
+
+    def __init__(
+        self,
+        repository: WebhookRepository,
+        sender: WebhookSender,
+        counters: Counters,
+        clock: Clock,
+        *,
+        on_notice: Callable[[], None],
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._repository = repository
+        self._sender = sender
+        self._counters = counters
+        self._clock = clock
+        self._on_notice = on_notice
+        self._chance = chance
+        self._due = asyncio.Event()
+        self._at_work: dict[asyncio.Task[None], Candidate] = {}
+
+    def wake(self) -> None:
+        """Something is due."""
+        self._due.set()
+
+    async def run(self) -> None:
+        """Try deliveries until cancelled."""
+        try:
+            while True:
+                self._due.clear()
+                try:
+                    if await self._begin():
+                        continue
+                except Unavailable as error:
+                    _log.debug("deliveries.postponed", reason=error.reason)
+                await within(_SWEEP_SECONDS, self._due.wait())
+        finally:
+            await end(self._at_work)
+
+    async def count(self) -> None:
+        """Count what waits every 15 s until cancelled."""
+        while True:
+            try:
+                self._counters.deliveries_waiting(await self._repository.count_waiting())
+            except Unavailable as error:
+                _log.debug("deliveries.not_counted", reason=error.reason)
+            await self._clock.sleep(_COUNT_SECONDS)
+
+    async def _begin(self) -> bool:
+        """Begin to try what is due and may be; returns whether there was anything."""
+        at_work = list(self._at_work.values())
+        if len(at_work) >= TRIES_MAX_AT_ONCE["all"]:
+            return False
+        found = await self._repository.due(at_work, limit=_CANDIDATES)
+        chosen = choose(found, at_work)
+        attempts = await self._repository.claim(chosen, seconds=CLAIM_SECONDS) if chosen else ()
+        for attempt in attempts:
+            task = asyncio.create_task(self._try(attempt), name="delivery")
+            self._at_work[task] = attempt.candidate
+            task.add_done_callback(self._ended)
+        return bool(attempts)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._at_work[task]
+        self.wake()
+
+    async def _try(self, attempt: Attempt) -> None:
+        delivery_id = attempt.candidate.delivery_id
+        try:
+            outcome = await self._sender.send(attempt)
+            verdict = await Retry(self._clock, chance=self._chance).until_answered(
+                lambda: self._repository.settle(attempt, outcome, chance=self._chance()), seconds_max=_SETTLE_SECONDS
+            )
+        except Unavailable as error:
+            _log.warning("delivery.outcome_lost", delivery=delivery_id, reason=error.reason)
+            return
+        except Exception:  # noqa: BLE001  # it is tried again when the claim is over
+            _log.exception("delivery.failed", delivery=delivery_id)
+            return
+        if verdict is None:
+            return
+        self._counters.delivery_tried(verdict.state, outcome.latency_seconds)
+        if verdict.disable_reason:
+            _log.info("webhook.disabled", webhook=attempt.webhook_id, reason=verdict.disable_reason)
+            self._on_notice()

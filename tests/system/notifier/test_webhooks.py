@@ -1,0 +1,88 @@
+"""Each delivery arrives, always the same, whichever notifier dies at work (NOTE-1)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from standardwebhooks.webhooks import Webhook
+
+from pawl.notify.v1 import webhook_pb2 as pb
+from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceStub
+from tests.keys import keyed_channel
+from tests.poll import until
+from tests.system.notifier.conftest import Replica, Suite
+from tests.web_server import Reply, WebServer, web_server
+
+ANN = (("pawl-store", "acme"), ("pawl-user", "ann"))
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[WebServer]:
+    async with web_server(lambda _: Reply()) as server:
+        yield server
+
+
+async def replica_to(suite: Suite, receiver: WebServer, folder: Path) -> Replica:
+    """One more notifier, which may reach the receiver."""
+    egress = folder / "egress.json"
+    egress.write_text(json.dumps({"acme": {"private": [f"127.0.0.1:{receiver.port}"]}}))
+    return await suite.replica(PAWL_EGRESS_FILE=str(egress))
+
+
+async def hook(replica: Replica, receiver: WebServer) -> pb.CreateWebhookResponse:
+    """A webhook of ann."""
+    async with keyed_channel(replica.address) as channel:
+        webhook = pb.Webhook(url=f"http://127.0.0.1:{receiver.port}/")
+        return await WebhookServiceStub(channel).CreateWebhook(pb.CreateWebhookRequest(webhook=webhook), metadata=ANN)
+
+
+async def delivered(replica: Replica, webhook_id: str) -> int:
+    """The number of deliveries that have arrived."""
+    async with keyed_channel(replica.address) as channel:
+        request = pb.ListDeliveriesRequest(webhook_id=webhook_id, page_size=200)
+        found = (await WebhookServiceStub(channel).ListDeliveries(request, metadata=ANN)).deliveries
+    return sum(each.state == pb.WEBHOOK_DELIVERY_STATE_DELIVERED for each in found)
+
+
+async def test_a_notifier_killed_while_it_delivers_loses_nothing_and_changes_nothing(
+    suite: Suite, receiver: WebServer, tmp_path: Path
+) -> None:
+    """OPS-5."""
+    await suite.create_stream()
+    dies = await replica_to(suite, receiver, tmp_path)
+    made = await hook(dies, receiver)
+    receiver.answer = lambda _: Reply(waits=True)
+    for number in range(40):
+        await suite.emit(f"evt_{number}")
+
+    async def many_hang() -> bool:
+        return len(receiver.asked) == 16
+
+    await until(many_hang)
+    dies.kill()
+    hung = {asked.headers["webhook-id"] for asked in receiver.asked}
+    receiver.answer = lambda _: Reply()
+    lives = [await replica_to(suite, receiver, tmp_path), await replica_to(suite, receiver, tmp_path)]
+
+    async def others_are_there() -> bool:
+        return await delivered(lives[0], made.webhook.webhook_id) == 24
+
+    await until(others_are_there)
+    await suite.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE claimed")  # Its claims end.
+
+    async def all_are_there() -> bool:
+        return await delivered(lives[1], made.webhook.webhook_id) == 40
+
+    await until(all_are_there)
+    times = Counter(asked.headers["webhook-id"] for asked in receiver.asked)
+    assert times == {each: 2 if each in hung else 1 for each in times}
+    assert len(times) == 40
+    assert len({(asked.headers["webhook-id"], asked.body) for asked in receiver.asked}) == 40
+    told = [Webhook(made.secret).verify(asked.body, dict(asked.headers)) for asked in receiver.asked]
+    assert {each["data"]["event_id"] for each in told} == {f"evt_{number}" for number in range(40)}
+    assert await asyncio.to_thread(lives[0].stop) == 0

@@ -1,0 +1,160 @@
+"""The fate of a delivery after each try, and which may be tried at once (NOTE-1)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.chassis.ids import RunId, StoreId, UserId
+from pawl.errors import InvalidField
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
+from pawl.notifier.domain.webhook import (
+    AGES,
+    FAILING_MAX,
+    JITTER,
+    TRIES_MAX_AT_ONCE,
+    Candidate,
+    DeliveryId,
+    DeliveryState,
+    Outcome,
+    Verdict,
+    Webhook,
+    WebhookId,
+    body_of,
+    checked,
+    choose,
+    crowded,
+    judge,
+)
+
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+ANN = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
+FAILED = Outcome(status=500)
+WEBHOOK = Webhook(webhook_id=WebhookId("hook_1"), name="", url="https://example.com")
+
+chances = st.floats(0, 1)
+tries = st.integers(1, 20)
+statuses = st.integers(0, 599)
+
+
+def judged(
+    outcome: Outcome, *, number: int, chance: float = 0.5, is_test: bool = False, enabled: bool = True, days: float = 0
+) -> Verdict:
+    since = NOW - timedelta(days=days)
+    return judge(outcome, tries=number, is_test=is_test, enabled=enabled, failing_since=since, now=NOW, chance=chance)
+
+
+@given(st.lists(chances, min_size=len(AGES), max_size=len(AGES)))
+def test_a_delivery_that_fails_is_tried_over_a_day_at_the_times_that_are_promised(each: list[float]) -> None:
+    age = 0.0
+    for number, chance in enumerate(each[:-1], 1):
+        verdict = judged(FAILED, number=number, chance=chance)
+        assert verdict.state is DeliveryState.WAITING
+        assert verdict.retry_seconds is not None
+        assert verdict.retry_seconds > 0
+        age += verdict.retry_seconds
+        assert AGES[number] * (1 - JITTER) <= age * 1.000001
+        assert age <= AGES[number] * (1 + JITTER) * 1.000001
+    assert judged(FAILED, number=len(AGES)).state is DeliveryState.DEAD
+
+
+@given(statuses, tries, st.booleans(), st.booleans(), st.floats(0, 30))
+def test_every_try_has_one_end(status: int, number: int, is_test: bool, enabled: bool, days: float) -> None:
+    verdict = judged(Outcome(status=status), number=number, is_test=is_test, enabled=enabled, days=days)
+    assert (verdict.state is DeliveryState.DELIVERED) == (200 <= status < 300)
+    assert (verdict.retry_seconds is not None) == (verdict.state is DeliveryState.WAITING)
+    assert verdict.state is DeliveryState.DEAD or not verdict.disable_reason
+    assert (is_test or not enabled) <= (verdict.state is not DeliveryState.WAITING)
+    assert (status == 410) <= bool(verdict.disable_reason)
+
+
+@pytest.mark.parametrize(
+    ("number", "days", "is_test", "disables"),
+    [
+        (len(AGES), FAILING_MAX.days, False, True),
+        (len(AGES), FAILING_MAX.days - 0.01, False, False),
+        (1, 30, False, False),  # It is tried again.
+        (1, 30, True, False),
+    ],
+)
+def test_a_webhook_is_disabled_when_a_delivery_is_given_up_and_none_came_through_for_days(
+    number: int, days: float, is_test: bool, disables: bool
+) -> None:
+    assert bool(judged(FAILED, number=number, days=days, is_test=is_test).disable_reason) == disables
+
+
+candidates = st.builds(
+    lambda host, user, store: Candidate(
+        delivery_id=DeliveryId("dlv"), inbox=Inbox(store_id=StoreId(store), user_id=UserId(user)), host=host
+    ),
+    st.sampled_from(["hangs", "b", "c"]),
+    st.sampled_from(["ann", "bob"]),
+    st.sampled_from(["acme", "other", "third"]),
+)
+
+
+@given(st.lists(candidates, max_size=300), st.lists(candidates, max_size=100))
+def test_no_place_gets_more_than_it_may_and_what_is_left_over_has_a_full_one(
+    due: list[Candidate], before: list[Candidate]
+) -> None:
+    at_work = choose(before, [])
+    chosen = choose(due, at_work)
+    taken = Counter(place for each in [*at_work, *chosen] for place in each.places.items())
+    assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in taken.items())
+    left = Counter(due) - Counter(chosen)
+    full = {place for place, count in taken.items() if count == TRIES_MAX_AT_ONCE[place[0]]}
+    assert all(full & set(each.places.items()) for each in left)
+
+
+def test_a_host_with_enough_at_work_is_crowded() -> None:
+    most = TRIES_MAX_AT_ONCE["host"]
+    assert crowded(["a"] * most + ["b"] * (most - 1), "host") == ["a"]
+
+
+def test_the_body_says_what_the_inbox_says() -> None:
+    draft = Draft(
+        inbox=ANN,
+        notification_id=NotificationId("ntf_1"),
+        kind=NotificationKind.RUN_COMPLETED,
+        run_id=RunId("run_1"),
+        event_id=EventId("evt_1"),
+        title="Run completed",
+        body="It is 391. \N{SNOWMAN}",
+        create_time=NOW,
+    )
+    assert json.loads(body_of(draft)) == {
+        "type": "run.completed",
+        "timestamp": "2026-05-01T00:00:00Z",
+        "data": {
+            "notification_id": "ntf_1",
+            "store_id": "acme",
+            "user_id": "ann",
+            "run_id": "run_1",
+            "event_id": "evt_1",
+            "title": "Run completed",
+            "body": "It is 391. \N{SNOWMAN}",
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "a" * 201},
+        {"name": "a\nb"},
+        {"url": ""},
+        {"url": "https://example.com/" + "a" * 2048},
+        {"kinds": (NotificationKind.RUN_FAILED,) * 2},
+    ],
+    ids=str,
+)
+def test_a_webhook_without_meaning_is_refused(changes: dict[str, object]) -> None:
+    values = {"webhook_id": WEBHOOK.webhook_id, "name": WEBHOOK.name, "url": WEBHOOK.url} | changes
+    with pytest.raises(InvalidField):
+        checked(Webhook(**values))  # type: ignore[arg-type]
+    assert checked(WEBHOOK) is WEBHOOK
