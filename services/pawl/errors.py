@@ -223,7 +223,7 @@ class SourceExists(AlreadyExists):
 
 
 class ConversationExists(AlreadyExists):
-    """You have a conversation with this key. Choose another one, or none."""
+    """You have a conversation with this key: metadata `conversation_id`. Go on there, or choose another key."""
 
 
 class FailedPrecondition(PawlError):

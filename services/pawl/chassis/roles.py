@@ -82,9 +82,9 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (AGENT_LOOP,): "SubmitMessage StartRun ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
         " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListRuns ListAttention ListCalls"
         " ListPendingCalls ListMessages ListEvents"
-        " GetConversation ListConversations UpdateConversation ForkConversation"
+        " ListConversations UpdateConversation ForkConversation"
         " ImportConversation",
-        (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall",
+        (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall GetConversation",
     },
     "pawl.notify.v1.NotifyService": {
         _READERS: "Subscribe ListNotifications",

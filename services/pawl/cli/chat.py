@@ -19,10 +19,10 @@ from pawl.cli import answers, wording
 from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.lines import LineReader
-from pawl.cli.runs import Agent, Effort, Reasoning, effort_of, show_runs
+from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of, show_runs
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient, result
-from pawl.errors import InvalidArguments, InvalidJson, PawlError
+from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.tools import Category, EffectClass, Tool, tool
 
@@ -49,6 +49,7 @@ async def chat(
     console: Console,
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
+    conversation_key: ConversationKey = "",
     agent: Agent = "",
     effort: Effort = None,
     reasoning: Reasoning = False,
@@ -60,7 +61,21 @@ async def chat(
     """
     screen = Transcript(console, whole_reasoning=reasoning)
     options = run_pb2.RunOptions(reasoning_effort=effort_of(effort))
-    talk = Chat(target, console, screen, LineReader(), conversation_id=conversation, agent=agent, options=options)
+    if conversation and conversation_key:
+        raise CommandError("Give --conversation or --conversation-key, not both.")
+    if conversation_key:
+        with suppress(ConversationNotFound):  # The first message begins it.
+            conversation = (await target.get_conversation(conversation_key=conversation_key)).conversation_id
+    talk = Chat(
+        target,
+        console,
+        screen,
+        LineReader(),
+        conversation_id=conversation,
+        conversation_key=conversation_key,
+        agent=agent,
+        options=options,
+    )
     return await talk.run()
 
 
@@ -96,6 +111,7 @@ class Chat:
         keyboard: LineReader,
         *,
         conversation_id: str = "",
+        conversation_key: str = "",
         agent: str = "",
         options: run_pb2.RunOptions | None = None,
     ) -> None:
@@ -104,6 +120,7 @@ class Chat:
         self._screen = screen
         self._keyboard = keyboard
         self._conversation_id = conversation_id
+        self._conversation_key = conversation_key
         self._agent = agent
         self._options = options
         self._active: dict[str, None] = {}
@@ -255,7 +272,8 @@ class Chat:
     def _note_held(self, run: run_pb2.Run) -> None:
         if run_pb2.WAIT_KIND_BUDGET in run.waits:
             self._held[run.run_id] = run
-            self._screen.command("/top-up TOKENS adds some, /cancel stops the run")
+            needed = f" (at least {run.tokens_needed})" if run.tokens_needed else ""
+            self._screen.command(f"/top-up TOKENS adds some{needed}, /cancel stops the run")
         elif run.state == run_pb2.RUN_STATE_NEEDS_ATTENTION:
             self._held[run.run_id] = run
             self._screen.command(f"pawl attention {run.run_id} shows what to do, /cancel stops the run")
@@ -309,7 +327,11 @@ class Chat:
                 await self._decide(line)
             elif line.strip():
                 run_id = await self._session.start(
-                    line, conversation_id=self._conversation_id, agent=self._agent, options=self._options
+                    line,
+                    conversation_id=self._conversation_id,
+                    conversation_key="" if self._conversation_id else self._conversation_key,
+                    agent=self._agent,
+                    options=self._options,
                 )
                 self._active[run_id] = None
         except (answers.Unclear, PawlError) as error:

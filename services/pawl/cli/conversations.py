@@ -27,7 +27,10 @@ app = typer.Typer(
     help="Your conversations: list, search, read, name, archive, share and erase them.", no_args_is_help=True
 )
 
-ConversationId = Annotated[str, typer.Argument(help="Id of the conversation.", show_default=False)]
+ConversationId = Annotated[
+    str | None, typer.Argument(help="Id of the conversation; none with --key.", show_default=False)
+]
+Key = Annotated[str, typer.Option("--key", help="In place of the id: the key that it was begun with.")]
 Count = Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)]
 _HISTORY_BYTES_MAX: Final = 4 * 1024 * 1024
 # So long a command waits to tell the end; it comes by itself.
@@ -66,7 +69,7 @@ async def list_conversations(
         kind = "archived conversations" if archived else "conversations"
         console.print(f"You have no {kind}. `pawl chat` or `pawl run` begins one.", markup=False)
         return
-    _show(console, found)
+    _show(console, found, shared=shared)
 
 
 @app.command()
@@ -85,7 +88,7 @@ async def search(
     if not found:
         console.print("Nothing is found. All words must stand in one message, or in the title.", markup=False)
         return
-    _show(console, found)
+    _show(console, found, shared=shared)
 
 
 @app.command()
@@ -93,15 +96,14 @@ async def search(
 async def show(
     target: AsyncClient,
     console: Console,
-    conversation_id: Annotated[str, typer.Argument(help="Id of the conversation.")] = "",
+    conversation_id: ConversationId = None,
     *,
-    key: Annotated[str, typer.Option("--key", help="In place of the id: the key that it was begun with.")] = "",
+    key: Key = "",
     numbers: Annotated[bool, typer.Option("--numbers", help="Number the messages, as `pawl fork --at` does.")] = False,
 ) -> None:
     """Print a conversation."""
-    if bool(conversation_id) == bool(key):
-        raise CommandError("Give the id of a conversation, or --key and its key.")
-    found = await target.get_conversation(conversation_id, conversation_key=key)
+    conversation_id, _ = await _named(target, key, conversation_id)
+    found = await target.get_conversation(conversation_id)
     console.print(Text(_title(found), style="bold"), soft_wrap=True)
     kind = ", archived" if found.archived else ""
     times = f"begun {wording.time_text(found.create_time)}, last used {wording.time_text(found.update_time)}{kind}"
@@ -127,12 +129,19 @@ async def show(
 async def rename(
     target: AsyncClient,
     console: Console,
-    conversation_id: ConversationId,
-    title: Annotated[str, typer.Argument(help="The title; empty for the beginning of its first message.")],
+    conversation_id: ConversationId = None,
+    title: Annotated[
+        str | None, typer.Argument(help="The title; empty for the beginning of its first message.", show_default=False)
+    ] = None,
+    *,
+    key: Key = "",
 ) -> None:
     """Give a conversation a title."""
-    changed = await target.update_conversation(conversation_id, title=title)
-    console.print(f"{conversation_id} is called: {_title(changed)}", markup=False, soft_wrap=True)
+    conversation_id, titles = await _named(target, key, conversation_id, title, most=1)
+    if not titles:
+        raise CommandError("Give a title, be it an empty one.")
+    changed = await target.update_conversation(conversation_id, title=titles[0])
+    console.print(f"{changed.conversation_id} is called: {_title(changed)}", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -140,34 +149,44 @@ async def rename(
 async def label(
     target: AsyncClient,
     console: Console,
-    conversation_id: ConversationId,
+    conversation_id: ConversationId = None,
     labels: Annotated[
         list[str] | None, typer.Argument(help="All that it has from now on: key=value.", show_default=False)
     ] = None,
     *,
+    key: Key = "",
     none: Annotated[bool, typer.Option("--none", help="Take away those that it has.")] = False,
 ) -> None:
     """Give a conversation labels, in place of those that it has."""
-    if bool(labels) == none:
+    conversation_id, given = await _named(target, key, conversation_id, *(labels or ()), most=len(labels or ()) + 1)
+    if bool(given) == none:
         raise CommandError("Give all labels that it is to have, key=value; or --none to take away those that it has.")
-    changed = await target.update_conversation(conversation_id, labels=labels_of(labels))
-    console.print(f"{conversation_id} has: {labels_text(changed.labels) or 'no labels'}", markup=False, soft_wrap=True)
+    changed = await target.update_conversation(conversation_id, labels=labels_of(given))
+    console.print(
+        f"{changed.conversation_id} has: {labels_text(changed.labels) or 'no labels'}", markup=False, soft_wrap=True
+    )
 
 
 @app.command()
 @command()
-async def archive(target: AsyncClient, console: Console, conversation_id: ConversationId) -> None:
+async def archive(
+    target: AsyncClient, console: Console, conversation_id: ConversationId = None, *, key: Key = ""
+) -> None:
     """Put a conversation out of the way. The next message to it brings it back."""
-    await target.update_conversation(conversation_id, archived=True)
-    console.print(f"{conversation_id} is in the archive.", markup=False)
+    conversation_id, _ = await _named(target, key, conversation_id)
+    changed = await target.update_conversation(conversation_id, archived=True)
+    console.print(f"{changed.conversation_id} is in the archive.", markup=False)
 
 
 @app.command()
 @command()
-async def unarchive(target: AsyncClient, console: Console, conversation_id: ConversationId) -> None:
+async def unarchive(
+    target: AsyncClient, console: Console, conversation_id: ConversationId = None, *, key: Key = ""
+) -> None:
     """Bring a conversation back from the archive."""
-    await target.update_conversation(conversation_id, archived=False)
-    console.print(f"{conversation_id} is back.", markup=False)
+    conversation_id, _ = await _named(target, key, conversation_id)
+    changed = await target.update_conversation(conversation_id, archived=False)
+    console.print(f"{changed.conversation_id} is back.", markup=False)
 
 
 @app.command("import")
@@ -210,9 +229,12 @@ def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
 async def fork(
     target: AsyncClient,
     console: Console,
-    conversation_id: ConversationId,
-    text: Annotated[str, typer.Argument(help="What the agent is to do there; nothing yet if not given.")] = "",
+    conversation_id: ConversationId = None,
+    text: Annotated[
+        str | None, typer.Argument(help="What the agent is to do there; nothing yet if not given.", show_default=False)
+    ] = None,
     *,
+    key: Key = "",
     at: Annotated[
         int,
         typer.Option(help="Number of the last message that stays; the last one where it can be forked if 0.", min=0),
@@ -224,12 +246,13 @@ async def fork(
 
     With a text it starts a run there and watches it; exit code as with `run`.
     """
+    conversation_id, texts = await _named(target, key, conversation_id, text, most=1)
     made = await target.fork(conversation_id, at)
     shared = f"message {made.forked_number}" if made.forked_number == 1 else f"messages 1 to {made.forked_number}"
     console.print(f"{made.conversation_id} begins with {shared} of {conversation_id}.", markup=False, soft_wrap=True)
-    if not text:
+    if not any(texts):
         return 0
-    started = await target.send(made.conversation_id, text, agent=agent)
+    started = await target.send(made.conversation_id, texts[0], agent=agent)
     if detach:
         console.print(started.run.run_id)
         return 0
@@ -241,8 +264,9 @@ async def fork(
 async def share(
     target: AsyncClient,
     console: Console,
-    conversation_id: ConversationId,
+    conversation_id: ConversationId = None,
     *,
+    key: Key = "",
     arguments: Annotated[
         bool, typer.Option("--arguments", help="Show the calls, too: what tools were given, and their results.")
     ] = False,
@@ -251,6 +275,7 @@ async def share(
     """Let all users of your store read a conversation, or no longer."""
     if private and arguments:
         raise CommandError("Give --arguments or --private, not both.")
+    conversation_id, _ = await _named(target, key, conversation_id)
     await target.share(conversation_id, shows_arguments=arguments, private=private)
     if private:
         console.print(f"{conversation_id} is private.", markup=False, soft_wrap=True)
@@ -264,11 +289,13 @@ async def share(
 async def erase(
     target: AsyncClient,
     console: Console,
-    conversation_id: ConversationId,
+    conversation_id: ConversationId = None,
     *,
+    key: Key = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure.")] = False,
 ) -> int:
     """Erase a conversation, whole and for good, and say what has left. Called again it says how far that is."""
+    conversation_id, _ = await _named(target, key, conversation_id)
     if not is_sure(f"Erase {conversation_id} for good? Its runs are cancelled.", yes=yes):
         return EXIT_UNSUCCESSFUL
     erasure = await target.erase(conversation_id)
@@ -287,17 +314,38 @@ async def erase(
     return 0
 
 
+async def _named(
+    target: AsyncClient, key: str, first: str | None, *rest: str | None, most: int = 0
+) -> tuple[str, list[str]]:
+    """Return the id of a conversation, and what was given behind it: with its key in place of the id, all of it.
+
+    Raises:
+        CommandError: neither was given, or more than `most` behind it.
+    """
+    given = [each for each in (first, *rest) if each is not None]
+    conversation_id = "" if key or not given else given.pop(0)
+    if not (key or conversation_id) or len(given) > most:
+        raise CommandError("Give the id of a conversation, or --key and its key.")
+    return conversation_id or (await target.get_conversation(conversation_key=key)).conversation_id, given
+
+
 def _left_row(call: values.LeftCall) -> tuple[str, ...]:
     effect = wording.value_name(call_pb2.EffectClass, call.effect_class).replace("_", " ")
     return wording.clean(call.tool_name), effect, wording.time_text(call.start_time), call.call_id
 
 
-def _show(console: Console, found: Sequence[values.Conversation]) -> None:
+def _show(console: Console, found: Sequence[values.Conversation], *, shared: bool) -> None:
+    """Print conversations; of those that others share, whose they are in place of what goes on there."""
     rows = [
-        (each.conversation_id, wording.time_text(each.update_time), _state(each), wording.one_line(_title(each)))
+        (
+            each.conversation_id,
+            wording.time_text(each.update_time),
+            wording.clean(each.user_id) if shared else _state(each),
+            wording.one_line(_title(each)),
+        )
         for each in found
     ]
-    show_table(console, ("conversation", "last used", "state", "title"), rows)
+    show_table(console, ("conversation", "last used", "user" if shared else "state", "title"), rows)
 
 
 def _state(conversation: values.Conversation) -> str:

@@ -31,6 +31,13 @@ Labels = Annotated[list[str] | None, typer.Option("--label", help="A label: key=
 WithLabels = Annotated[list[str] | None, typer.Option("--label", help="Only with this label: key=value. Repeatable.")]
 RunId = Annotated[str, typer.Argument(help="Id of the run.", show_default=False)]
 
+ConversationKey = Annotated[
+    str,
+    typer.Option(
+        "--conversation-key", help="Go on with your conversation of this key, or begin it: any text of up to 200 bytes."
+    ),
+]
+
 _WIDE: Final = 120
 _POLL_SECONDS: Final = 1.0
 _TOKENS_MAX: Final = 2**63 - 1
@@ -83,9 +90,7 @@ async def run(
     text: Annotated[str, typer.Argument(help="What the agent is to do.", show_default=False)],
     *,
     conversation: Annotated[str, typer.Option(help="Go on with this conversation.")] = "",
-    conversation_key: Annotated[
-        str, typer.Option(help="Go on with your conversation of this key, or begin it: any text of up to 200 bytes.")
-    ] = "",
+    conversation_key: ConversationKey = "",
     agent: Agent = "",
     label: Labels = None,
     model: Annotated[str, typer.Option(help="Model to use instead of the deployment's.")] = "",
@@ -208,7 +213,10 @@ async def follow(
         await below.close()
         transcript.end_line()
     if state not in ENDED:  # Attached after its last event.
-        state = (await target.get(run_id)).state
+        found = await target.get(run_id)
+        state = found.state
+        if said := wording.imported_text(found):
+            typer.echo(said, err=json)
     return 0 if state == run_pb2.RUN_STATE_COMPLETED else EXIT_UNSUCCESSFUL
 
 

@@ -40,9 +40,13 @@ async def steps(
     full: Annotated[bool, typer.Option("--full", help="Show each step whole.")] = False,
 ) -> None:
     """Show what a run did, a line for each step: reasoning, calls, results, questions, answers."""
+    is_empty = True
     async for page in target.pages(target.agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
         for step in page.steps:
             show(console, step, full=full)
+            is_empty = False
+    if is_empty and (said := wording.imported_text(await target.get(run_id))):
+        console.print(said, markup=False, soft_wrap=True)
 
 
 def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:

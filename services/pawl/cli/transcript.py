@@ -258,7 +258,8 @@ def decides(run: run_pb2.Run) -> bool:
 
 def top_up_hint(run: run_pb2.Run) -> str:
     """Return the command by which a run that waits for tokens goes on."""
-    return f"add some with: pawl top-up {run.run_id} TOKENS"
+    needed = f"at least {run.tokens_needed}" if run.tokens_needed else "some"
+    return f"add {needed} with: pawl top-up {run.run_id} {run.tokens_needed or 'TOKENS'}"
 
 
 def hint(call: call_pb2.Call, *, decides: bool = True) -> str:

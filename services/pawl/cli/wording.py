@@ -157,6 +157,16 @@ def budget_text(run: run_pb2.Run) -> str:
     return f"may use {run.token_budget} tokens; it has used {used}"
 
 
+def imported_text(run: run_pb2.Run) -> str:
+    """Return what to say of a run that stands for messages from elsewhere: no other one has ended without an event."""
+    if run.last_seq or not run.HasField("end_time"):
+        return ""
+    return (
+        f"{run.run_id} stands for messages that were imported: nothing ran."
+        f" `pawl conversations show {run.conversation_id}` shows them."
+    )
+
+
 def time_text(time: Timestamp) -> str:
     """Return a moment in the time zone of this machine."""
     return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"

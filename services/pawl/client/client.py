@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from pawl.agent.v1 import agent_pb2, types_pb2, whoami_pb2
 from pawl.agent.v1 import conversation_pb2 as requests_pb2
-from pawl.client.decisions import check_taken
+from pawl.client.decisions import check_taken, checked
+from pawl.client.forms import natural, parts_of
 from pawl.client.history import history
 from pawl.client.session import AsyncSession, definitions_of
 from pawl.client.streams import GIVE_UP_SECONDS, responses
@@ -58,7 +59,7 @@ class AsyncClient(Target):
         self,
         text: str = "",
         *,
-        parts: Sequence[message_pb2.Part] = (),
+        parts: Sequence[message_pb2.Part | str] = (),
         conversation_id: str = "",
         conversation_key: str = "",
         agent: str = "",
@@ -79,7 +80,7 @@ class AsyncClient(Target):
             conversation_id=conversation_id,
             conversation_key=conversation_key,
             text=text,
-            parts=parts,
+            parts=parts_of(parts),
             agent=agent,
             labels=labels,
             options=options,
@@ -94,7 +95,7 @@ class AsyncClient(Target):
         conversation_id: str,
         text: str = "",
         *,
-        parts: Sequence[message_pb2.Part] = (),
+        parts: Sequence[message_pb2.Part | str] = (),
         agent: str = "",
         labels: Mapping[str, str] | None = None,
         options: run_pb2.RunOptions | None = None,
@@ -105,7 +106,7 @@ class AsyncClient(Target):
         request = agent_pb2.SendMessageRequest(
             conversation_id=conversation_id,
             text=text,
-            parts=parts,
+            parts=parts_of(parts),
             agent=agent,
             labels=labels,
             options=options,
@@ -121,7 +122,7 @@ class AsyncClient(Target):
 
     async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:
         """Add tokens to the budget of a run; returns it with its new one."""
-        request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=tokens, request_id=request_id)
+        request = agent_pb2.TopUpRunRequest(run_id=run_id, tokens=natural(tokens, "tokens"), request_id=request_id)
         return (await self.once(self.agents.TopUpRun, request)).run
 
     async def get(self, run_id: str, *, wait_seconds: float = 0.0) -> run_pb2.Run:
@@ -151,6 +152,7 @@ class AsyncClient(Target):
 
         Goes on after the last one seen when the connection is lost, with whichever replica answers within 30 s.
         """
+        after_seq = natural(after_seq, "after_seq")
 
         def begin() -> Any:
             return self.agents.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id, after_seq=after_seq))
@@ -265,7 +267,7 @@ class AsyncClient(Target):
         That stands behind an answer whose calls all have their results; 0 is the last such place. `send` goes on there.
         """
         request = requests_pb2.ForkConversationRequest(
-            conversation_id=conversation_id, number=number, request_id=request_id
+            conversation_id=conversation_id, number=natural(number, "number"), request_id=request_id
         )
         return (await self.once(self.conversations.ForkConversation, request)).conversation
 
@@ -361,11 +363,13 @@ class AsyncClient(Target):
 
         It is taken once and final, and applies to exactly the call that was read.
         """
+        decision = checked(decision)
         request = agent_pb2.DecideRequest(run_id=decision.run_id, decision=decision, request_id=request_id)
         return (await self.once(self.agents.Decide, request)).run
 
     async def decide_all(self, decisions: Sequence[types_pb2.CallDecision]) -> list[types_pb2.Receipt]:
         """Decide about calls of any number of runs; returns a receipt for each, and a bad one stops no other."""
+        decisions = [*map(checked, decisions)]
         receipts: list[types_pb2.Receipt] = []
         for start in range(0, len(decisions), _BATCH):
             request = agent_pb2.DecideCallsRequest(decisions=decisions[start : start + _BATCH])
@@ -374,6 +378,8 @@ class AsyncClient(Target):
 
     async def submit(self, result: types_pb2.ToolResult, *, request_id: str = "") -> run_pb2.Run:
         """Return the result of a front-end call without a session: `submit(result(call, value))`."""
+        if not isinstance(result, types_pb2.ToolResult):
+            raise InvalidField("submit takes a result: result(call, value)", field="result")
         request = agent_pb2.SubmitToolResultsRequest(run_id=result.run_id, results=[result], request_id=request_id)
         response = await self.once(self.agents.SubmitToolResults, request)
         check_taken(response.receipts[0])

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pawl.agent.v1 import types_pb2
 from pawl.chassis import strict_json
-from pawl.errors import PawlError, by_reason
+from pawl.errors import InvalidField, PawlError, by_reason
 from pawl.event.v1 import call_pb2
 
 TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_STATUS_DUPLICATE})
@@ -38,7 +38,20 @@ def answer(call: call_pb2.Call, text: str) -> types_pb2.CallDecision:
 def result(call: call_pb2.Call, value: Any, *, is_error: bool = False) -> types_pb2.ToolResult:
     """Return the result of a front-end call: a JSON value; an error is for the model."""
     content = strict_json.dumps_canonical(value)
+    call = _read(call)
     return types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content, is_error=is_error)
+
+
+def checked(decision: object) -> types_pb2.CallDecision:
+    """Return a decision.
+
+    Raises:
+        InvalidField: it is none, but an id perhaps.
+    """
+    if isinstance(decision, types_pb2.CallDecision):
+        return decision
+    message = "a decision is approve(call), edit(call, arguments), reject(call) or answer(call, text)"
+    raise InvalidField(message, field="decision")
 
 
 def check_taken(receipt: types_pb2.Receipt) -> None:
@@ -53,6 +66,14 @@ def check_taken(receipt: types_pb2.Receipt) -> None:
 
 
 def _decision(call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType, **fields: Any) -> types_pb2.CallDecision:
+    call = _read(call)
     return types_pb2.CallDecision(
         run_id=call.run_id, call_id=call.call_id, kind=kind, digest=call.approval.digest, **fields
     )
+
+
+def _read(call: object) -> call_pb2.Call:
+    """Return a call as it was read: an id does not say what was decided about."""
+    if isinstance(call, call_pb2.Call):
+        return call
+    raise InvalidField("give the call itself, as pending() or get() returned it", field="call")

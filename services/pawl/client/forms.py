@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from pawl.chassis import strict_json
-from pawl.errors import TooLarge
+from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import message_pb2, run_pb2
 
 SCHEMA_BYTES_MAX: Final = 64 * 1024
 """Most bytes of a schema."""
 IMAGE_BYTES_MAX: Final = 1024 * 1024
 """Most bytes of an image, and of all parts of a message together."""
+_NUMBER_MAX: Final = 2**63 - 1
 
 
 def image(content: bytes | str | Path) -> message_pb2.Part:
@@ -34,6 +35,32 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
 def file(document_name: str, *, shared: bool = False) -> message_pb2.Part:
     """Return a document as a part of a message, yours or with `shared` the store's: the model is told its text."""
     return message_pb2.Part(file=message_pb2.FilePart(document_name=document_name, shared=shared))
+
+
+def parts_of(given: Sequence[object] | message_pb2.Part) -> list[message_pb2.Part]:
+    """Return parts of a message as the contract has them: a text is a part by itself.
+
+    Raises:
+        InvalidField: one is neither a text nor a part.
+    """
+    parts = []
+    for each in [given] if isinstance(given, str | message_pb2.Part) else given:
+        part = message_pb2.Part(text=each) if isinstance(each, str) else each
+        if not isinstance(part, message_pb2.Part):
+            raise InvalidField("a part of a message is a text, image(...) or file(...)", field="parts")
+        parts.append(part)
+    return parts
+
+
+def natural(number: object, field: str) -> int:
+    """Return a number that is 0 or more, and one that the contract has room for.
+
+    Raises:
+        InvalidField: it is none.
+    """
+    if isinstance(number, int) and 0 <= number <= _NUMBER_MAX:
+        return number
+    raise InvalidField(f"{field}: a whole number from 0 to {_NUMBER_MAX}", field=field)
 
 
 def _read(path: Path) -> bytes:

@@ -29,7 +29,8 @@ from pawl.agent.v1 import types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.chassis.start import StartError
 from pawl.chassis.tasks import within
-from pawl.client.decisions import TAKEN, check_taken
+from pawl.client.decisions import TAKEN, check_taken, checked
+from pawl.client.forms import natural, parts_of
 from pawl.client.streams import GIVE_UP_SECONDS, SILENCE_SECONDS_MAX
 from pawl.client.target import NoAnswer, Target, error_of
 from pawl.errors import Cancelled, InvalidArgument, PawlError, PermissionDenied, Unauthenticated, Unimplemented
@@ -139,7 +140,7 @@ class AsyncSession:
         self,
         text: str = "",
         *,
-        parts: Sequence[message_pb2.Part] = (),
+        parts: Sequence[message_pb2.Part | str] = (),
         conversation_id: str = "",
         conversation_key: str = "",
         agent: str = "",
@@ -151,7 +152,7 @@ class AsyncSession:
             conversation_id=conversation_id,
             conversation_key=conversation_key,
             text=text,
-            parts=parts,
+            parts=parts_of(parts),
             agent=agent,
             labels=labels,
             options=options,
@@ -160,11 +161,13 @@ class AsyncSession:
 
     async def attach(self, run_id: str, after_seq: int = 0) -> None:
         """Get the events of a run after `after_seq`, and its front-end calls."""
-        await self._send(wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=after_seq)))
+        await self._send(
+            wire.SessionRequest(attach=wire.Attach(run_id=run_id, after_seq=natural(after_seq, "after_seq")))
+        )
 
     async def decide(self, decision: types_pb2.CallDecision) -> None:
         """Approve, edit, reject or answer a call."""
-        await self._send(wire.SessionRequest(decision=decision))
+        await self._send(wire.SessionRequest(decision=checked(decision)))
 
     async def cancel(self, run_id: str, reason: str = "") -> None:
         """Stop a run."""

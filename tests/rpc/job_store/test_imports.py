@@ -116,6 +116,13 @@ async def test_a_refused_import_leaves_nothing(user: User, database: Database) -
     assert [await count(database, table) for table in ALL] == before
 
 
+async def test_a_key_that_is_in_use_says_whose_conversation_has_it(user: User) -> None:
+    made = await imported(user, history(user, conversation_key="k"))
+    with pytest.raises(ConversationExists) as refused:
+        await imported(user, history(user, "b", conversation_key="k"))
+    assert refused.value.metadata == {"conversation_id": made.conversation_id}
+
+
 async def test_a_key_is_of_one_user(user: User) -> None:
     """I13."""
     await user.submit(conversation_key="k")

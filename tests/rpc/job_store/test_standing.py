@@ -52,6 +52,30 @@ async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User) -> 
         assert run.waiting.reason == waiting_pb2.WAIT_REASON_STOPPING
 
 
+@pytest.mark.parametrize(
+    ("roles", "names_its_user"), [([], True), (["member"], False), (["member", "approver"], True), (["admin"], True)]
+)
+async def test_who_may_not_decide_is_not_named_as_one_who_can(
+    user: User, roles: list[str], names_its_user: bool
+) -> None:
+    owner = await user.start(user_roles=roles)
+    gated = owner.call("a", AWAITING, approval={"digest": DIGEST})
+    await owner.park(run_pb2.WAIT_KIND_APPROVAL, calls=[gated], wake_time={"seconds": 4_000_000_000})
+    for run in await both(user, owner.run_id):
+        assert list(run.waiting.user_ids) == (["ann"] if names_its_user else [])
+        assert list(run.waiting.roles) == ["admin", "approver"]
+
+
+async def test_a_run_that_waits_for_tokens_says_how_many(user: User) -> None:
+    owner = await user.start(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100)))
+    usage = run_pb2.Usage(input_tokens=90)
+    await owner.commit(usage=usage)
+    await owner.park(run_pb2.WAIT_KIND_BUDGET, usage=usage, tokens_needed=70, wake_time={"seconds": 4_000_000_000})
+    for run in await both(user, owner.run_id):
+        assert run.tokens_needed == 70
+        assert run.waiting.remedy == "Its user adds at least 70 tokens with a top-up."
+
+
 async def test_a_run_in_a_queue_says_its_place_and_who_is_before_it(user: User) -> None:
     """LOOP-13."""
     first, second, third = [(await user.submit(conversation_id="c")).run.run_id for _ in range(3)]

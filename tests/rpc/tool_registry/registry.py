@@ -18,7 +18,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import ApiKey
 from pawl.chassis.database import Database
-from pawl.chassis.ids import CallKey, IdSource, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
@@ -93,6 +93,9 @@ class KnownRuns:
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
         return (run.store_id, user_id, run.run_id) == ("acme", "ann", "run")
+
+    async def has_conversation(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> bool:
+        return (store_id, conversation_id) == ("acme", "conversation")
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         return "pay" if (key.store_id, user_id, key.call_id) == ("acme", "ann", "approved") else None

@@ -282,6 +282,20 @@ async def test_a_rule_counts_only_in_its_scope(registry: Registry) -> None:
     assert (await registry.check("pay", run="run", store="other")).disposition == APPROVE
 
 
+async def test_a_rule_for_a_conversation_is_for_one_that_is_there(registry: Registry) -> None:
+    scope = rule_pb2.RULE_SCOPE_CONVERSATION
+    await make(registry, ALLOW, scope=scope, scope_id="conversation")
+    absent = (grpc.StatusCode.NOT_FOUND, "CONVERSATION_NOT_FOUND")
+    assert await refused(registry, ALLOW, scope=scope, scope_id="absent") == absent
+
+
+@pytest.mark.parametrize("token", ["x", "rule_1", "cnVsZXM6YSBi", "dG9vbHM6cnVsZV8x"])
+async def test_rules_are_listed_on_by_tokens_that_were_given_only(registry: Registry, token: str) -> None:
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await registry.rules["acme", "ann"].ListRules(rule_pb2.ListRulesRequest(page_token=token))
+    assert reason(caught.value)[1] == "INVALID_PAGE_TOKEN"
+
+
 async def test_no_rule_allows_what_a_reviewer_edited(registry: Registry) -> None:
     await make(registry, ALLOW)
     call = execution_pb2.ProposedCall(

@@ -222,11 +222,13 @@ def test_a_run_waits_for_tokens_and_goes_on_after_a_top_up(pawl: CommandLine) ->
             break
     inbox = pawl.succeed("inbox")
     assert f"{run_id} waits for more tokens" in inbox
-    assert f"pawl top-up {run_id} TOKENS" in inbox
+    needed = re.search(rf"add at least (\d+) with: pawl top-up {run_id} \1", inbox)
+    assert needed
+    assert f"at least {needed[1]} tokens" in pawl.succeed("status", run_id)
     assert f"{run_id} may use 50005 tokens" in pawl.succeed("top-up", run_id, "50000")
     output = pawl.succeed("watch", run_id)
     assert "‖ waits for more tokens" in output
-    assert f"pawl top-up {run_id} TOKENS" in output
+    assert f"pawl top-up {run_id} {needed[1]}" in output
     assert "+ me added 50000 tokens: it may use 50005" in output
     assert "completed" in output.splitlines()[-1]
     code, _, errors = pawl.run("top-up", run_id, "1")

@@ -75,8 +75,12 @@ def test_agents_delegate_and_change_while_conversations_are_imported_forked_and_
     # Shared, it is read by others, until it is shared no longer.
     reading = ("--user", "bob", "conversations", "show", imported)
     assert pawl.run(*reading)[0]
-    pawl.succeed("conversations", "share", imported)
+    pawl.succeed("conversations", "share", "--key", "weather")
     assert "12 degrees" in pawl.succeed(*reading)
+    me = pawl.succeed("whoami").split()[0]
+    shared = pawl.succeed("--user", "bob", "conversations", "list", "--shared")
+    assert shared.split("\t")[0] == imported
+    assert shared.split("\t")[2] == me
     pawl.succeed("conversations", "share", imported, "--private")
     assert pawl.run(*reading)[0]
 

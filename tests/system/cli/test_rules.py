@@ -39,6 +39,7 @@ def test_a_rule_lets_calls_pass_until_it_is_revoked_and_each_names_it(pawl: Comm
         (("allow", "nothing_of_the_kind"), "TOOL_NOT_FOUND|tool"),
         (("allow", "send_email", "--for", "soon"), "no duration like"),
         (("deny", "send_email", "--like", "to"), "argument=value"),
+        (("deny", "send_email", "--conversation", "conv_x"), "No such conversation"),
         (("revoke", "rule_x"), "rule"),
     ],
 )

@@ -313,13 +313,29 @@ class TestTheCallInFlight:
         assert budget.needed(run.base, 100) == 101
         run.needs(101)
         assert (run.run.state, run.run.waits, run.parked) == (RunState.WAITING, (WaitKind.BUDGET,), True)
-        assert run.run.usage == Usage()
+        assert (run.run.usage, run.run.tokens_needed) == (Usage(), 1)
         (told,) = [event for event in run.told if isinstance(event, Warned)]
         assert told.message.startswith("The next model call needs about 101 tokens")
         run.is_taken_over()
         assert state(run) is RunState.WAITING
         run.tops_up(1)
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
+        assert run.run.tokens_needed == 0
+
+    @pytest.mark.parametrize(("used", "needed", "missing"), [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)])
+    def test_what_a_top_up_must_add_is_what_is_left_short_of_the_need(
+        self, used: int, needed: int, missing: int
+    ) -> None:
+        base = with_budget(100).base
+        run = replace(base.run, usage=Usage(input_tokens=used))
+        loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
+        assert budget.missing(replace(base, run=run, loop=loop)) == missing
+
+    def test_without_an_open_call_the_last_prompt_is_what_the_next_one_needs_at_the_least(self) -> None:
+        base = with_budget(100).base
+        run = replace(base.run, usage=Usage(input_tokens=95))
+        loop = replace(base.loop, counted_prompt=loop_state.CountedPrompt(size_bytes=300, tokens=60))
+        assert budget.missing(replace(base, run=run, loop=loop)) == 56
 
     def test_or_the_run_fails_and_says_what_it_would_cost(self) -> None:
         run = with_budget(100, policy=FAIL)

@@ -22,6 +22,7 @@ class Session:
     def __init__(self, *_: Any, **__: Any) -> None:
         self.frames: asyncio.Queue[session_pb2.SessionResponse] = asyncio.Queue()
         self.started: list[str] = []
+        self.places: list[tuple[str, str]] = []
 
     async def __aenter__(self) -> Self:
         return self
@@ -32,8 +33,9 @@ class Session:
     async def next_frame(self) -> session_pb2.SessionResponse:
         return await self.frames.get()
 
-    async def start(self, text: str, *, conversation_id: str = "", agent: str = "", options: Any = None) -> str:
+    async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)
+        self.places.append((conversation_id, conversation_key))
         await asyncio.sleep(0)
         run_id = f"run_{len(self.started)}"
         completed = event_pb2.RunEvent(
@@ -64,7 +66,7 @@ async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(mo
     output = io.StringIO()
     console = Console(file=output, width=200)
     keyboard: Any = Keyboard("first", "second")
-    talk = Chat(target, console, Transcript(console), keyboard)
+    talk = Chat(target, console, Transcript(console), keyboard, conversation_key="k")
     session: Any = talk._session
     for _ in range(2):
         session.frames.put_nowait(session_pb2.SessionResponse(heartbeat=session_pb2.ServerHeartbeat()))
@@ -81,14 +83,16 @@ async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(mo
         assert await talk.run() == 0
     ending.cancel()
     assert session.started == ["first", "second"]
+    assert session.places == [("", "k"), ("conv_1", "")], "its key begins the conversation, its id goes on with it"
     assert output.getvalue().count("completed (") == 2
 
 
 class HeldSession(Session):
     """Its runs wait: for tokens, or for an operator."""
 
-    async def start(self, text: str, *, conversation_id: str = "", agent: str = "", options: Any = None) -> str:
+    async def start(self, text: str, *, conversation_id: str = "", conversation_key: str = "", **_: Any) -> str:
         self.started.append(text)
+        self.places.append((conversation_id, conversation_key))
         run = run_pb2.Run(run_id=f"run_{len(self.started)}", state=run_pb2.RUN_STATE_NEEDS_ATTENTION)
         if text == "spend":
             run.state = run_pb2.RUN_STATE_WAITING

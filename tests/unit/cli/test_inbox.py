@@ -219,3 +219,5 @@ async def test_a_run_that_waits_for_tokens_says_how_it_goes_on() -> None:
     assert "pawl top-up run_1 TOKENS" in shown
     assert "waits for its user, ann" in shown
     assert "top-up run_2" not in shown
+    mine.tokens_needed = 70
+    assert "add at least 70 with: pawl top-up run_1 70" in await typed(Agents(), "", mine)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import io
+from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 
 import pytest
 from rich.console import Console
+from typer.testing import CliRunner
 
 from pawl.agent.v1 import steps_pb2, undo_pb2
 from pawl.cli import steps, wording
+from pawl.cli.__main__ import app
 from pawl.cli.undoing import undo_line
-from pawl.event.v1 import call_pb2
+from pawl.client import AsyncClient
+from pawl.event.v1 import call_pb2, run_pb2
 
 
 def shown(step: steps_pb2.Step, *, full: bool = False) -> str:
@@ -39,6 +43,28 @@ def test_a_result_that_is_too_large_says_how_large_it_is() -> None:
     step = steps_pb2.Step(type=steps_pb2.STEP_TYPE_RESULT, tool_name="read", content_omitted_bytes=70_000)
 
     assert shown(step) == "  0 result read: 70000 bytes\n"
+
+
+@pytest.mark.parametrize("command", ["steps", "watch"])
+def test_of_a_run_that_was_imported_it_is_said_that_nothing_ran(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    imported = run_pb2.Run(run_id="run_1", conversation_id="conv_1", state=run_pb2.RUN_STATE_COMPLETED)
+    imported.end_time.GetCurrentTime()
+
+    async def nothing(*_: object) -> AsyncGenerator[None, None]:
+        for each in list[None]():
+            yield each
+
+    async def get(*_: object) -> run_pb2.Run:
+        return imported
+
+    monkeypatch.setattr(AsyncClient, "pages", nothing)
+    monkeypatch.setattr(AsyncClient, "watch", nothing)
+    monkeypatch.setattr(AsyncClient, "get", get)
+    result = CliRunner().invoke(app, [command, "run_1"], env={"PAWL_ADDRESS": "127.0.0.1:1"})
+    said = "run_1 stands for messages that were imported: nothing ran. `pawl conversations show conv_1` shows them."
+    assert (result.exit_code, result.output.strip()) == (0, said)
+    imported.last_seq = 9
+    assert CliRunner().invoke(app, [command, "run_1"], env={"PAWL_ADDRESS": "127.0.0.1:1"}).output == ""
 
 
 @pytest.mark.parametrize("state", [number for name, number in undo_pb2.UndoState.items() if number])

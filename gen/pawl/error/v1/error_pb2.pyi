@@ -117,7 +117,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     and `replace` was not set.
     """
     ERROR_REASON_CONVERSATION_EXISTS: _ErrorReason.ValueType  # 44
-    """ALREADY_EXISTS. The user has a conversation with this key."""
+    """ALREADY_EXISTS. The user has a conversation with this key; metadata
+    `conversation_id` says which.
+    """
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION. The run has ended; its state never changes again."""
     ERROR_REASON_RUN_NOT_ENDED: _ErrorReason.ValueType  # 79
@@ -308,7 +310,9 @@ ERROR_REASON_SOURCE_EXISTS: ErrorReason.ValueType  # 42
 and `replace` was not set.
 """
 ERROR_REASON_CONVERSATION_EXISTS: ErrorReason.ValueType  # 44
-"""ALREADY_EXISTS. The user has a conversation with this key."""
+"""ALREADY_EXISTS. The user has a conversation with this key; metadata
+`conversation_id` says which.
+"""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION. The run has ended; its state never changes again."""
 ERROR_REASON_RUN_NOT_ENDED: ErrorReason.ValueType  # 79

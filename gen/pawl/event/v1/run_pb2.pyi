@@ -1237,6 +1237,7 @@ class Run(_message.Message):
     OUTPUT_JSON_FIELD_NUMBER: _builtins.int
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    TOKENS_NEEDED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1291,6 +1292,10 @@ class Run(_message.Message):
     output_json: _builtins.bytes
     """The last answer as canonical JSON, if the run has a response format and the
     answer fits it; empty otherwise, also for a refusal.
+    """
+    tokens_needed: _builtins.int
+    """While it waits for a top-up: the tokens that it must add at the least, so
+    that the next model call can be made, as far as that is known; 0 otherwise.
     """
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
@@ -1459,10 +1464,11 @@ class Run(_message.Message):
         output_json: _builtins.bytes = ...,
         own_tools: Global___OwnTools | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        tokens_needed: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "labels", b"labels", "last_seq", b"last_seq", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "labels", b"labels", "last_seq", b"last_seq", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -129,8 +129,8 @@ class Waiting(_message.Message):
 
     @_builtins.property
     def user_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Users who can let it go on themselves. Of an approval: the run's user, who
-        may decide if the credential has no roles.
+        """Users who can let it go on themselves. Of an approval: the run's user, unless
+        the credential that started the run has roles, and none that decides.
         """
 
     @_builtins.property

@@ -821,6 +821,7 @@ class CommitRunRequest(_message.Message):
     STOP_CAUSE_FIELD_NUMBER: _builtins.int
     ROUND_FIELD_NUMBER: _builtins.int
     USAGE_FIELD_NUMBER: _builtins.int
+    TOKENS_NEEDED_FIELD_NUMBER: _builtins.int
     OUTPUT_TEXT_FIELD_NUMBER: _builtins.int
     ACTIVE_SECONDS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
@@ -850,6 +851,8 @@ class CommitRunRequest(_message.Message):
     """With CANCELLED (or CANCELLING): whose stop."""
     round: _builtins.int
     """Changes of the run's figures; absent leaves them."""
+    tokens_needed: _builtins.int
+    """With `usage`: Run.tokens_needed."""
     output_text: _builtins.str
     """Text of the last answer so far."""
     active_seconds: _builtins.float
@@ -939,6 +942,7 @@ class CommitRunRequest(_message.Message):
         stop_cause: _run_pb2.StopCause.ValueType = ...,
         round: _builtins.int | None = ...,
         usage: _run_pb2.Usage | None = ...,
+        tokens_needed: _builtins.int = ...,
         output_text: _builtins.str | None = ...,
         active_seconds: _builtins.float | None = ...,
         tools: _abc.Iterable[_run_pb2.PinnedTool] | None = ...,
@@ -953,7 +957,7 @@ class CommitRunRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tokens_needed", b"tokens_needed", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015

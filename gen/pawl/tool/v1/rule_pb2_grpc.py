@@ -99,6 +99,7 @@ class RuleServiceServicer(object):
 
         Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
         TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+        CONVERSATION_NOT_FOUND (CONVERSATION: the caller has no such one),
         AGENT_NOT_FOUND (AGENT: the store has no such agent),
         CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
         of it comes back, also by the same request), REQUEST_ID_REUSED.

@@ -60,6 +60,7 @@ class RuleServiceStub:
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+    CONVERSATION_NOT_FOUND (CONVERSATION: the caller has no such one),
     AGENT_NOT_FOUND (AGENT: the store has no such agent),
     CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
     of it comes back, also by the same request), REQUEST_ID_REUSED.
@@ -109,6 +110,7 @@ class RuleServiceAsyncStub(RuleServiceStub):
 
     Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
     TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+    CONVERSATION_NOT_FOUND (CONVERSATION: the caller has no such one),
     AGENT_NOT_FOUND (AGENT: the store has no such agent),
     CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
     of it comes back, also by the same request), REQUEST_ID_REUSED.
@@ -161,6 +163,7 @@ class RuleServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: INVALID_FIELD (there are too many, too), PERMISSION_DENIED,
         TOOL_NOT_FOUND, RUN_NOT_FOUND (RUN: the caller has no such run),
+        CONVERSATION_NOT_FOUND (CONVERSATION: the caller has no such one),
         AGENT_NOT_FOUND (AGENT: the store has no such agent),
         CALL_NOT_FOUND (`call_id`), CONVERSATION_ERASED (CONVERSATION, RUN: nothing
         of it comes back, also by the same request), REQUEST_ID_REUSED.

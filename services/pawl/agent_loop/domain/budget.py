@@ -65,6 +65,14 @@ def _needed_by_open_call(state: State) -> int:
     return state.loop.model_call.tokens_needed if state.loop.model_call else 0
 
 
+def missing(state: State) -> int:
+    """Return how many tokens a top-up must add at the least for the next model call, as far as that is known."""
+    last = state.loop.counted_prompt
+    # A prompt begins with the one before it.
+    needed_tokens = _needed_by_open_call(state) or (last.tokens + 1 if last else 1)
+    return max(1, needed_tokens - (left(state) or 0))
+
+
 def failure(state: State) -> RunFailure:
     """Return why the run fails when it does not wait for a top-up."""
     message = f"The run has used up its budget of {tokens(state)} tokens."

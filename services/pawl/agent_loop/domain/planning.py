@@ -214,7 +214,9 @@ def _park(state: State, decision: Park) -> State:
         held = replace(opened, held=True) if opened else None
         loop = replace(state.loop, model_call=held, top_up_deadline_time=decision.wake_time)
         state = replace(state, loop=loop, model_starts_in=None)
-    return replace(state, run=replace(state.run, state=decision.state, waits=decision.waits))
+    tokens_needed = budget.missing(state) if WaitKind.BUDGET in decision.waits else 0
+    run = replace(state.run, state=decision.state, waits=decision.waits, tokens_needed=tokens_needed)
+    return replace(state, run=run)
 
 
 def _finish(state: State, decision: Finish) -> State:
@@ -223,11 +225,12 @@ def _finish(state: State, decision: Finish) -> State:
         state = answering.with_partial(state, Shown())
     # What its user said meanwhile is kept, though only the next run answers it.
     state = _enter_steers(program.of(state.run).concluded(state, goes_on=False))
-    return replace(state, run=replace(state.run, state=decision.state, waits=(), failure=decision.failure))
+    run = replace(state.run, state=decision.state, waits=(), failure=decision.failure, tokens_needed=0)
+    return replace(state, run=run)
 
 
 def _running(state: State) -> State:
-    return replace(state, run=replace(state.run, state=RunState.RUNNING, waits=()))
+    return replace(state, run=replace(state.run, state=RunState.RUNNING, waits=(), tokens_needed=0))
 
 
 def _announce(state: State, decision: CallModel) -> tuple[State, tuple[OwnerEvent, ...]]:

@@ -273,6 +273,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     round: int = 0
     last_seq: int = 0
     usage: Usage = field(default_factory=Usage)
+    tokens_needed: int = 0
+    """The tokens that a top-up must add at the least, while the run waits for one."""
     failure: RunFailure | None = None
     stop_cause: StopCause | None = None
     output_text: str = ""

@@ -49,6 +49,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     stop_cause: StopCause | None = None
     round: int | None = None
     usage: Usage | None = None
+    tokens_needed: int = 0
+    """Goes with `usage`."""
     output_text: str | None = None
     output_json: bytes = b""
     """Of the `output_text`, and only with it."""
@@ -109,6 +111,7 @@ def between(
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
     changes_output = (new.output_text, new.output_json) != (old.output_text, old.output_json)
+    changes_usage = (new.usage, new.tokens_needed) != (old.usage, old.tokens_needed)
     names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
     return Step(
         events=tuple(events),
@@ -119,7 +122,8 @@ def between(
         failure=new.failure,
         stop_cause=new.stop_cause if moved and new.state is RunState.CANCELLED else None,
         round=_changed(old.round, new.round),
-        usage=_changed(old.usage, new.usage),
+        usage=new.usage if changes_usage else None,
+        tokens_needed=new.tokens_needed if changes_usage else 0,
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
         active_seconds=after.active_seconds,

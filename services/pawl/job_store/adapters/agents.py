@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import attrgetter
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from asyncpg import Record
 
@@ -66,25 +66,33 @@ ON CONFLICT (store_id, user_id, name) DO UPDATE SET version = excluded.version, 
 _DELETE_DRAFT: Final = "DELETE FROM job_store.agent_drafts WHERE store_id = $1 AND user_id = $2 AND name = $3"
 
 
-def _page(source: str, where: str, order: str, columns: str = _COLUMNS) -> str:
-    """Return a statement for a page of versions, cut by bytes as those of `paging.statement`."""
-    return f"""
-    WITH sized AS MATERIALIZED (
-        SELECT {columns}, sum({_SIZE}) OVER (ORDER BY {order}) - ({_SIZE}) AS bytes_before
-        FROM {source} WHERE {where} ORDER BY {order} LIMIT $1
-    )
-    SELECT {_COLUMNS}, (SELECT count(*) FROM sized) AS found FROM sized WHERE bytes_before < $2 ORDER BY {order}
-    """
+class _Rows(NamedTuple):
+    """See `paging.Rows`."""
+
+    table: str
+    key: str
+    names: str
 
 
-_LIST: Final = _page(
-    f"job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})",
-    "store_id = $3 AND name > $4 AND a.delete_time IS NULL",
-    "name",
+_VERSION_ROWS: Final = _Rows("job_store.agent_versions", _KEY, _COLUMNS)
+_LIST: Final = paging.statement(
+    _VERSION_ROWS,
+    source=f"""(
+        SELECT v.* FROM job_store.agents AS a JOIN job_store.agent_versions AS v USING ({_KEY})
+        WHERE a.delete_time IS NULL
+    )""",
+    where="store_id = $3 AND name > $4",
+    order="name",
+    size=_SIZE,
 )
-_VERSIONS: Final = _page("job_store.agent_versions", "store_id = $3 AND name = $4 AND version < $5", "version DESC")
-_LIST_DRAFTS: Final = _page(
-    "job_store.agent_drafts", "store_id = $3 AND user_id = $4 AND name > $5", "name", _DRAFT_COLUMNS
+_VERSIONS: Final = paging.statement(
+    _VERSION_ROWS, where="store_id = $3 AND name = $4 AND version < $5", order="version DESC", size=_SIZE
+)
+_LIST_DRAFTS: Final = paging.statement(
+    _Rows("job_store.agent_drafts", "store_id, user_id, name", _DRAFT_COLUMNS),
+    where="store_id = $3 AND user_id = $4 AND name > $5",
+    order="name",
+    size=_SIZE,
 )
 _values: Final = attrgetter(*_COLUMNS.split(", "))
 

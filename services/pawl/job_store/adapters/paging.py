@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 from asyncpg import Record
 
 from pawl.chassis.database import Connection, Database
-from pawl.job_store.adapters.columns import Columns
 from pawl.job_store.app.reading import Page
 
 R = TypeVar("R")
@@ -17,18 +16,29 @@ PAGE_BYTES_MAX: Final = 2 * 1024 * 1024
 """A page that has reached this size takes no more rows."""
 
 
-def statement(columns: Columns[Any], *, where: str, order: str, size: str, source: str = "") -> str:
+class Rows(Protocol):
+    """The rows of a table: the names of their columns, and of those that are their key."""
+
+    @property
+    def table(self) -> str: ...
+    @property
+    def key(self) -> str: ...
+    @property
+    def names(self) -> str: ...
+
+
+def statement(rows: Rows, *, where: str, order: str, size: str, source: str = "") -> str:
     """Return a statement for a page: $1 is the most rows, plus one, and $2 the most bytes; `where` has the others.
 
     All parts are constants of the caller. `source` is what the rows are looked for in, if it is not the whole table.
     """
     return f"""
         WITH sized AS MATERIALIZED (
-            SELECT {columns.key}, sum({size}) OVER (ORDER BY {order}) - ({size}) AS bytes_before
-            FROM {source or columns.table} AS t WHERE {where} ORDER BY {order} LIMIT $1
+            SELECT {rows.key}, sum({size}) OVER (ORDER BY {order}) - ({size}) AS bytes_before
+            FROM {source or rows.table} AS t WHERE {where} ORDER BY {order} LIMIT $1
         )
-        SELECT {columns.names}, (SELECT count(*) FROM sized) AS found
-        FROM {columns.table} JOIN sized USING ({columns.key}) WHERE bytes_before < $2 ORDER BY {order}
+        SELECT {rows.names}, (SELECT count(*) FROM sized) AS found
+        FROM {rows.table} JOIN sized USING ({rows.key}) WHERE bytes_before < $2 ORDER BY {order}
         """  # noqa: S608
 
 

@@ -50,8 +50,9 @@ class ImportConversation(ConversationRequest, frozen=True, kw_only=True):
         earlier = self.earlier(unit)
         if earlier is not None:
             return self.found(unit, earlier.conversation_id)
-        if self.key_hash and unit.conversation_with(self._client_key) is not None:
-            raise ConversationExists
+        keyed = unit.conversation_with(self._client_key) if self.key_hash else None
+        if keyed is not None:
+            raise ConversationExists(conversation_id=keyed.conversation_id)
         conversation = unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,

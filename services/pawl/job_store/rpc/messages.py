@@ -104,6 +104,7 @@ _RUN: Final = _WIRE.struct(
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
+            "tokens_needed",
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools"),
         ),
@@ -205,6 +206,11 @@ def run_in(situation: Situation, waiting: Waiting | None) -> run_pb2.Run:
         message.call_counts.add(state=state.value, count=count)
     if waiting is not None:
         message.waiting.CopyFrom(_WAITING.write(waiting))
+        if message.tokens_needed and message.waiting.reason == waiting_pb2.WAIT_REASON_TOKENS:
+            message.waiting.remedy = f"Its user adds at least {message.tokens_needed} tokens with a top-up."
+        # With roles, of which none decides, its user is not one of those who can let it go on.
+        if message.waiting.roles and message.user_roles and not set(message.waiting.roles) & set(message.user_roles):
+            message.waiting.ClearField("user_ids")
     return message
 
 

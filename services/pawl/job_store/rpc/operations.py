@@ -173,7 +173,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         failure=run_pb2.Run(failure=request.failure).SerializeToString() if has("failure") else None,
         stop_cause=enum_member(StopCause, request.stop_cause, "stop_cause") if request.stop_cause else None,
         round=_int32(request.round, "round") if has("round") else None,
-        usage=run_pb2.Run(usage=request.usage).SerializeToString() if has("usage") else None,
+        usage=_usage(request) if has("usage") else None,
         output=_output(request) if has("output_text") else None,
         active_seconds=request.active_seconds if has("active_seconds") else None,
         tools=run_pb2.Run(tools=request.tools).SerializeToString() if request.tools else None,
@@ -188,6 +188,10 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         delegations=tuple(map(_delegation, request.delegations)),
         give_up=_GIVE_UP,
     )
+
+
+def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
+    return run_pb2.Run(usage=request.usage, tokens_needed=request.tokens_needed).SerializeToString()
 
 
 def _output(request: ledger_pb2.CommitRunRequest) -> bytes:

@@ -6,7 +6,7 @@ import grpc
 
 from pawl.chassis.ids import DEFAULT_AGENT, CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.chassis.rpc_client import translated
-from pawl.errors import AgentNotFound, CallNotFound, RunNotFound
+from pawl.errors import AgentNotFound, CallNotFound, ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2
 from pawl.job.v1 import agents_pb2, agents_pb2_grpc, ledger_pb2, ledger_pb2_grpc
 
@@ -25,6 +25,14 @@ class LedgerReads:
         except RunNotFound:
             return False
         return True
+
+    async def has_conversation(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> bool:
+        request = ledger_pb2.GetConversationRequest(store_id=store_id, user_id=user_id, conversation_id=conversation_id)
+        try:
+            found = (await translated(self._ledger.GetConversation(request))).conversation
+        except ConversationNotFound:
+            return False
+        return found.user_id == user_id  # Others may share theirs.
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         call = await self._call(key, user_id)

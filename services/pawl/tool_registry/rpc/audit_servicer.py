@@ -99,7 +99,7 @@ def _seq_of(token: str) -> int | None:
         seq = int(place_of("audit", token))
     except ValueError:
         raise InvalidPageToken from None
-    if not 0 <= seq <= _SEQ_MAX:
+    if not 0 <= seq <= _SEQ_MAX or token != page_token("audit", seq):
         raise InvalidPageToken
     return seq
 

@@ -17,7 +17,7 @@ from pawl.tool_registry.app.policy.rules import ListedRule, Rules
 from pawl.tool_registry.domain.patterns import ArgumentPattern, canonical_value
 from pawl.tool_registry.domain.rules import PATTERN_BYTES_MAX, Rule, RuleEffect, RuleScope
 from pawl.tool_registry.rpc.convert import WIRE
-from pawl.tool_registry.rpc.pages import cut, page_size
+from pawl.tool_registry.rpc.pages import cut, page_size, page_token, place_of
 
 _EFFECTS: Final = WIRE.enum(RuleEffect, pb.RuleEffect, field="rule.effect")
 _SCOPES: Final = WIRE.enum(RuleScope, pb.RuleScope, field="rule.scope")
@@ -54,16 +54,17 @@ class RuleServicer(rule_pb2_grpc.RuleServiceServicer):
 
     async def ListRules(self, request: pb.ListRulesRequest, context: Context) -> pb.ListRulesResponse:
         size = page_size(request.page_size)
-        if request.page_token and not is_id(request.page_token):
+        before = place_of("rules", request.page_token)
+        if before and not is_id(before):
             raise InvalidPageToken
         found = await self._rules.list(
             require_user(),
             include_ended=request.include_ended,
             all_users=request.all_users,
-            before=request.page_token,
+            before=before,
             most=size + 1,
         )
-        page, token = cut(found, size, lambda listed: listed.rule.rule_id)
+        page, token = cut(found, size, lambda listed: page_token("rules", listed.rule.rule_id))
         return pb.ListRulesResponse(rules=map(_message, page), next_page_token=token)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from pawl.chassis.ids import CallId, CallKey, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.tool_registry.domain.audit import AuditDraft, AuditEntry, Head, ToolFigures
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult
@@ -125,6 +125,13 @@ class RunReads(Protocol):
 
     async def has_run(self, run: RunKey, user_id: UserId) -> bool:
         """Return whether the user has that run, ended or not."""
+
+    async def has_conversation(self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId) -> bool:
+        """Return whether that conversation is the user's.
+
+        Raises:
+            ConversationErased: the user has erased it.
+        """
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         """Return the tool of a call of the user that needed an approval; None if there is no such call."""

@@ -9,12 +9,13 @@ from typing import Final
 
 from pawl.chassis.auth import Principal, check_decides
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallId, CallKey, IdSource, RequestId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, ConversationId, IdSource, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.roles import Role
 from pawl.errors import (
     AgentNotFound,
     CallNotFound,
     ConversationErased,
+    ConversationNotFound,
     InvalidField,
     PermissionDenied,
     RuleNotFound,
@@ -73,6 +74,7 @@ class Rules:
             PermissionDenied: the person may not make it, or an ALLOW is made by a delegate that does not decide.
             ToolNotFound: an ALLOW names a tool that the person may not call.
             RunNotFound, CallNotFound: the person has no such run, or no such call that needed an approval.
+            ConversationNotFound: the person has no such conversation.
             AgentNotFound: the store has no such agent.
             ConversationErased: the conversation was erased; what was said in rules for it does not come back.
             RequestIdReused: the request id came before with another rule.
@@ -114,12 +116,15 @@ class Rules:
             raise ToolNotFound(f"{said} in advance", tool_name=tool_name) from None
 
     async def _check_origin(self, person: Principal, rule: Rule) -> None:
-        """Return if run and call of a rule are the person's, and its agent is one of the store."""
+        """Return if run, conversation and call of a rule are the person's, and its agent is one of the store."""
         run = RunKey(person.store_id, RunId(rule.scope_id))
         if rule.scope is RuleScope.RUN and not await self.runs.has_run(run, person.user_id):
             raise RunNotFound
         if rule.is_of_conversation and await self.repository.is_erased(replace(rule, store_id=person.store_id)):
             raise ConversationErased
+        conversation = (person.store_id, person.user_id, ConversationId(rule.scope_id))
+        if rule.scope is RuleScope.CONVERSATION and not await self.runs.has_conversation(*conversation):
+            raise ConversationNotFound
         if rule.scope is RuleScope.AGENT and not await self.runs.has_agent(person.store_id, rule.scope_id):
             raise AgentNotFound(f"the store has no agent {rule.scope_id!r}: `pawl agents list` shows those that it has")
         if not rule.call_id:
