@@ -15,9 +15,11 @@ from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
+from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
+from pawl.agent_loop.app.titles import TitleMaker
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
@@ -84,6 +86,7 @@ async def _worker(
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
         takes_images=settings.takes_images,
+        makes_titles=settings.titles == "model",
     )
     limits = WorkerLimits(
         runs_max=settings.runs_max,
@@ -100,6 +103,15 @@ async def _worker(
     service.background.start("claims", worker.claim_forever)
     service.background.start("leases", worker.renew_forever)
     service.background.start("fence", worker.fence_forever)
+    if dependencies.makes_titles:
+        maker = TitleMaker(
+            TitleLedgerClient(job_store),
+            model,
+            clock=service.clock,
+            meter=dependencies.meter,
+            default_model=settings.model,
+        )
+        service.background.start("titles", maker.run)
     return worker
 
 

@@ -86,6 +86,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         " ImportConversation",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall GetConversation",
     },
+    "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.notify.v1.NotifyService": {
         _READERS: "Subscribe ListNotifications",
         _MEMBERS: "AcknowledgeNotifications",

@@ -17,6 +17,7 @@ from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_ser
 from pawl.job.v1.agents_pb2_grpc import add_AgentLedgerServiceServicer_to_server
 from pawl.job.v1.erasure_pb2_grpc import add_ErasureServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job_store.adapters.agents import PostgresAgentRepository
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
@@ -32,6 +33,7 @@ from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
+from pawl.job_store.adapters.titles import PostgresTitles
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
 from pawl.job_store.adapters.usage import PostgresUsage
 from pawl.job_store.app import sweeps
@@ -40,13 +42,14 @@ from pawl.job_store.app.erasing import Erasing, ErasureLog, Erasures
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
-from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex
+from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
 from pawl.job_store.rpc.erasure_servicer import CANCEL, ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import encode_event, head_of, text_of, usage_of
 from pawl.job_store.rpc.servicer import LedgerServicer
+from pawl.job_store.rpc.title_servicer import TitleServicer, said
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,8 @@ class JobStore:
     erasing: Erasing | None
     """None without upkeep."""
     loops: Mapping[str, Callable[[], Awaitable[None]]]
+    titles: Titles | None = None
+    """As `keys`."""
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
@@ -88,6 +93,8 @@ class JobStore:
             server.add(add_KeySyncServiceServicer_to_server, KeySyncServicer(self.keys), service_only=True)
         if self.agents is not None:
             server.add(add_AgentLedgerServiceServicer_to_server, AgentLedgerServicer(self.agents), service_only=True)
+        if self.titles is not None:
+            server.add(add_TitleServiceServicer_to_server, TitleServicer(self.titles), service_only=True)
         if self.erasing is not None:
             server.add(add_ErasureServiceServicer_to_server, ErasureServicer(self.erasing), service_only=True)
 
@@ -98,6 +105,8 @@ def wire(
     upkeep: Upkeep | None = None,
     keys: Keys | None = None,
     agents: Agents | None = None,
+    *,
+    titles: Titles | None = None,
 ) -> JobStore:
     """Return a job store over these ports; without `upkeep` its loops leave the database as it is."""
     relay = Relay(upkeep.outbox, upkeep.stream, ports.meter) if upkeep else None
@@ -132,6 +141,7 @@ def wire(
         agents=agents,
         erasing=erasing,
         loops=loops,
+        titles=titles,
     )
 
 
@@ -172,4 +182,5 @@ def on_postgres(
         ids=ids,
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    return wire(ports, limits, upkeep, keys, Agents(PostgresAgentRepository(database), PostgresUsage(database)))
+    agents = Agents(PostgresAgentRepository(database), PostgresUsage(database))
+    return wire(ports, limits, upkeep, keys, agents, titles=PostgresTitles(database, said))

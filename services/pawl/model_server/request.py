@@ -86,6 +86,12 @@ class ChatRequest:
         return self.messages if position is None else self.messages[position + 1 :]
 
     @property
+    def asks_title(self) -> bool:
+        """True if it is to name a conversation."""
+        systems = (message for message in self.messages if message.get("role") == "system")
+        return any(text_of(message).startswith("Write a title for the conversation") for message in systems)
+
+    @property
     def round(self) -> int:
         """The number of answers of the model since the last user message."""
         return sum(message.get("role") == "assistant" for message in self.since_prompt)

@@ -50,6 +50,8 @@ _ALIASES: Mapping[str, tuple[str, ...]] = {
 
 def reply_for(request: ChatRequest) -> Reply:
     """The reply to a request."""
+    if request.asks_title:
+        return Reply(text=f'"About: {request.prompt.partition(":")[2].strip().partition(chr(10))[0]}"')
     stages = stages_of(request.prompt)
     done = _done(stages, request.results())
     first_open = max(done, default=-1) + 1

@@ -833,6 +833,7 @@ class CommitRunRequest(_message.Message):
     UNSTOPPED_CALL_IDS_FIELD_NUMBER: _builtins.int
     DELEGATIONS_FIELD_NUMBER: _builtins.int
     OUTPUT_JSON_FIELD_NUMBER: _builtins.int
+    ASKS_TITLE_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -868,6 +869,11 @@ class CommitRunRequest(_message.Message):
     output_json: _builtins.bytes
     """The answer as JSON, if it is what the run's response format asks for; goes
     with `output_text`.
+    """
+    asks_title: _builtins.bool
+    """True with the end of a run that has answered, to have a model make the title
+    of its conversation: see TitleService. It is made once, and not of one that
+    has a title of its user's.
     """
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
@@ -954,10 +960,11 @@ class CommitRunRequest(_message.Message):
         unstopped_call_ids: _abc.Iterable[_builtins.str] | None = ...,
         delegations: _abc.Iterable[Global___Delegation] | None = ...,
         output_json: _builtins.bytes = ...,
+        asks_title: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tokens_needed", b"tokens_needed", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tokens_needed", b"tokens_needed", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015

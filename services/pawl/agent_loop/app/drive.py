@@ -42,7 +42,7 @@ from pawl.agent_loop.domain.fact import (
     Shown,
 )
 from pawl.agent_loop.domain.planning import Plan
-from pawl.agent_loop.domain.run import ENDED, RunFailure, Usage
+from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, Usage
 from pawl.agent_loop.domain.state import MODEL, State
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
@@ -322,13 +322,17 @@ class Drive:
 
     def _step(self, plan: Plan) -> Step:
         park = plan.rest if isinstance(plan.rest, Park) else None
-        return step.between(
+        planned = step.between(
             self._base,
             plan.state,
             (*self._outbox, *plan.events),
             lease_action=LeaseAction.PARK if park else LeaseAction.KEEP,
             wake_time=park.wake_time if park else None,
         )
+        run = plan.state.run
+        is_done = isinstance(plan.rest, Finish) and run.state is RunState.COMPLETED
+        has_answered = is_done and run.usage.model_calls > 0 and run.output_text != ""
+        return replace(planned, asks_title=self._dependencies.makes_titles and has_answered and not run.depth)
 
     async def _let_go(self) -> Left:
         """Write what is known, without deciding anything, and release the run."""

@@ -86,6 +86,7 @@ class WorkerDependencies:
     takes_images: bool = False
     step_bytes_max: int = step.BYTES_MAX
     run_due: Callable[[], None] = lambda: None
+    makes_titles: bool = False
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
 
 

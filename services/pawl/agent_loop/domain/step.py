@@ -66,6 +66,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The seq at which the log must end now, for a step whose messages name seqs of its own events."""
     delegations: tuple[Delegation, ...] = ()
     """The runs that do the calls which this step delegates."""
+    asks_title: bool = False
+    """True if a model is to make the title of the conversation, as the run has answered."""
 
     @property
     def changes_nothing(self) -> bool:

@@ -27,7 +27,8 @@ CallKind: TypeAlias = Callable[[bytes], tuple[int, int]]
 """The execution context and the effect class of a call, by its spec."""
 
 _MARKED: Final = """
-user_id = '', key_hash = NULL, title = '', made_title = '', labels = '', archived = false, erase_time = now(),
+user_id = '', key_hash = NULL, title = '', made_title = '', model_title = '', title_at = NULL, title_run_id = '',
+labels = '', archived = false, erase_time = now(),
 update_time = now(),
 searched_title = '', searched_number = c.last_number, erase_user_id = c.user_id, erase_parts = $1,
 past_number = 0, sharing = 1

@@ -15,11 +15,12 @@ from typing import Any, Final, TypeAlias
 from asyncpg import Record
 
 from pawl.chassis.database import Connection, Database, DatabaseAdapter
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.domain.search import mark, words
 
 # The newest first: what was said just now is what is looked for.
 _DUE: Final = """
-SELECT store_id, conversation_id, user_id, last_number, title, searched_number, searched_title
+SELECT store_id, conversation_id, user_id, last_number, title, searched_number, searched_title, model_title
 FROM job_store.conversations
 WHERE parent_run_id = '' AND (searched_number < last_number OR searched_title <> title) AND user_id <> ''
 ORDER BY update_time DESC LIMIT $1
@@ -40,9 +41,9 @@ ORDER BY store_id, conversation_id, number
 # As they were when they were read: else what somebody has emptied meanwhile could be found. Who waits comes first.
 _LOCK: Final = """
 SELECT c.store_id, c.conversation_id FROM job_store.conversations AS c
-JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[])
-    AS k (store_id, conversation_id, user_id, searched_number, title)
-USING (store_id, conversation_id, user_id, searched_number, title)
+JOIN unnest($1::text[], $2::text[], $3::text[], $4::bigint[], $5::text[], $6::text[])
+    AS k (store_id, conversation_id, user_id, searched_number, title, model_title)
+USING (store_id, conversation_id, user_id, searched_number, title, model_title)
 FOR UPDATE OF c SKIP LOCKED
 """
 # What was removed meanwhile stays away.
@@ -105,16 +106,24 @@ class PostgresSearchIndex(DatabaseAdapter):
         is_all = len(whole) == len(messages) < _MESSAGES_MAX
         last = whole[-1]["number"] if whole else due["searched_number"]
         owner = mark(due["store_id"], due["user_id"])
-        found = {0: _marked(owner, due["title"])} if has_new_title else {}
+        found = {0: _marked(owner, due["title"] or due["model_title"])} if has_new_title else {}
         for record in whole:
             found[record["number"]] = _marked(owner, self._text_of(record["body"]))
             await asyncio.sleep(0)  # A long text keeps nobody waiting but the next one.
         return _Read(due=due, words=found, searched_number=due["last_number"] if is_all else last)
 
 
+async def put_title(
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, user_id: UserId, title: str
+) -> None:
+    """Have a conversation, which is locked, found by a title that no user gave it."""
+    found = _marked(mark(store_id, user_id), title)
+    await connection.execute(_WORDS, [store_id], [conversation_id], [0], [found])
+
+
 async def _store(connection: Connection, read: Sequence[_Read]) -> int:
     """Write what can be found of those conversations that are as they were; returns how many these are."""
-    seen = ("store_id", "conversation_id", "user_id", "searched_number", "title")
+    seen = ("store_id", "conversation_id", "user_id", "searched_number", "title", "model_title")
     locked = {_key(r) for r in await connection.fetch(_LOCK, *([each.due[name] for each in read] for name in seen))}
     taken = [each for each in read if _key(each.due) in locked]
     # An empty title takes the place of the one before.

@@ -8,12 +8,14 @@ from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CallKey, ClientId, RunId, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallKey, ClientId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.job_store.app.reading import ConversationReads, DueTimes, Leases, Page, Reads, RunView
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.titles import TitleTask
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork, Wakeup
+from pawl.job_store.domain.usage import Used
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -208,6 +210,19 @@ class SearchIndex(Protocol):
 
         Several replicas may do so at once. Nothing is taken in of what was removed or emptied meanwhile.
         """
+
+
+class Titles(Protocol):
+    """Keeps the titles that models make."""
+
+    async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
+        """Give conversations whose titles are to be made, and to nobody else for two minutes."""
+        ...
+
+    async def put(
+        self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
+    ) -> None:
+        """Keep the title in what a model has said, unless it is not waited for any more; count what that cost."""
 
 
 class LedgerStats(Protocol):

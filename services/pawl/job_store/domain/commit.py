@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, CommandId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
-from pawl.job_store.domain import calls, delegation, inbox, log, run_table, stop
+from pawl.job_store.domain import calls, delegation, inbox, log, run_table, stop, titles
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, RunChanged
@@ -69,6 +69,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     after_seq: int | None = None
     unstopped: bytes | None = None
     delegations: tuple[Delegation, ...] = ()
+    asks_title: bool = False
+    """True if a model is to make the title of the conversation, once the run has answered."""
     give_up: bytes = b""
     """The command, opaque, that a run gets whose call the step cancels."""
 
@@ -137,6 +139,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             run = self._with_lease(unit, run, unread)
         run = log.write(unit, run, steps, attempt=self.epoch)
         if self.state is not None and self.state.is_terminal:
+            if self.asks_title and self.state is RunState.COMPLETED:
+                titles.ask(unit, run)
             run = self._end(unit, run, self.state, unread=unread)
         if self.loop_state is not None:
             unit.loop_states.put(run.key, self.loop_state)

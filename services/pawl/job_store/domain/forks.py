@@ -135,7 +135,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
                 last_number=self.number,
                 create_time=unit.now,
                 update_time=unit.now,
-                made_title=source.title or source.made_title,
+                made_title=source.shown_title,
                 fork_of=source.conversation_id,
                 past_number=self.number,
             )

@@ -87,6 +87,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     `parent_run_id` is the run whose call its run does; empty for one that people began.
     Of a fork, `fork_of` is the conversation that it was made of, and its messages up to `past_number` stand under
     others, as its segments say; empty and 0 for any other one.
+    `model_title` is what a model has made of it, of the run `title_run_id`, empty for none and as long as none was
+    asked to; `title_at` is when the next one is, None for never.
     With `shows_arguments` those who may read it, as `sharing` says, may list the calls of its runs, too.
     `erase_user_id` is whose it was if it is being erased, or was; then it is nobody's. Empty for any other.
     """
@@ -111,6 +113,14 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
     sharing: Sharing = Sharing.PRIVATE
     shows_arguments: bool = False
+    model_title: str = ""
+    title_at: datetime | None = None
+    title_run_id: RunId = RunId("")
+
+    @property
+    def shown_title(self) -> str:
+        """That of its user, else that of a model, else the first line; empty if there is none."""
+        return self.title or self.model_title or self.made_title
 
     @property
     def key(self) -> ConversationKey:

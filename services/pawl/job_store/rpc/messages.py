@@ -11,8 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.ids import CallId, RunId
 from pawl.chassis.translate import Exceptions, Translator, kinds_of
+from pawl.errors import InvalidField
 from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
-from pawl.job.v1 import ledger_pb2
+from pawl.job.v1 import ledger_pb2, titles_pb2
 from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.events import (
@@ -27,6 +28,7 @@ from pawl.job_store.domain.events import (
 )
 from pawl.job_store.domain.forks import Head
 from pawl.job_store.domain.rows import (
+    TOKENS_MAX,
     CallRow,
     CommandRow,
     ConversationRow,
@@ -36,6 +38,7 @@ from pawl.job_store.domain.rows import (
     Offer,
     RunRow,
 )
+from pawl.job_store.domain.titles import TitleTask
 from pawl.job_store.domain.usage import Used, UsedOnDay
 from pawl.job_store.domain.waiting import Situation, Waiting
 
@@ -111,6 +114,7 @@ _RUN: Final = _WIRE.struct(
     ),
 )
 _USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
+TITLE_TASK: Final = _WIRE.struct(TitleTask, titles_pb2.TitleTask)
 _DECISION: Final = _WIRE.struct(
     Decision,
     call_pb2.Decision,
@@ -150,7 +154,7 @@ CONVERSATION: Final = _WIRE.struct(
     conversation_pb2.Conversation,
     Exceptions(
         write={
-            "title": lambda row: row.title or row.made_title,
+            "title": lambda row: row.shown_title,
             "has_own_title": lambda row: bool(row.title),
             "queued_run_count": lambda row: len(row.queue),
             "last_message_number": lambda row: row.last_number,
@@ -162,6 +166,9 @@ CONVERSATION: Final = _WIRE.struct(
         of_struct=(
             "title",
             "made_title",
+            "model_title",
+            "title_at",
+            "title_run_id",
             "queue",
             "interrupting",
             "last_number",
@@ -431,6 +438,14 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     entry.agent_ended.run.run_id = ending.run_id
     entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
     return entry
+
+
+def used_of(usage: run_pb2.Usage) -> Used:
+    """Return a usage; InvalidField if it has more than can be counted."""
+    used = _USAGE.read(usage)
+    if max(used.input_tokens, used.output_tokens, used.model_calls) > TOKENS_MAX:
+        raise InvalidField("usage is too large", field="usage")
+    return used
 
 
 def usage_of(data: bytes) -> Used:

@@ -186,6 +186,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         after_seq=request.after_seq if has("after_seq") else None,
         unstopped=_unstopped(request.unstopped_call_ids),
         delegations=tuple(map(_delegation, request.delegations)),
+        asks_title=request.asks_title,
         give_up=_GIVE_UP,
     )
 

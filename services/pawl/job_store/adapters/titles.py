@@ -1,0 +1,91 @@
+"""The titles that models make, in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Final
+
+from pawl.chassis.database import Database, DatabaseAdapter
+from pawl.chassis.ids import ConversationId, StoreId
+from pawl.job_store.adapters import usage
+from pawl.job_store.adapters.columns import joined
+from pawl.job_store.adapters.search_index import put_title
+from pawl.job_store.domain.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, TitleTask, said_title
+from pawl.job_store.domain.usage import UsageKey, Used, day_of
+
+# One that was given often enough, or is nobody's any more, is given to nobody.
+_CLAIM: Final = """
+WITH due AS MATERIALIZED (
+    SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
+    ORDER BY title_at LIMIT $1 FOR UPDATE SKIP LOCKED
+), claimed AS (
+    UPDATE job_store.conversations AS c SET title_attempts = c.title_attempts + 1,
+        title_at = CASE WHEN c.title_attempts < $2 AND c.user_id <> '' THEN now() + $3::interval END
+    FROM due WHERE c.store_id = due.store_id AND c.conversation_id = due.conversation_id
+    RETURNING c.store_id, c.conversation_id, c.title_attempts, c.title_at, c.title_run_id
+)
+SELECT c.store_id, c.conversation_id, c.title_attempts AS attempt, asked.body AS asked, answered.body AS answered
+FROM claimed AS c CROSS JOIN LATERAL (
+    SELECT m.body FROM job_store.messages AS m
+    WHERE m.store_id = c.store_id AND m.conversation_id = c.conversation_id AND m.run_id = c.title_run_id
+    ORDER BY m.number LIMIT 1
+) AS asked CROSS JOIN LATERAL (
+    SELECT m.body FROM job_store.messages AS m
+    WHERE m.store_id = c.store_id AND m.conversation_id = c.conversation_id AND m.run_id = c.title_run_id
+    ORDER BY m.number DESC LIMIT 1
+) AS answered
+WHERE c.title_at IS NOT NULL
+"""
+_SET: Final = """
+UPDATE job_store.conversations SET model_title = $4,
+    title_at = CASE WHEN $4 = '' AND title_attempts < $5 THEN now() + $6::interval END
+WHERE store_id = $1 AND conversation_id = $2 AND title_attempts = $3 AND title_at IS NOT NULL AND user_id <> ''
+RETURNING user_id, title
+"""
+_RUN: Final = """
+SELECT r.user_id, r.agent_name, now() AS time FROM job_store.conversations AS c
+JOIN job_store.runs AS r ON r.store_id = c.store_id AND r.run_id = c.title_run_id
+WHERE c.store_id = $1 AND c.conversation_id = $2 AND r.user_id <> ''
+"""
+_LEASE: Final = timedelta(minutes=2)
+_PAUSE: Final = timedelta(minutes=1)
+
+
+class PostgresTitles(DatabaseAdapter):
+    """See `ports.Titles`. `said` reads the body of a message."""
+
+    def __init__(self, database: Database, said: Callable[[bytes], Said]) -> None:
+        super().__init__(database)
+        self._said = said
+
+    async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
+        tasks = []
+        for record in await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE):
+            asked, answered = self._said(record["asked"]), self._said(record["answered"])
+            tasks.append(
+                TitleTask(
+                    store_id=record["store_id"],
+                    conversation_id=record["conversation_id"],
+                    attempt=record["attempt"],
+                    model=answered.model,
+                    user_text=asked.text[:TEXT_CHARACTERS_MAX],
+                    answer_text=answered.text[:TEXT_CHARACTERS_MAX],
+                )
+            )
+        return tasks
+
+    async def put(
+        self, store_id: StoreId, conversation_id: ConversationId, attempt: int, text: str, used: Used
+    ) -> None:
+        title = said_title(text)
+        place = store_id, conversation_id
+        async with self._database.transaction() as connection:
+            kept = await connection.fetchrow(_SET, *place, attempt, title, ATTEMPTS_MAX, _PAUSE)
+            if kept is not None and title and not kept["title"]:
+                await put_title(connection, store_id, conversation_id, kept["user_id"], title)
+            run = await connection.fetchrow(_RUN, *place)
+            if run is not None and used != Used():
+                key = UsageKey(store_id, run["agent_name"], day_of(run["time"]), run["user_id"])
+                statement, arguments = joined([usage.addition([(key, used)])])
+                await connection.execute(statement, *arguments)

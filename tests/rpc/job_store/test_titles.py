@@ -1,0 +1,162 @@
+"""Titles that models make, in the ledger: given to one at a time, a few times, and beaten by those of users."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pawl.event.v1 import message_pb2, run_pb2
+from pawl.job.v1 import agents_pb2, ledger_pb2
+from pawl.job.v1 import titles_pb2 as pb
+from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
+from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
+from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.test_conversations import get, listed, take_in, update
+from tests.rpc.job_store.test_delegation import delegating
+from tests.rpc.job_store.test_erasures import erase
+from tests.rpc.job_store.user import Owner, User
+
+
+async def answered(user: User, question: str = "How warm is it?", **fields: Any) -> str:
+    """A run that has answered and asks for a title; the id of its conversation."""
+    owner = await user.start(question, **fields)
+    return await answer(user, owner)
+
+
+async def answer(user: User, owner: Owner) -> str:
+    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="12 degrees.", model="steady")
+    await owner.commit(messages=[said])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, asks_title=True)
+    return (await user.run(owner.run_id)).conversation_id
+
+
+async def claim(replica: Replica, titles_max: int = 4) -> list[pb.TitleTask]:
+    request = pb.ClaimTitlesRequest(titles_max=titles_max)
+    return list((await TitleServiceStub(replica.channel).ClaimTitles(request)).tasks)
+
+
+async def bring(replica: Replica, task: pb.TitleTask, text: str, **used: int) -> None:
+    request = pb.SetTitleRequest(
+        store_id=task.store_id,
+        conversation_id=task.conversation_id,
+        attempt=task.attempt,
+        text=text,
+        usage=run_pb2.Usage(**used),
+    )
+    await TitleServiceStub(replica.channel).SetTitle(request)
+
+
+async def pass_time(replica: Replica) -> None:
+    await replica.database.execute("UPDATE job_store.conversations SET title_at = now() WHERE title_at IS NOT NULL")
+
+
+async def test_a_title_is_made_once_by_one_of_several(start: StartReplica) -> None:
+    one, two = await start(), await start()
+    user = User(one.stub)
+    conversation_id = await answered(user, agent={"name": "clerk", "version": 1})
+    assert (await get(user, conversation_id=conversation_id)).title == "How warm is it?"
+    given = await asyncio.gather(*(claim(replica) for replica in (one, two) * 3))
+    (task,) = [task for tasks in given for task in tasks]
+    assert (task.attempt, task.model, task.user_text, task.answer_text) == (
+        1,
+        "steady",
+        "How warm is it?",
+        "12 degrees.",
+    )
+    await bring(two, task, '"Warmth in Oslo"', input_tokens=30, output_tokens=4, model_calls=1)
+    found = await get(user, conversation_id=conversation_id)
+    assert (found.title, found.has_own_title) == ("Warmth in Oslo", False)
+    request = agents_pb2.GetAgentUsageRequest(store_id="acme", name="clerk", days=1)
+    (today,) = (await AgentLedgerServiceStub(one.channel).GetAgentUsage(request)).days
+    assert (today.runs, today.usage.input_tokens, today.usage.output_tokens) == (1, 30, 4)
+    await answered(user, "And tomorrow?", conversation_id=conversation_id)
+    await pass_time(one)
+    assert not await claim(one)
+
+
+async def test_what_its_user_calls_it_stands(replica: Replica, user: User) -> None:
+    conversation_id = await answered(user)
+    (task,) = await claim(replica)
+    await update(user, conversation_id, title="Mine")
+    await bring(replica, task, "Warmth in Oslo")
+    await take_in(replica.database)
+    assert (await get(user, conversation_id=conversation_id)).title == "Mine"
+    assert not await listed(user, query="warmth")
+    await update(user, conversation_id, title="")
+    await take_in(replica.database)
+    assert (await get(user, conversation_id=conversation_id)).title == "Warmth in Oslo"
+    assert await listed(user, query="warmth") == [conversation_id]
+    named = await answered(user, conversation_id=(await named_conversation(user)))
+    await pass_time(replica)
+    assert not await claim(replica), f"{named} has a title of its user's"
+
+
+async def named_conversation(user: User) -> str:
+    owner = await user.start("Name me.")
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    await update(user, conversation_id, title="Named")
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    return conversation_id
+
+
+async def test_a_made_title_is_found_at_once_and_only_by_its_user(replica: Replica, user: User) -> None:
+    conversation_id = await answered(user)
+    await take_in(replica.database)
+    (task,) = await claim(replica)
+    await bring(replica, task, "Warmth in Oslo")
+    assert await listed(user, query="warmth oslo") == [conversation_id]
+    assert not await listed(User(user.stub, user_id="bob"), query="warmth")
+
+
+async def test_who_makes_it_may_die_and_the_model_may_fail_three_times_in_all(replica: Replica, user: User) -> None:
+    conversation_id = await answered(user)
+    (died,) = await claim(replica)
+    assert not await claim(replica), "it is somebody's for two minutes"
+    await pass_time(replica)
+    (failed,) = await claim(replica)
+    await bring(replica, died, "Too late")
+    assert (await get(user, conversation_id=conversation_id)).title == "How warm is it?"
+    await bring(replica, failed, "")
+    assert not await claim(replica), "a minute later"
+    await pass_time(replica)
+    (last,) = await claim(replica)
+    assert [died.attempt, failed.attempt, last.attempt] == [1, 2, 3]
+    await pass_time(replica)
+    for _ in range(2):
+        assert not await claim(replica)
+    assert await replica.database.fetchval("SELECT title_at FROM job_store.conversations") is None
+
+
+async def test_of_an_erased_conversation_nothing_is_kept(replica: Replica, user: User) -> None:
+    waiting, given = await answered(user), await answered(user)
+    kept = await answered(user)
+    tasks = {task.conversation_id: task for task in await claim(replica)}
+    await bring(replica, tasks[kept], "Zanzibar")
+    for conversation_id in (waiting, given, kept):
+        await erase(replica, conversation_id)
+    await bring(replica, tasks[given], "Zanzibar")
+    await pass_time(replica)
+    assert not await claim(replica)
+    rows = await replica.database.fetch("SELECT model_title, title_at, title_run_id FROM job_store.conversations")
+    assert {tuple(row) for row in rows} == {("", None, "")}
+
+
+async def test_forks_have_their_own(replica: Replica, user: User) -> None:
+    source = await answered(user)
+    (task,) = await claim(replica)
+    await bring(replica, task, "Warmth in Oslo")
+    request = ledger_pb2.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=source, number=2)
+    fork = (await user.stub.ForkConversation(request)).conversation
+    assert fork.title == "Warmth in Oslo"
+    await answered(user, "And in Rome?", conversation_id=fork.conversation_id)
+    (task,) = await claim(replica)
+    assert (task.conversation_id, task.user_text) == (fork.conversation_id, "And in Rome?")
+    await bring(replica, task, "Warmth in Rome")
+    assert (await get(user, conversation_id=fork.conversation_id)).title == "Warmth in Rome"
+    assert (await get(user, conversation_id=source)).title == "Warmth in Oslo"
+
+
+async def test_sub_agents_have_none(replica: Replica, user: User) -> None:
+    child = await delegating(user, await user.start(), "a")
+    await child.commit(state=run_pb2.RUN_STATE_COMPLETED, asks_title=True)
+    assert not await claim(replica)
