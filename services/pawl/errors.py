@@ -12,8 +12,8 @@ a reason that comes from a peer back into the same class.
       Unimplemented: MethodNotFound
       AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
-        IllegalTransition, ConversationBusy, DeadlinePassed, ApprovalRequired, AttentionNotNeeded,
-        SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen
+        IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
+        AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, SlowConsumer
@@ -263,6 +263,10 @@ class IllegalTransition(FailedPrecondition):
 
 class ConversationBusy(FailedPrecondition):
     """The conversation has an active run and the policy asked for is REJECT."""
+
+
+class RunOfAnotherUser(FailedPrecondition):
+    """The active run of the conversation is of another user: a message neither enters nor interrupts it. Queue it."""
 
 
 class DeadlinePassed(FailedPrecondition):

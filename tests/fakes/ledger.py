@@ -152,7 +152,7 @@ class MemoryLedger(WorkerLedgerClient):
     def messages(self, key: RunKey) -> list[Message]:
         """Return the messages of the run's conversation, with their numbers."""
         rows = self.tables.messages[ConversationKey(key.store_id, self.row(key).conversation_id)]
-        return [wire.MESSAGE.read(messages.message(row)) for row in rows]
+        return [wire.MESSAGE.read(messages.message(row, self.row(key).user_id)) for row in rows]
 
     def log(self, key: RunKey) -> list[event_pb2.RunEvent]:
         """Return the log of a run."""

@@ -70,6 +70,19 @@ class Chooser:
             limits=self.model.limits,
         )
 
+    def share(self) -> Row:
+        """A user lets others write to a conversation, or no longer."""
+        found = self.pick(list(self.model.conversations.values()))
+        # Mostly the other way round than it is.
+        others = ["READ", "PRIVATE"] if found["sharing"] == "WRITE" else ["WRITE", "WRITE"]
+        return self._ask(
+            "share",
+            store=found["store"],
+            user=self.pick([found["user"]] * 5 + ["bob"]),
+            conversation=found["id"],
+            sharing=self.pick([*others, "WRITE"]),
+        )
+
     def commit(self) -> Row:
         """A step of a worker: of the owner, or of one that was, or of nobody."""
         run, model = self._run(), self.model
@@ -297,7 +310,7 @@ class Chooser:
 
     def several(self) -> list[Row]:
         """Asks of the moment that share a transaction."""
-        kinds = [self.submit, self.commit, self.send, self.lease_offer]
+        kinds = [self.submit, self.submit, self.share, self.commit, self.commit, self.send, self.lease_offer]
         return [self.pick(kinds)() for _ in range(self.pick([2, 3]))]
 
     def wait(self, seconds: float = 0.0) -> Row:

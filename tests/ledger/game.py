@@ -128,7 +128,8 @@ class Game:
             if run["worker"]:
                 found.append(await reads.load(key, run["epoch"]))
             conversation_id = run["conversation"]
-            found.append(await reads.messages(key.store_id, run["user"], conversation_id, after=1, rows_max=2))
+            user_id = self.model.conversations[store_name, conversation_id]["user"]
+            found.append(await reads.messages(key.store_id, user_id, conversation_id, after=1, rows_max=2))
         for store_id in map(StoreId, sorted(set(STORES))):
             found += [await reads.pending(store_id, wanted, after=None, rows_max=3) for wanted in _PENDING]
             for oldest_first in (False, True):
@@ -147,6 +148,10 @@ class Game:
     async def submit(self) -> None:
         """A message of a user."""
         await self.play(self.choose.submit())
+
+    async def share(self) -> None:
+        """Others may write to a conversation, or no longer."""
+        await self.play(self.choose.share())
 
     async def worker(self) -> None:
         """Something about leases."""
@@ -252,6 +257,7 @@ MOVES = (
     *[Game.agents] * 3,
     *[Game.group] * 4,
     *[Game.submit] * 2,
+    *[Game.share] * 2,
     *[Game.settle] * 2,
     *[Game.worker] * 3,
     *[Game.offer] * 2,

@@ -89,7 +89,9 @@ class Model:
         # Local: these modules need this one.
         from tests.ledger import model_commit, model_inbox, model_leases  # noqa: PLC0415
 
-        methods = {"submit": Model.submit} | model_commit.ASKS | model_inbox.ASKS | model_leases.ASKS
+        methods = (
+            {"submit": Model.submit, "share": Model.share} | model_commit.ASKS | model_inbox.ASKS | model_leases.ASKS
+        )
         self._tag = ask["tag"]
         self._made.clear()
         try:
@@ -121,6 +123,8 @@ class Model:
         found = self._conversation(ask)
         active = self.runs.get((store, found["active"])) if found else None
         policy = "CREATE" if active is None else ask["policy"]
+        if active and policy in {"STEER", "INTERRUPT"} and active["user"] != ask["user"]:
+            raise Refusal("RUN_OF_ANOTHER_USER")
         if policy == "STEER" and active is not None and active["cause"]:
             # What enters a run that is being stopped would be lost.
             policy = "QUEUE"
@@ -144,7 +148,7 @@ class Model:
     def _conversation(self, ask: Row) -> Row | None:
         name = ask["conversation"]
         found = self.conversations.get((ask["store"], name))
-        is_strange = found is not None and found["user"] != ask["user"]
+        is_strange = found is not None and ask["user"] != found["user"] and found["sharing"] != "WRITE"
         if is_strange or (found is None and name and ask["must_exist"]):
             raise Refusal("CONVERSATION_NOT_FOUND")
         return found
@@ -158,7 +162,9 @@ class Model:
         # What only waits for a worker is no reason to refuse another one.
         waiting = len([run for run in runs if run["state"] == "QUEUED" and not run["worker"]]) - free
         waits = len(found["queue"]) if found else 0
-        if policy != "STEER" and (waits >= self.limits["queue"] or waiting >= self.limits["store_queue"]):
+        is_writer = found is not None and found["user"] != ask["user"]
+        most = (self.limits["queue"] + 1) // 2 if is_writer else self.limits["queue"]
+        if policy != "STEER" and (waits >= most or waiting >= self.limits["store_queue"]):
             raise Refusal("QUEUE_FULL")
 
     def judge_room(self, run: Row, ask: Row) -> None:
@@ -180,7 +186,7 @@ class Model:
 
     def _conversation_of(self, store: str, user: str, name: str) -> Row:
         row: Row = {"store": store, "id": name, "user": user, "active": "", "queue": [], "messages": 0}
-        row["interrupting"] = []
+        row["interrupting"], row["sharing"] = [], "PRIVATE"
         self.conversations[store, name] = row
         return row
 
@@ -226,6 +232,7 @@ class Model:
 
     def _create(self, ask: Row, conversation: Row, policy: str) -> Row:
         run = self._new_run(conversation, self.new_id("run"), ask["budget"], ask["ceiling"])
+        run["user"] = ask["user"]
         if policy == "CREATE":
             self._give_turn(run)
         elif policy == "INTERRUPT":
@@ -239,6 +246,19 @@ class Model:
         else:
             conversation["queue"].append(run["id"])
         return run
+
+    def share(self, ask: Row) -> tuple[Any, ...]:
+        """Answer with how a conversation is shared; runs of writers stop with their right to write."""
+        found = self.conversations.get((ask["store"], ask["conversation"]))
+        if found is None or found["user"] != ask["user"]:
+            raise Refusal("CONVERSATION_NOT_FOUND")
+        found["sharing"] = ask["sharing"]
+        names = [*found["queue"], found["active"]] if ask["sharing"] != "WRITE" else []
+        for run in (self.runs[ask["store"], name] for name in names if name):
+            if run["user"] != ask["user"] and run["state"] != "CANCELLING":
+                self.post(run, self.new_id("cmd"), "cancel", user=ask["user"])
+                self.stop(run, "USER")
+        return ("ok", found["sharing"])
 
     # Turns, stops, ends.
 

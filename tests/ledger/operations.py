@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-from pawl.chassis.ids import CallKey, RunKey
+from pawl.chassis.ids import CallKey, RequestId, RunKey
 from pawl.event.v1 import run_pb2
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.attention import ReportCrash
@@ -23,6 +23,7 @@ from pawl.job_store.domain.command import (
     TopUp,
 )
 from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.offers import LeaseOffer
@@ -33,6 +34,7 @@ from pawl.job_store.domain.states import (
     LeaseAction,
     MessagePolicy,
     RunState,
+    Sharing,
     StopCause,
 )
 from pawl.job_store.domain.submit import Submit
@@ -49,6 +51,15 @@ def operation(ask: Row, now: datetime) -> Any:
     match ask["do"]:
         case "submit":
             return _submit(ask)
+        case "share":
+            return UpdateConversation(
+                store_id=ask["store"],
+                user_id=ask["user"],
+                request_id=RequestId(""),
+                fingerprint=b"",
+                conversation_id=ask["conversation"],
+                sharing=Sharing[ask["sharing"]],
+            )
         case "commit":
             return _commit(ask, now)
         case "send":

@@ -20,7 +20,7 @@ from pawl.job_store.app.reading import Claimed
 from pawl.job_store.domain.attention import Quarantine
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, Decision, LastCommit, RunRow
+from pawl.job_store.domain.rows import CallRow, ConversationRow, Decision, LastCommit, RunRow
 from pawl.job_store.domain.submit import Submitted
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row
@@ -128,6 +128,8 @@ def _epochs(claimed: Sequence[Claimed]) -> dict[tuple[str, str], int]:
 
 def _answer(answer: object) -> tuple[Any, ...]:
     match answer:
+        case ConversationRow():
+            return ("ok", answer.sharing.name)
         case Submitted():
             return ("ok", answer.run.run_id, answer.steered)
         case LastCommit():
@@ -154,7 +156,7 @@ def view_of_model(model: Model) -> Row:
 
     return {
         "conversations": {
-            key: (row["user"], row["active"], tuple(row["queue"]), row["messages"])
+            key: (row["user"], row["active"], tuple(row["queue"]), row["messages"], row["sharing"])
             for key, row in model.conversations.items()
         },
         "runs": {
@@ -259,7 +261,7 @@ def view_of_tables(tables: Tables, now: datetime) -> Row:
 
     return {
         "conversations": {
-            astuple(key): (row.user_id, row.active_run_id or "", row.queue, row.last_number)
+            astuple(key): (row.user_id, row.active_run_id or "", row.queue, row.last_number, row.sharing.name)
             for key, row in tables.conversations.items()
         },
         "runs": {astuple(key): run(row) for key, row in tables.runs.items()},

@@ -239,14 +239,17 @@ class MemoryReads:
         run = self._run(key, UserId(""))
         if run.epoch != epoch or run.worker_id is None:
             raise LeaseLost
-        every = self._tables.shown(ConversationKey(key.store_id, run.conversation_id))
+        conversation = self._tables.conversations[ConversationKey(key.store_id, run.conversation_id)]
+        author = conversation.author(run.user_id)
+        every = [row for row in self._tables.shown(conversation.key) if not row.summarised_to or row.user_id == author]
         summarised = max((row.summarised_to for row in every), default=0)
         messages = [row for row in every if row.number > summarised]
-        run_ids = {row.run_id for row in messages} | {key.run_id}
+        run_ids = {row.run_id for row in messages if row.user_id == author} | {key.run_id}
         calls = [row for row in self._tables.calls.values() if row.store_id == key.store_id and row.run_id in run_ids]
         calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
         return Loaded(
             run=run,
+            user_id=conversation.user_id,
             messages=messages,
             calls=calls,
             omitted_bytes={call.call_id: 0 for call in calls},
@@ -352,8 +355,7 @@ class MemoryReads:
         if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
             raise ConversationNotFound
         page = _page([row for row in self._tables.shown(key) if row.number > after], rows_max)
-        is_own = user_id in {"", conversation.user_id}
-        return MessagePage(rows=page.rows, has_more=page.has_more, is_own=is_own)
+        return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         await self._database.reach()

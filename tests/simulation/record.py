@@ -49,7 +49,8 @@ class Record:
     def messages(self) -> dict[str, list[message_pb2.Message]]:
         """By conversation, in order."""
         return {
-            key.conversation_id: [messages.message(row) for row in rows] for key, rows in self.tables.messages.items()
+            key.conversation_id: [messages.message(row, self.tables.conversations[key].user_id) for row in rows]
+            for key, rows in self.tables.messages.items()
         }
 
     @cached_property

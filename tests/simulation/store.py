@@ -235,6 +235,7 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
     submitted = _keys(named, lambda keys: keys.conversations)
+    stopped = _keys(named, lambda keys: keys.stopped)
     made = [ConversationKey(row.store_id, row.conversation_id) for row in requests if row.conversation_id]
     wanted = [*submitted, *made, *(ConversationKey(run.store_id, run.conversation_id) for run in of_runs)]
     conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
@@ -248,6 +249,7 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
         if row.key in submitted and row.active_run_id is not None:
             entered.append(RunKey(row.store_id, row.active_run_id))
         passed = len(row.interrupting) if endings[row.key] else 0
+        passed = len(row.queue) if row.key in stopped else passed
         waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]

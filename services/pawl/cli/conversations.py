@@ -110,10 +110,13 @@ async def show(
     console.print(Text(f"{found.conversation_id}  {times}", style="dim"), soft_wrap=True)
     if found.labels:
         console.print(Text(labels_text(found.labels), style="dim"), soft_wrap=True)
-    is_mine = found.sharing != values.SHARING_READ or (await target.whoami()).caller.user_id == found.user_id
+    is_shared = found.sharing in {values.SHARING_READ, values.SHARING_WRITE}
+    me = (await target.whoami()).caller.user_id if is_shared else found.user_id
     calls: dict[str, dict[str, call_pb2.Call]] = {}
     async for message in target.messages(found.conversation_id):
         # `pawl steps` shows calls of one's own runs. Those of others, and of what came from elsewhere, stand here.
+        author = message.user_id or found.user_id
+        is_mine = author == me
         if (
             message.call_ids
             and message.run_id not in calls
@@ -121,7 +124,7 @@ async def show(
         ):
             calls[message.run_id] = await _calls_of_run(target, message.run_id)
         lines = lines_of_calls(message, calls.get(message.run_id, {}), is_mine=is_mine)
-        _show_message(console, message, f"{message.number:>4}  " if numbers else "", lines)
+        _show_message(console, message, f"{message.number:>4}  " if numbers else "", lines, "" if is_mine else author)
 
 
 @app.command()
@@ -270,18 +273,22 @@ async def share(
     arguments: Annotated[
         bool, typer.Option("--arguments", help="Show the calls, too: what tools were given, and their results.")
     ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Let them write to it, too: each begins runs of their own.")
+    ] = False,
     private: Annotated[bool, typer.Option("--private", help="Share it no longer.")] = False,
 ) -> None:
-    """Let all users of your store read a conversation, or no longer."""
-    if private and arguments:
-        raise CommandError("Give --arguments or --private, not both.")
+    """Let all users of your store read a conversation, or write to it, or no longer."""
+    if private and (arguments or write):
+        raise CommandError("Give --arguments and --write, or --private.")
     conversation_id, _ = await _named(target, key, conversation_id)
-    await target.share(conversation_id, shows_arguments=arguments, private=private)
+    await target.share(conversation_id, shows_arguments=arguments, write=write, private=private)
     if private:
         console.print(f"{conversation_id} is private.", markup=False, soft_wrap=True)
         return
     what = "its messages and calls" if arguments else "its messages"
-    console.print(f"All users of your store may read {conversation_id}: {what}.", markup=False, soft_wrap=True)
+    rights = "read and write to" if write else "read"
+    console.print(f"All users of your store may {rights} {conversation_id}: {what}.", markup=False, soft_wrap=True)
 
 
 @app.command()
@@ -381,8 +388,13 @@ def lines_of_calls(message: message_pb2.Message, calls: Mapping[str, call_pb2.Ca
     return [f"  ({count}: pawl steps {message.run_id})" if is_mine else f"  ({count})"]
 
 
-def _show_message(console: Console, message: message_pb2.Message, label: str, calls: Sequence[str]) -> None:
+def _show_message(
+    console: Console, message: message_pb2.Message, label: str, calls: Sequence[str], author: str
+) -> None:
+    """Print a message; `author` is empty for the caller."""
     speaker, style = _SPEAKERS.get(message.role, ("", ""))
+    if author and message.role == message_pb2.ROLE_USER:
+        speaker = wording.clean(author)
     lines = wording.said(f"{label}{speaker}: ", message.text or message.refusal)
     lines += [f"  {each}" for each in wording.parts_of(message)]
     for line in [*lines, *calls]:

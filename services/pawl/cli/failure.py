@@ -35,7 +35,7 @@ _NEXT: Final = {
     "CONVERSATION_ERASED": "`pawl conversations erase` with its id says how far that is.",
     "FORK_POINT_OPEN": "`pawl conversations show CONV --numbers` shows the numbers.",
     "CONVERSATION_NOT_FOUND": (
-        "`pawl conversations list` lists yours; one that another user shares can be read, and nothing else."
+        "`pawl conversations list` lists yours; one that another user shares can be read, and written to if it says so."
     ),
     "CONVERSATION_EXISTS": "`pawl conversations show --key` with it shows that one; go on there, or take another key.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",

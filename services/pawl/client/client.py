@@ -290,13 +290,21 @@ class AsyncClient(Target):
         return (await self.once(self.conversations.ImportConversation, request)).conversation
 
     async def share(
-        self, conversation_id: str, *, shows_arguments: bool = False, private: bool = False, request_id: str = ""
+        self,
+        conversation_id: str,
+        *,
+        shows_arguments: bool = False,
+        write: bool = False,
+        private: bool = False,
+        request_id: str = "",
     ) -> conversation_pb2.Conversation:
         """Let all users of your store read a conversation, with `shows_arguments` its calls, too; or end that.
 
+        With `write` their messages begin runs of their own in it; without it those that are open are cancelled.
         `private` holds from their next call on.
         """
-        sharing = conversation_pb2.SHARING_PRIVATE if private else conversation_pb2.SHARING_READ
+        sharing = conversation_pb2.SHARING_WRITE if write else conversation_pb2.SHARING_READ
+        sharing = conversation_pb2.SHARING_PRIVATE if private else sharing
         request = requests_pb2.UpdateConversationRequest(
             conversation_id=conversation_id, sharing=sharing, shows_arguments=shows_arguments, request_id=request_id
         )

@@ -45,9 +45,10 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
-from pawl.job_store.rpc.erasure_servicer import CANCEL, ErasureServicer, call_kind
+from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import encode_event, head_of, text_of, usage_of
+from pawl.job_store.rpc.operations import CANCEL
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.title_servicer import TitleServicer, said
 

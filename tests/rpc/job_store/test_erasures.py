@@ -20,7 +20,8 @@ from pawl.job_store.adapters.erasures import PostgresErasures
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.erasing import Erasing
 from pawl.job_store.domain.erasure import ErasureKey, Part
-from pawl.job_store.rpc.erasure_servicer import CANCEL, call_kind
+from pawl.job_store.rpc.erasure_servicer import call_kind
+from pawl.job_store.rpc.operations import CANCEL
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica, eventually
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_upkeep import age_conversation
@@ -223,6 +224,39 @@ async def test_conversations_of_agents_go_with_it(replica: Replica, user: User) 
         for part in SERVICES:
             await sweep.confirm(key_of(each), part)
     assert (await erase(replica, conversation_id)).erasure.HasField("end_time")
+
+
+async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is_its_users(
+    replica: Replica, user: User
+) -> None:
+    conversation_id, _ = await full(user)
+    await update(user, conversation_id, sharing=conversation_pb2.SHARING_WRITE)
+    bob = User(user.stub, user_id="bob")
+    owner = await bob.start(f"{MARKER} theirs", conversation_id=conversation_id, request_id="request")
+    waiting = await bob.submit(f"{MARKER} later", conversation_id=conversation_id)
+    call = owner.call("call_2", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
+    task = ledger_pb2.Delegation(call_id="call_2", run_id="run_child", text=f"{MARKER} task")
+    await owner.commit(calls=[call], delegations=[task])
+    below = (await bob.run("run_child")).conversation_id
+    await erase(replica, conversation_id)
+    sweep = erasing(replica, None)
+    await sweep.sweep()
+    assert (await bob.run(waiting.run.run_id)).state == run_pb2.RUN_STATE_CANCELLED
+    call.state, call.result.content_json = call_pb2.CALL_STATE_CANCELLED, b"null"
+    (cancel,) = await owner.inbox()
+    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, calls=[call], consumed=[cancel.command_id])
+
+    await swept(sweep)
+
+    assert MARKER not in await everything(replica.database)
+    with pytest.raises(RunNotFound):
+        await bob.run(owner.run_id)
+    with pytest.raises(ConversationErased):
+        await get(bob, conversation_id=below)
+    assert len((await erase(replica, conversation_id)).left_calls) == 1
+    for each in (conversation_id, below):
+        with pytest.raises(ConversationNotFound):
+            await erase(replica, each, "bob")
 
 
 async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_anew(

@@ -223,3 +223,93 @@ async def test_what_sharing_cannot_mean_is_refused(agent: Agent) -> None:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await stub.UpdateConversation(request, metadata=agent.metadata)
         assert from_rpc_error(refused.value).reason == "INVALID_FIELD"
+
+
+async def refusal(agent: Agent, conversation_id: str, policy: types_pb2.MessagePolicy.ValueType) -> str:
+    """The reason for which a message is refused, or OK."""
+    request = agent_pb2.SendMessageRequest(conversation_id=conversation_id, text="and now this", policy=policy)
+    try:
+        await agent.stub.SendMessage(request, metadata=agent.metadata)
+    except grpc.aio.AioRpcError as error:
+        return from_rpc_error(error).reason
+    return "OK"
+
+
+async def pending(agent: Agent) -> set[str]:
+    request = agent_pb2.ListPendingRequest(page_size=200)
+    return {call.call_id for call in (await agent.stub.ListPending(request, metadata=agent.metadata)).calls}
+
+
+async def test_writers_begin_runs_of_their_own_and_touch_none_of_others(suite: Suite, agent: Agent) -> None:
+    address = suite.endpoints.services["agent-loop"][1].grpc
+    keys = [await member_key(suite, agent, user_id) for user_id in ("olga", "wanda")]
+    async with Agent(address, user="", key=keys[0]) as owner, Agent(address, user="", key=keys[1]) as writer:
+        mine = await owner.start(TEXT)
+        question = await owner.until_pending(mine.run_id, call_pb2.CALL_STATE_ASKED)
+        named = {"conversation_id": mine.conversation_id, "run_id": mine.run_id, "call_id": question.call_id}
+        await share(owner, mine.conversation_id, sharing=conversation_pb2.SHARING_WRITE)
+        async with Agent(address, user="olga", store="elsewhere") as stranger:
+            assert allowed(await answers(stranger, named)) == NOTHING
+        found = await answers(writer, named)
+        assert allowed(found) == READS | {"StartRun": "OK", "SendMessage": "OK"}
+        on_the_active = (types_pb2.MESSAGE_POLICY_STEER, types_pb2.MESSAGE_POLICY_INTERRUPT)
+        for policy in on_the_active:
+            assert await refusal(writer, mine.conversation_id, policy) == "RUN_OF_ANOTHER_USER"
+        theirs = await writer.start("ask me which colour", conversation_id=mine.conversation_id)
+        assert (theirs.user_id, list(theirs.user_roles), theirs.queue_position) == ("wanda", ["member"], 3)
+
+        # What the writer has done to the owner's run is nothing; then it is the writers' turn.
+        await owner.decide(question, call_pb2.DECISION_KIND_ANSWER, answer="the large one")
+        assert (await owner.until_ended(mine.run_id)).state == run_pb2.RUN_STATE_COMPLETED
+        asked = await writer.until_pending(theirs.run_id, call_pb2.CALL_STATE_ASKED)
+        assert await pending(writer) == {asked.call_id}
+        assert asked.call_id not in await pending(owner)
+        for policy in on_the_active:
+            assert await refusal(owner, mine.conversation_id, policy) == "RUN_OF_ANOTHER_USER"
+        of_theirs = {"run_id": theirs.run_id, "call_id": asked.call_id}
+        for name, method in methods().items():
+            if "run_id" in method.input_type.fields_by_name:
+                assert await ask(owner, method, of_theirs) in {*NOT_THERE, "PERMISSION_DENIED"}, name
+        await writer.decide(asked, call_pb2.DECISION_KIND_ANSWER, answer="blue")
+        await writer.until_ended(theirs.run_id)
+        said_by = [(message.user_id, message.text) for message in await said(owner, mine.conversation_id)]
+        assert [text for user, text in said_by if user == "wanda" and text in {"mine now", "ask me which colour"}] == [
+            "mine now",
+            "mine now",
+            "ask me which colour",
+        ]
+        assert {user for user, _ in said_by} == {"olga", "wanda"}
+        assert not any(
+            message.reasoning for message in await said(owner, mine.conversation_id) if message.user_id == "wanda"
+        )
+
+        active, waiting = [await writer.start("ask me which hat", conversation_id=mine.conversation_id) for _ in "12"]
+        await writer.until_pending(active.run_id, call_pb2.CALL_STATE_ASKED)
+        await share(owner, mine.conversation_id, sharing=conversation_pb2.SHARING_READ)
+        for run in (active, waiting):
+            assert (await writer.until_ended(run.run_id)).state == run_pb2.RUN_STATE_CANCELLED
+        assert allowed(await answers(writer, named)) == READS
+
+
+async def test_what_writers_did_is_erased_with_the_conversation(suite: Suite, agent: Agent) -> None:
+    mine = await agent.start("what is 3 + 4")
+    await agent.until_ended(mine.run_id)
+    await share(agent, mine.conversation_id, sharing=conversation_pb2.SHARING_WRITE)
+    async with Agent(suite.endpoints.services["agent-loop"][1].grpc, user="wanda") as writer:
+        done = await writer.start("what is 5 * 5", conversation_id=mine.conversation_id)
+        await writer.until_ended(done.run_id)
+        open_run = await writer.start("ask me which colour", conversation_id=mine.conversation_id)
+        await writer.until_pending(open_run.run_id, call_pb2.CALL_STATE_ASKED)
+        erase = pb.EraseConversationRequest(conversation_id=mine.conversation_id)
+        service = ConversationServiceStub(agent.channel)
+
+        async def is_erased() -> bool:
+            answer = await service.EraseConversation(erase, metadata=agent.metadata)
+            return {"runs", "ledger"}.isdisjoint(answer.erasure.waits_for)
+
+        await until(is_erased)
+        for run in (done, open_run):
+            with pytest.raises(grpc.aio.AioRpcError) as refused:
+                await writer.get(run.run_id)
+            assert from_rpc_error(refused.value).reason == "RUN_NOT_FOUND"
+        assert await refusal(writer, mine.conversation_id, types_pb2.MESSAGE_POLICY_QUEUE) == "CONVERSATION_NOT_FOUND"

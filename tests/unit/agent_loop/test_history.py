@@ -111,6 +111,24 @@ def test_neighbours_of_the_same_role_are_joined() -> None:
     check_history(told)
 
 
+def test_a_message_of_another_user_says_whose_it_is_and_takes_the_words_of_nobody_else() -> None:
+    mine = replace(user("hi"), user_id=RUN.user_id)
+    theirs = replace(user("delete all of it"), run_id=RunId("other"), user_id=UserId("bob"))
+    answer = replace(assistant("No."), run_id=RunId("other"), user_id=UserId("bob"))
+    told = history.of_run(state(mine, assistant("Hello."), theirs, answer, replace(theirs, text="")))
+    assert [(message["role"], message["content"]) for message in told] == [
+        ("user", "hi"),
+        ("assistant", "Hello."),
+        ("user", "[Written by bob, another user of this conversation:]\ndelete all of it"),
+        ("assistant", "No."),
+        (
+            "user",
+            "[Written by bob, another user of this conversation:]\n[No text. What was with it is not shown here.]",
+        ),
+    ]
+    check_history(told)
+
+
 def test_an_empty_answer_leaves_no_message() -> None:
     told = history.of_run(state(user("hi"), assistant(""), user("hello?")))
     assert [message["role"] for message in told] == ["user"]

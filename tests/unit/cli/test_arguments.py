@@ -268,7 +268,7 @@ def test_a_service_that_does_not_answer_is_named(command: str, service: str, mon
             ConversationNotFound(),
             (
                 "No such conversation, or none that the caller may see. `pawl conversations list` lists yours; one that"
-                " another user shares can be read, and nothing else."
+                " another user shares can be read, and written to if it says so."
             ),
         ),
         (

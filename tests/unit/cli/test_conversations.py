@@ -101,7 +101,7 @@ def pawl(*arguments: str) -> tuple[int, str]:
         (("conversations", "label"), ("--none",), [("conv_1", {"labels": {}})]),
         (("conversations", "archive"), (), [("conv_1", {"archived": True})]),
         (("conversations", "unarchive"), (), [("conv_1", {"archived": False})]),
-        (("conversations", "share"), (), [("conv_1", {"shows_arguments": False, "private": False})]),
+        (("conversations", "share"), (), [("conv_1", {"shows_arguments": False, "write": False, "private": False})]),
         (("conversations", "erase"), ("--yes",), [("conv_1", "erase")] * 2),
         (("fork",), (), [("conv_1", 0)]),
         (("fork",), ("go on", "--at", "2", "--detach"), [("conv_1", 2), ("conv_2", "go on")]),

@@ -179,7 +179,9 @@ class StartRunRequest(_message.Message):
     request_id: _builtins.str
     """See the package comment."""
     conversation_id: _builtins.str
-    """The conversation to go on with; empty for a new one."""
+    """The conversation to go on with, one's own or one that is shared for writing;
+    empty for a new one.
+    """
     text: _builtins.str
     """The user's message, 1 byte to 256 KiB, without control characters other
     than tab and line breaks. May be empty if there are `parts`.

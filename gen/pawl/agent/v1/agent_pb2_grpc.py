@@ -166,7 +166,8 @@ class AgentServiceServicer(object):
         decides. Idempotent by request id.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+        (policy REJECT), RUN_OF_ANOTHER_USER (policy INTERRUPT), QUEUE_FULL,
+        REQUEST_ID_REUSED, AGENT_NOT_FOUND,
         INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
         DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
         """
@@ -259,7 +260,8 @@ class AgentServiceServicer(object):
         QUEUE_FULL.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+        (policy REJECT), RUN_OF_ANOTHER_USER (policies STEER and INTERRUPT), QUEUE_FULL,
+        REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
         response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -70,7 +70,8 @@ class AgentServiceStub:
     decides. Idempotent by request id.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+    (policy REJECT), RUN_OF_ANOTHER_USER (policy INTERRUPT), QUEUE_FULL,
+    REQUEST_ID_REUSED, AGENT_NOT_FOUND,
     INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
     DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
     """
@@ -139,7 +140,8 @@ class AgentServiceStub:
     QUEUE_FULL.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+    (policy REJECT), RUN_OF_ANOTHER_USER (policies STEER and INTERRUPT), QUEUE_FULL,
+    REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
     response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
     """
     CancelRun: _grpc.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]
@@ -269,7 +271,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     decides. Idempotent by request id.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+    (policy REJECT), RUN_OF_ANOTHER_USER (policy INTERRUPT), QUEUE_FULL,
+    REQUEST_ID_REUSED, AGENT_NOT_FOUND,
     INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
     DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
     """
@@ -338,7 +341,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     QUEUE_FULL.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-    (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+    (policy REJECT), RUN_OF_ANOTHER_USER (policies STEER and INTERRUPT), QUEUE_FULL,
+    REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
     response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
     """
     CancelRun: _aio.UnaryUnaryMultiCallable[_agent_pb2.CancelRunRequest, _agent_pb2.CancelRunResponse]  # type: ignore[assignment]
@@ -471,7 +475,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         decides. Idempotent by request id.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND,
+        (policy REJECT), RUN_OF_ANOTHER_USER (policy INTERRUPT), QUEUE_FULL,
+        REQUEST_ID_REUSED, AGENT_NOT_FOUND,
         INVALID_SCHEMA (of the response format, or a tool), UNSUPPORTED_PART,
         DOCUMENT_NOT_FOUND (of a part), TOOL_EXISTS (of `front_end_tools`).
         """
@@ -576,7 +581,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         QUEUE_FULL.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY
-        (policy REJECT), QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
+        (policy REJECT), RUN_OF_ANOTHER_USER (policies STEER and INTERRUPT), QUEUE_FULL,
+        REQUEST_ID_REUSED, AGENT_NOT_FOUND, INVALID_SCHEMA (of the
         response format), UNSUPPORTED_PART, DOCUMENT_NOT_FOUND (of a part).
         """
 

@@ -232,7 +232,7 @@ class UpdateConversationRequest(_message.Message):
     archived: _builtins.bool
     """True for the archive."""
     sharing: _conversation_pb2.Sharing.ValueType
-    """Whether others of the store may read it."""
+    """Whether others of the store may read it, or write to it."""
     shows_arguments: _builtins.bool
     """True to let those who may read it list the calls of its runs, too, with
     arguments and results. It may be set before it is shared.

@@ -100,7 +100,8 @@ class ConversationServiceServicer(object):
     def UpdateConversation(self, request, context):
         """Gives a conversation a title or labels, puts it into the archive or takes it
         out, or shares it with the store or ends that, which holds from the next call
-        of others on. Only its user may. Idempotent by request id.
+        of others on. When it is not shared for writing any more, open runs of others
+        in it are cancelled. Only its user may. Idempotent by request id.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
         """

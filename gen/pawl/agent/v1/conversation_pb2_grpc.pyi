@@ -52,7 +52,8 @@ class ConversationServiceStub:
     UpdateConversation: _grpc.UnaryUnaryMultiCallable[_conversation_pb2.UpdateConversationRequest, _conversation_pb2.UpdateConversationResponse]
     """Gives a conversation a title or labels, puts it into the archive or takes it
     out, or shares it with the store or ends that, which holds from the next call
-    of others on. Only its user may. Idempotent by request id.
+    of others on. When it is not shared for writing any more, open runs of others
+    in it are cancelled. Only its user may. Idempotent by request id.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
     """
@@ -110,7 +111,8 @@ class ConversationServiceAsyncStub(ConversationServiceStub):
     UpdateConversation: _aio.UnaryUnaryMultiCallable[_conversation_pb2.UpdateConversationRequest, _conversation_pb2.UpdateConversationResponse]  # type: ignore[assignment]
     """Gives a conversation a title or labels, puts it into the archive or takes it
     out, or shares it with the store or ends that, which holds from the next call
-    of others on. Only its user may. Idempotent by request id.
+    of others on. When it is not shared for writing any more, open runs of others
+    in it are cancelled. Only its user may. Idempotent by request id.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
     """
@@ -183,7 +185,8 @@ class ConversationServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_conversation_pb2.UpdateConversationResponse, _abc.Awaitable[_conversation_pb2.UpdateConversationResponse]]:
         """Gives a conversation a title or labels, puts it into the archive or takes it
         out, or shares it with the store or ends that, which holds from the next call
-        of others on. Only its user may. Idempotent by request id.
+        of others on. When it is not shared for writing any more, open runs of others
+        in it are cancelled. Only its user may. Idempotent by request id.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
         """

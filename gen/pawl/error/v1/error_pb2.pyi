@@ -172,6 +172,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     `before` and `after` are the nearest numbers where it can, as far as there
     are any.
     """
+    ERROR_REASON_RUN_OF_ANOTHER_USER: _ErrorReason.ValueType  # 70
+    """FAILED_PRECONDITION. The active run of the conversation is of another user: a
+    message neither enters nor interrupts it. With the policy QUEUE it begins a
+    run of its own.
+    """
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. An attach or list position beyond the end of the log;
     metadata `last_seq` says where the log ends.
@@ -364,6 +369,11 @@ ERROR_REASON_FORK_POINT_OPEN: ErrorReason.ValueType  # 69
 before has no answer yet, or calls without results, or was removed. Metadata
 `before` and `after` are the nearest numbers where it can, as far as there
 are any.
+"""
+ERROR_REASON_RUN_OF_ANOTHER_USER: ErrorReason.ValueType  # 70
+"""FAILED_PRECONDITION. The active run of the conversation is of another user: a
+message neither enters nor interrupts it. With the policy QUEUE it begins a
+run of its own.
 """
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. An attach or list position beyond the end of the log;

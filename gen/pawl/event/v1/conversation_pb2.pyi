@@ -33,6 +33,11 @@ class _SharingEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Sharing.Value
     """Nothing: to them it is not there."""
     SHARING_READ: _Sharing.ValueType  # 2
     """Read and find it: its messages, not the calls of its runs."""
+    SHARING_WRITE: _Sharing.ValueType  # 3
+    """Write to it, too, by its id: a message begins a run of whoever writes it,
+    in turn after those that are there. It neither enters nor interrupts a run
+    of anybody else (RUN_OF_ANOTHER_USER).
+    """
 
 class Sharing(_Sharing, metaclass=_SharingEnumTypeWrapper):
     """Sharing is what other users of the store may do with a conversation."""
@@ -43,6 +48,11 @@ SHARING_PRIVATE: Sharing.ValueType  # 1
 """Nothing: to them it is not there."""
 SHARING_READ: Sharing.ValueType  # 2
 """Read and find it: its messages, not the calls of its runs."""
+SHARING_WRITE: Sharing.ValueType  # 3
+"""Write to it, too, by its id: a message begins a run of whoever writes it,
+in turn after those that are there. It neither enters nor interrupts a run
+of anybody else (RUN_OF_ANOTHER_USER).
+"""
 Global___Sharing: _TypeAlias = Sharing  # noqa: Y015
 
 @_typing.final
@@ -105,7 +115,9 @@ class Conversation(_message.Message):
     archived: _builtins.bool
     """True if it was archived. The next message to it brings it back."""
     active_run_id: _builtins.str
-    """The run that has its turn; empty if none."""
+    """The run that has its turn, perhaps one of another user who may write to it;
+    empty if none.
+    """
     queued_run_count: _builtins.int
     """Runs that wait for their turn."""
     last_message_number: _builtins.int

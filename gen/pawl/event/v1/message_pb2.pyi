@@ -204,6 +204,7 @@ class Message(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     MISFIT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """Id of the message."""
     conversation_id: _builtins.str
@@ -252,6 +253,8 @@ class Message(_message.Message):
     """For ROLE_ASSISTANT: the model that was asked, which alone gets `reasoning` and
     `provider_state_json` back; empty if that is not known: then any model does.
     """
+    user_id: _builtins.str
+    """Whose it is: the user of its run."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The calls it asks for, in order."""
@@ -288,10 +291,11 @@ class Message(_message.Message):
         parts: _abc.Iterable[Global___Part] | None = ...,
         misfit: _builtins.str = ...,
         model: _builtins.str = ...,
+        user_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "conversation_id", b"conversation_id", "create_time", b"create_time", "first_output_seq", b"first_output_seq", "imported", b"imported", "interrupted", b"interrupted", "last_output_seq", b"last_output_seq", "message_id", b"message_id", "misfit", b"misfit", "model", b"model", "number", b"number", "parts", b"parts", "provider_state_json", b"provider_state_json", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "run_id", b"run_id", "summarised_to_number", b"summarised_to_number", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "conversation_id", b"conversation_id", "create_time", b"create_time", "first_output_seq", b"first_output_seq", "imported", b"imported", "interrupted", b"interrupted", "last_output_seq", b"last_output_seq", "message_id", b"message_id", "misfit", b"misfit", "model", b"model", "number", b"number", "parts", b"parts", "provider_state_json", b"provider_state_json", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "run_id", b"run_id", "summarised_to_number", b"summarised_to_number", "text", b"text", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

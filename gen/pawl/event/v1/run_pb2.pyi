@@ -194,7 +194,9 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     STOP_CAUSE_UNSPECIFIED: _StopCause.ValueType  # 0
     """The run was not stopped."""
     STOP_CAUSE_USER: _StopCause.ValueType  # 1
-    """Terminal. A user cancelled."""
+    """Terminal. A user cancelled: its own, or that of its conversation, who erased
+    that or lets nobody else write to it any more.
+    """
     STOP_CAUSE_SUPERSEDED: _StopCause.ValueType  # 2
     """Terminal. A newer message interrupted the run."""
     STOP_CAUSE_OPERATOR: _StopCause.ValueType  # 4
@@ -210,7 +212,9 @@ class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
 STOP_CAUSE_UNSPECIFIED: StopCause.ValueType  # 0
 """The run was not stopped."""
 STOP_CAUSE_USER: StopCause.ValueType  # 1
-"""Terminal. A user cancelled."""
+"""Terminal. A user cancelled: its own, or that of its conversation, who erased
+that or lets nobody else write to it any more.
+"""
 STOP_CAUSE_SUPERSEDED: StopCause.ValueType  # 2
 """Terminal. A newer message interrupted the run."""
 STOP_CAUSE_OPERATOR: StopCause.ValueType  # 4

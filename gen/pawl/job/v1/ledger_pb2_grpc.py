@@ -177,8 +177,8 @@ class LedgerServiceServicer(object):
         nothing behind: the same request may be sent again. A run is steered by at
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
-        REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
+        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

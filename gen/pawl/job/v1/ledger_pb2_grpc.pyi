@@ -45,8 +45,8 @@ class LedgerServiceStub:
     nothing behind: the same request may be sent again. A run is steered by at
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
-    REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
+    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
     """
     StartRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]
     """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
@@ -228,8 +228,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     nothing behind: the same request may be sent again. A run is steered by at
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
-    REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+    Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
+    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
     """
     StartRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]  # type: ignore[assignment]
     """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
@@ -414,8 +414,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         nothing behind: the same request may be sent again. A run is steered by at
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
-        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY, QUEUE_FULL,
-        REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+        Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
+        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

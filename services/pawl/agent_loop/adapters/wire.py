@@ -132,7 +132,7 @@ MESSAGE: Final = WIRE.struct(
     Exceptions(
         read={"role": _role},
         write={"role": lambda message: _ROLES.write(message.role)},
-        unwritten=("message_id", "run_id", "number"),
+        unwritten=("message_id", "run_id", "number", "user_id"),
         of_message=("conversation_id", "create_time"),
     ),
 )

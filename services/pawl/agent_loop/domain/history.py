@@ -24,6 +24,9 @@ ProviderMessage: TypeAlias = dict[str, Any]
 
 _INTERRUPTED: Final = "[The answer was interrupted here.]"
 _SUMMARY: Final = "Summary of the conversation so far:\n\n"
+# What others say is not what the user of the run asks for.
+_OF_ANOTHER: Final = "[Written by {}, another user of this conversation:]\n"
+_NO_TEXT: Final = "[No text. What was with it is not shown here.]"
 _KEPT_SHARE: Final = 0.5
 
 
@@ -129,6 +132,8 @@ def _group(
     message: Message, state: State, reasoning_field: str, result_bytes_max: int, *, takes_images: bool
 ) -> list[ProviderMessage]:
     match message.role:
+        case Role.USER if message.user_id not in {"", state.run.user_id}:
+            return [_message("user", _OF_ANOTHER.format(message.user_id) + (message.text or _NO_TEXT))]
         case Role.USER if message.parts:
             return [_message("user", parts.content(message.parts, takes_images=takes_images))]
         case Role.USER:

@@ -7,7 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from pawl.agent_loop.domain.parts import Part
-from pawl.chassis.ids import CallId, RunId
+from pawl.chassis.ids import CallId, RunId, UserId
 
 
 class Role(StrEnum):
@@ -42,3 +42,5 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """The faults of an answer that does not fit the response format of its run; empty for none."""
     model: str = ""
     """The model that was asked for it; empty if it is of nobody, or not known."""
+    user_id: UserId = UserId("")
+    """The user whose it is; empty if the ledger is of a version before there was more than one."""

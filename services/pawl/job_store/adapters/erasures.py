@@ -31,7 +31,7 @@ user_id = '', key_hash = NULL, title = '', made_title = '', model_title = '', ti
 labels = '', archived = false, erase_time = now(),
 update_time = now(),
 searched_title = '', searched_number = c.last_number, erase_user_id = c.user_id, erase_parts = $1,
-past_number = 0, sharing = 1
+past_number = 0, sharing = 1, writable = false
 """
 _ALL_PARTS: Final = list(Part)
 _BEGIN: Final = f"""
@@ -91,22 +91,23 @@ WITH RECURSIVE forks AS (
 UPDATE job_store.conversations AS c SET made_title = '' FROM forks AS f
 WHERE c.store_id = $1 AND c.conversation_id = f.conversation_id AND c.made_title <> ''
 """
-_RECEIPT: Final = """
+# The conversation for which one is erased, for the user of that: below it there may be those of writers.
+_ROOT: Final = """
+SELECT k.erase_root FROM job_store.conversations AS k LEFT JOIN job_store.conversations AS r
+ON r.store_id = k.store_id AND r.conversation_id = k.erase_root
+WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> ''
+AND coalesce(r.erase_user_id, k.erase_user_id) = $3
+"""
+_RECEIPT: Final = f"""
 SELECT min(c.erase_time) AS erase_time, max(c.erase_end_time) AS end_time,
     array_agg(DISTINCT p.part) FILTER (WHERE p.part IS NOT NULL) AS parts
 FROM job_store.conversations AS c LEFT JOIN LATERAL unnest(c.erase_parts) AS p (part) ON true
-WHERE c.store_id = $1 AND c.erase_root = (
-    SELECT erase_root FROM job_store.conversations
-    WHERE store_id = $1 AND conversation_id = $2 AND erase_user_id = $3 AND $3 <> ''
-)
+WHERE c.store_id = $1 AND c.erase_root = ({_ROOT})
 """
-_LEFT: Final = """
+_LEFT: Final = f"""
 SELECT i.run_id, i.call_id, i.tool_name, i.effect_class, i.state, i.start_time
 FROM job_store.conversations AS c JOIN job_store.erased_items AS i USING (store_id, conversation_id)
-WHERE c.store_id = $1 AND i.has_left AND (i.run_id, i.call_id) > ($4, $5) AND c.erase_root = (
-    SELECT erase_root FROM job_store.conversations
-    WHERE store_id = $1 AND conversation_id = $2 AND erase_user_id = $3 AND $3 <> ''
-)
+WHERE c.store_id = $1 AND i.has_left AND (i.run_id, i.call_id) > ($4, $5) AND c.erase_root = ({_ROOT})
 ORDER BY i.run_id, i.call_id LIMIT $6
 """
 _KEY: Final = "store_id, conversation_id, erase_user_id"

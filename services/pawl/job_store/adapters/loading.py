@@ -239,10 +239,11 @@ async def _load_runs(
     requests: Sequence[RequestRow],
     conversations: Sequence[ConversationRow],
 ) -> list[RunKey]:
-    """Load the runs; returns those that messages may enter, or that are superseded."""
+    """Load the runs; returns those that messages may enter, or that are superseded or stopped."""
     keys = dict.fromkeys(_distinct(named, lambda keys: keys.runs))
     keys.update(dict.fromkeys(RunKey(row.store_id, row.run_id) for row in requests))
     submitted = set(_distinct(named, lambda keys: keys.conversations))
+    stopped = set(_distinct(named, lambda keys: keys.stopped))
     entered: list[RunKey] = []
     endings = _endings(named, conversations)
     for row in conversations:
@@ -250,6 +251,7 @@ async def _load_runs(
             entered.append(RunKey(row.store_id, row.active_run_id))
         # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
         passed = len(row.interrupting) if endings[row.key] else 0
+        passed = len(row.queue) if row.key in stopped else passed
         waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]

@@ -42,12 +42,14 @@ _OWNER: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
 """
 _OWNED_RUN: Final = f"""
-SELECT {tables.RUNS.names}, loop_state, now() AS time, (
-    SELECT past_number FROM job_store.conversations AS c
-    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
-) AS past_number
-FROM job_store.runs AS r WHERE store_id = $1 AND run_id = $2
+SELECT {tables.RUNS.names}, loop_state, now() AS time, past_number, conversation_user_id
+FROM job_store.runs AS r LEFT JOIN LATERAL (
+    SELECT c.past_number, coalesce(nullif(c.user_id, ''), c.erase_user_id) AS conversation_user_id
+    FROM job_store.conversations AS c WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+) AS c ON true
+WHERE store_id = $1 AND run_id = $2
 """
+_BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id")
 _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
 WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
@@ -105,11 +107,12 @@ _MESSAGES: Final = paging.statement(
     order="number",
     size="length(body)",
 )
+# Summaries retell calls: of others than the user of the run there are none.
 _MESSAGES_FROM_SUMMARY: Final = f"""
 SELECT {tables.MESSAGES.names} FROM job_store.messages
-WHERE store_id = $1 AND conversation_id = $2 AND number > (
+WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
     SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
-    WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0
+    WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3
 ) ORDER BY number
 """
 # Results are given to the newest calls first, as far as they go.
@@ -149,12 +152,13 @@ class PostgresReads(DatabaseAdapter):
             if record is None:
                 raise RunNotFound
             fields = dict(record)
-            loop_state, time, past_number = (fields.pop(name) for name in ("loop_state", "time", "past_number"))
+            loop_state, time, past_number, user_id = (fields.pop(name) for name in _BESIDE_RUN)
             run = tables.run(fields)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
-            messages = await _from_summary(connection, key.store_id, run.conversation_id, past_number or 0)
-            run_ids = {message.run_id for message in messages}
+            author = UserId("") if user_id in {None, run.user_id} else run.user_id
+            messages = await _from_summary(connection, key.store_id, run.conversation_id, past_number or 0, author)
+            run_ids = {message.run_id for message in messages if message.user_id == author}
             records = await connection.fetch(_FAILURES, key.store_id, list(run_ids)) if run_ids - {key.run_id} else []
             failures = {record["run_id"]: record["failure"] for record in records}
             run_ids.add(key.run_id)
@@ -168,6 +172,7 @@ class PostgresReads(DatabaseAdapter):
             commands = [tables.command(record) for record in records]
         return Loaded(
             run=run,
+            user_id=user_id or run.user_id,
             messages=messages,
             calls=calls,
             omitted_bytes=omitted_bytes,
@@ -244,15 +249,14 @@ class PostgresReads(DatabaseAdapter):
             conversation = None if record is None else tables.conversation(record)
             if conversation is None or not (user_id == "" or conversation.is_shown_to(user_id)):
                 raise absent(conversation, user_id)
-            is_own = user_id in {"", conversation.user_id}
             if past_number := conversation.past_number:
                 page = await segments.messages(
                     connection, store_id, conversation_id, past_number, after=after, rows_max=rows_max
                 )
-                return MessagePage(rows=page.rows, has_more=page.has_more, is_own=is_own)
-            arguments = (store_id, conversation_id, after)
-            page = await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
-            return MessagePage(rows=page.rows, has_more=page.has_more, is_own=is_own)
+            else:
+                arguments = (store_id, conversation_id, after)
+                page = await paging.fetch(connection, _MESSAGES, arguments, tables.message, rows_max=rows_max)
+        return MessagePage(rows=page.rows, has_more=page.has_more, user_id=conversation.user_id)
 
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         async with self._database.acquire() as connection:
@@ -260,12 +264,12 @@ class PostgresReads(DatabaseAdapter):
 
 
 async def _from_summary(
-    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a conversation that its newest summary does not stand for."""
+    """Return the messages of a conversation that the newest summary of an author does not stand for."""
     if past_number:
-        return await segments.from_summary(connection, store_id, conversation_id, past_number)
-    records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id)
+        return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
+    records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)
     return [tables.message(record) for record in records]
 
 

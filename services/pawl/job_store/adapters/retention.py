@@ -63,7 +63,8 @@ _TRIMMED_RUNS_MAX: Final = 100
 # The longest there first. Its conversation is locked, as by whoever removes conversations. A fork from before the
 # summary shows what that stands for.
 _OLD_SUMMARY: Final = """
-SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time FROM (
+SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time,
+    coalesce(nullif(m.user_id, ''), c.user_id) AS user_id FROM (
     SELECT * FROM job_store.messages
     WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
     AND NOT EXISTS (
@@ -75,10 +76,11 @@ SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time F
 ) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
 ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 """
-# Those that had ended when the summary was made, and have no message that it does not stand for.
+# Those of its user, or already hidden, that had ended when it was made, and have no message that it does not stand for.
 _SUMMARISED_RUNS: Final = """
 SELECT store_id, run_id FROM job_store.runs
-WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND run_id <> ALL (ARRAY(
+WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND user_id IN ('', $6)
+AND run_id <> ALL (ARRAY(
     SELECT DISTINCT run_id FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number > $3
 ))
 ORDER BY create_time, run_id LIMIT $5
@@ -204,8 +206,9 @@ class PostgresRetention(DatabaseAdapter):
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
             if summary is None:
                 return 0
-            store_id, conversation_id, number, end, time = summary
-            records = await connection.fetch(_SUMMARISED_RUNS, store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX)
+            store_id, conversation_id, number, end, time, user_id = summary
+            which = (store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX, user_id)
+            records = await connection.fetch(_SUMMARISED_RUNS, *which)
             if not records:
                 return await deleted(connection, _SWEPT, store_id, conversation_id, number)
             runs = columns(records)

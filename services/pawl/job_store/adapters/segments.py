@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from pawl.chassis.database import Connection
-from pawl.chassis.ids import ConversationId, StoreId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.rows import MessageRow, Segment
@@ -42,20 +42,20 @@ _MESSAGES: Final = paging.statement(
     order="number",
     size="length(body)",
 )
-# The newest summary, as far as it stands in the parts: one that was written behind a fork is none of it.
+# The newest summary of an author, as far as it stands in the parts: one that was written behind a fork is none of it.
 _SUMMARY: Final = f"""
 SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p JOIN job_store.messages AS m
-ON {_IS_IN.format("$1", "p.first_number")} WHERE m.summarised_to > 0
-"""
+ON {_IS_IN.format("$1", "p.first_number")} WHERE m.summarised_to > 0 AND m.user_id = """
 _FROM_SUMMARY: Final = f"""
-WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY})
+WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
 SELECT {tables.MESSAGES.names} FROM parts AS p CROSS JOIN summary AS s JOIN job_store.messages AS m
-ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} ORDER BY number
+ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")}
+WHERE m.summarised_to = 0 OR m.user_id = $4 ORDER BY number
 """
 _KEPT: Final = f"""
 WITH parts AS MATERIALIZED (
     SELECT unnest($2::text[]) AS part_id, unnest($3::bigint[]) AS first_number, unnest($4::bigint[]) AS last_number
-), summary AS MATERIALIZED ({_SUMMARY})
+), summary AS MATERIALIZED ({_SUMMARY}'')
 SELECT s.end_number, (
     SELECT count(*) FROM parts AS p JOIN job_store.messages AS m
     ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")}
@@ -83,15 +83,15 @@ async def messages(
 
 
 async def from_summary(
-    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int
+    connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a fork that its newest summary does not stand for."""
-    records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number)
+    """Return the messages of a fork that the newest summary of an author does not stand for."""
+    records = await connection.fetch(_FROM_SUMMARY, store_id, conversation_id, past_number, author)
     return [tables.message(record) for record in records]
 
 
 async def kept(connection: Connection, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-    """Return up to where the newest summary of a path stands for it, and how many messages there are after that."""
+    """Return up to where the newest summary of its user stands for a path, and how many messages are after that."""
     columns = zip(*((each.source_conversation_id, each.first_number, each.last_number) for each in path), strict=True)
     record = await connection.fetchrow(_KEPT, store_id, *map(list, columns))
     return (0, 0) if record is None else (record[0], record[1])

@@ -66,7 +66,9 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_fixed("bytea", "key_hash"),
         *_same("text", "active_run_id", "title", "title_run_id"),
         *_same("boolean", "archived", "shows_arguments"),
-        *_same("smallint", "sharing"),
+        # The version before knows of no writing: to that it is sharing for reading.
+        Column("sharing", "smallint", lambda row: min(row.sharing, Sharing.READ)),
+        Column("writable", "boolean", lambda row: row.sharing is Sharing.WRITE),
         Column("queue", "text", lambda row: ",".join(row.queue)),
         Column("interrupting", "text", lambda row: ",".join(row.interrupting)),
         *_same("bigint", "last_number"),
@@ -92,7 +94,8 @@ SEGMENTS: Final[Columns[SegmentRow]] = Columns(
 def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
-    fields["sharing"] = Sharing(fields["sharing"])
+    is_writable, sharing = fields.pop("writable"), Sharing(fields["sharing"])
+    fields["sharing"] = Sharing.WRITE if is_writable and sharing is Sharing.READ else sharing
     queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
     fields["labels"] = labels.read(fields["labels"])
     return ConversationRow(**fields, queue=tuple(filter(None, queue)), interrupting=tuple(filter(None, interrupting)))
@@ -205,7 +208,7 @@ MESSAGES: Final[Columns[MessageRow]] = Columns(
     [
         *_fixed("text", "store_id", "conversation_id"),
         *_fixed("bigint", "number", "summarised_to"),
-        *_fixed("text", "message_id", "run_id"),
+        *_fixed("text", "message_id", "run_id", "user_id"),
         *_fixed("bytea", "body"),
         *_fixed("timestamptz", "create_time"),
     ],

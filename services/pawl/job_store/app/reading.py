@@ -112,10 +112,12 @@ class Loaded:
     """All that the owner of a run needs, as of one moment.
 
     Older results are left out when all together are too large: `omitted_bytes`
-    has the size of each by call, 0 for those that are there.
+    has the size of each by call, 0 for those that are there. `user_id` is whose
+    conversation it is. Of others than the user of the run there are messages, and neither calls nor summaries.
     """
 
     run: RunRow
+    user_id: UserId
     messages: Sequence[MessageRow]
     calls: Sequence[CallRow]
     omitted_bytes: Mapping[str, int]
@@ -171,9 +173,9 @@ class Page(Generic[R]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagePage(Page[MessageRow]):
-    """Some messages of a conversation, and whether they are of whoever reads them, or of a user who shares them."""
+    """Some messages of a conversation, and whose that is."""
 
-    is_own: bool = True
+    user_id: UserId
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

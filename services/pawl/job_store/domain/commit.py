@@ -195,12 +195,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                 summarised_to=message.summarised_to,
                 body=message.body,
                 create_time=unit.now,
+                user_id=conversation.author(run.user_id),
             )
             for number, message in enumerate(self.messages, conversation.last_number + 1)
         ]
         unit.messages.add(rows)
         unit.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=unit.now))
-        return [MessageAdded(message=row) for row in rows]
+        return [MessageAdded(message=row, user_id=run.user_id) for row in rows]
 
     def _change_calls(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
         bodies = []

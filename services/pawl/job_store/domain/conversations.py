@@ -9,10 +9,11 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.errors import ConversationErased, ConversationNotFound, InvalidField, RequestIdReused
+from pawl.job_store.domain import stop
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RequestKey, RequestRow
-from pawl.job_store.domain.states import Sharing
+from pawl.job_store.domain.states import Sharing, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 KEY_BYTES_MAX: Final = 200
@@ -115,7 +116,8 @@ class ConversationRequest(msgspec.Struct, frozen=True, kw_only=True):
 class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Give a conversation a title (an empty one for that which was made) or labels, archive it or not, or share it.
 
-    None leaves what is there.
+    None leaves what is there. Where it is not shared for writing any more, open runs of others are stopped: their
+    owners read `cancel`.
     """
 
     conversation_id: ConversationId
@@ -124,14 +126,18 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     labels: Mapping[str, str] | None = None
     sharing: Sharing | None = None
     shows_arguments: bool | None = None
+    cancel: bytes = b""
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return RowKeys(
-            requests=self.request_keys,
-            conversations=(ConversationKey(self.store_id, self.conversation_id),),
-        )
+        conversations = (ConversationKey(self.store_id, self.conversation_id),)
+        stopped = conversations if self._ends_writing else ()
+        return RowKeys(requests=self.request_keys, conversations=conversations, stopped=stopped)
+
+    @property
+    def _ends_writing(self) -> bool:
+        return self.sharing not in {None, Sharing.WRITE}
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
         """Change the conversation and return it; the same request again changes nothing.
@@ -148,4 +154,12 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         self.remember(unit, self.conversation_id)
         asked = {name: getattr(self, name) for name in ("title", "archived", "labels", "sharing", "shows_arguments")}
         changes = {name: value for name, value in asked.items() if value is not None}
-        return unit.put_conversation(replace(conversation, **changes))
+        changed = unit.put_conversation(replace(conversation, **changes))
+        if not self._ends_writing:
+            return changed
+        # The active one at last: none of those that go gets the turn from it.
+        for run_id in (*changed.queue, changed.active_run_id or RunId("")):
+            run = unit.runs.get(RunKey(self.store_id, run_id))
+            if run is not None and run.user_id != self.user_id:
+                stop.command(unit, run, StopCause.USER, self.cancel, user_id=self.user_id)
+        return unit.conversations.get(changed.key) or changed

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKey
 from pawl.errors import IllegalTransition
-from pawl.job_store.domain import inbox, stop, turn
+from pawl.job_store.domain import stop, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import CallRow, ConversationRow, RunRow
-from pawl.job_store.domain.states import CallState, RunState, StopCause
+from pawl.job_store.domain.states import CallState, StopCause
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
@@ -74,7 +74,5 @@ def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:
     """
     run = unit.runs.get(RunKey(call.store_id, call.child_run_id))
     is_done = call.state is not CallState.DELEGATED or call.reserved_by
-    if is_done or run is None or run.state.is_terminal or run.state is RunState.CANCELLING:
-        return
-    incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=cancel)
-    stop.request(unit, inbox.accept(unit, run, incoming), StopCause.PARENT)
+    if not is_done and run is not None:
+        stop.command(unit, run, StopCause.PARENT, cancel)

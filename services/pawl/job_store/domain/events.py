@@ -39,10 +39,11 @@ class CallChanged(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageAdded(msgspec.Struct, frozen=True, kw_only=True):
-    """A message was appended to the conversation."""
+    """A message of a user was appended to the conversation."""
 
     type: ClassVar[str] = "message.added"
     message: MessageRow
+    user_id: UserId
 
 
 class ToolProgressed(msgspec.Struct, frozen=True, kw_only=True):

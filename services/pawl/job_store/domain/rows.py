@@ -131,6 +131,14 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
         """Return whether a user of its store may read it: its own, or another one while it is shared."""
         return self.user_id == user_id or (self.user_id != "" and self.sharing >= Sharing.READ)
 
+    def takes_messages_of(self, user_id: UserId) -> bool:
+        """Return whether a user of its store may write to it: its own, or another one while it is shared for that."""
+        return self.user_id == user_id or (self.user_id != "" and self.sharing is Sharing.WRITE)
+
+    def author(self, user_id: UserId) -> UserId:
+        """Return what its messages say of whose they are (`MessageRow.user_id`) if they are of a user."""
+        return UserId("") if self.user_id == user_id else user_id
+
     @property
     def client_key(self) -> ClientKey | None:
         """Store, user and the hash of the key that the client has chosen; None if it chose none."""
@@ -394,7 +402,10 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message."""
+    """One entry of a conversation. `summarised_to` is not 0 for a summary; `body` is the rest of the message.
+
+    `user_id` is whose run it is of, if not the conversation's user; empty for that one's.
+    """
 
     store_id: StoreId
     conversation_id: ConversationId
@@ -404,6 +415,7 @@ class MessageRow(msgspec.Struct, frozen=True, kw_only=True):
     summarised_to: int
     body: bytes
     create_time: datetime
+    user_id: UserId = UserId("")
 
 
 class CommandRow(msgspec.Struct, frozen=True, kw_only=True):

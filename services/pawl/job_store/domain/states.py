@@ -110,6 +110,7 @@ class Sharing(IntEnum):
 
     PRIVATE = 1
     READ = 2
+    WRITE = 3
 
 
 class CommandOutcome(IntEnum):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, RunId, RunKey
+from pawl.chassis.ids import CallKey, RunId, RunKey, UserId
 from pawl.job_store.domain import inbox, log, run_table, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import RunRow
@@ -26,6 +26,14 @@ class Ending(msgspec.Struct, frozen=True, kw_only=True):
 
 
 read_ending: Final = msgspec.msgpack.Decoder(Ending).decode
+
+
+def command(unit: UnitOfWork, run: RunRow, cause: StopCause, payload: bytes, *, user_id: UserId = UserId("")) -> None:
+    """Stop `run` as `request` does, if it is open and not CANCELLING: its owner reads `payload`, as of the user."""
+    if run.state.is_terminal or run.state is RunState.CANCELLING:
+        return
+    incoming = inbox.arrived(unit, run, name=inbox.CANCEL, payload=payload, user_id=user_id)
+    request(unit, inbox.accept(unit, run, incoming), cause)
 
 
 def request(unit: UnitOfWork, run: RunRow, cause: StopCause) -> RunRow:

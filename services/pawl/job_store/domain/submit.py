@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_never
+from typing import Final, assert_never
 
 import msgspec
 from msgspec.structs import replace
@@ -16,6 +16,7 @@ from pawl.errors import (
     QueueFull,
     RequestIdReused,
     RunNotFound,
+    RunOfAnotherUser,
     ToolExists,
 )
 from pawl.job_store.domain import inbox, stop, turn
@@ -34,6 +35,8 @@ from pawl.job_store.domain.rows import (
 )
 from pawl.job_store.domain.states import MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
+
+_ON_THE_ACTIVE: Final = frozenset({MessagePolicy.STEER, MessagePolicy.INTERRUPT})
 
 
 class Submitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +120,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             AgentNotFound: there is no agent to drive the run.
             ToolExists: the run may not have its tools.
             InvalidField: they would enter a run that there is.
-            ConversationNotFound: absent, or of another user.
+            ConversationNotFound: absent, or of another user who does not share it for writing.
             ConversationErased: the user has erased it.
             ConversationBusy: the policy is REJECT and a run is active.
+            RunOfAnotherUser: the policy is STEER or INTERRUPT, and that run is of another user.
             QueueFull: too many runs wait in the conversation, or in the store, or too many
                 messages in the active run, or messages of too many people.
         """
@@ -168,6 +172,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             found = unit.conversations.get(key) if self.conversation_id else None
         if found is not None and found.user_id == self.user_id:
             return unit.put_conversation(replace(found, archived=False)) if found.archived else found
+        if found is not None and found.takes_messages_of(self.user_id):
+            return found
         if found is not None or (self.conversation_id and self.conversation_must_exist):
             raise absent(found, self.user_id)
         return unit.put_conversation(
@@ -187,6 +193,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
         if active is None:
             return self._create(unit, conversation)
+        if self.policy in _ON_THE_ACTIVE and active.user_id != self.user_id:
+            raise RunOfAnotherUser
         match self.policy:
             case MessagePolicy.REJECT:
                 raise ConversationBusy
@@ -211,8 +219,11 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 assert_never(self.policy)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
-        if len(conversation.queue) >= self.queue_max:
-            raise QueueFull(f"{self.queue_max} messages wait in this conversation already")
+        is_own = conversation.user_id == self.user_id
+        # Those who may write to it leave half of the places to whose it is.
+        queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
+        if len(conversation.queue) >= queue_max:
+            raise QueueFull(f"{queue_max} messages wait in this conversation already")
         of_store = unit.queues.get(self.store_id)
         if of_store is not None and of_store.waiting >= self.store_queue_max:
             raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
@@ -220,6 +231,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
         run = replace(
             run,
+            user_id=self.user_id,
             credential_id=self.credential_id,
             delegate_user_id=self.delegate_user_id,
             people=self.people,

@@ -60,13 +60,14 @@ def give(
         summarised_to=0,
         body=run.queued_message,
         create_time=unit.now,
+        user_id=conversation.author(run.user_id),
     )
     unit.messages.add([message])
     conversation = conversation.without(run.run_id, now=unit.now)
     unit.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
     unit.work_ready = True
     run = replace(run, queued_message=None, claim_at=unit.now)
-    return log.write(unit, run, [*before, MessageAdded(message=message)])
+    return log.write(unit, run, [*before, MessageAdded(message=message, user_id=run.user_id)])
 
 
 def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:

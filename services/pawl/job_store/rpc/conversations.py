@@ -15,7 +15,7 @@ from pawl.job_store.domain.imports import ImportConversation
 from pawl.job_store.domain.rows import ClientKey
 from pawl.job_store.domain.search import query_words
 from pawl.job_store.domain.states import Sharing
-from pawl.job_store.rpc.operations import call_change, enum_member, fingerprint, key_hash_of, new_message
+from pawl.job_store.rpc.operations import CANCEL, call_change, enum_member, fingerprint, key_hash_of, new_message
 
 NUMBER_MAX: Final = 2**63 - 1
 """The largest number that a message can have."""
@@ -36,6 +36,7 @@ def update(request: ledger_pb2.UpdateConversationRequest) -> UpdateConversation:
         labels=check_labels(request.labels.labels) if has("labels") else None,
         sharing=enum_member(Sharing, request.sharing, "sharing") if request.sharing else None,
         shows_arguments=request.shows_arguments if has("shows_arguments") else None,
+        cancel=CANCEL,
     )
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from typing import Any, Final
+from typing import Any
 
 from pawl.chassis.auth import current_principal
 from pawl.chassis.ids import UserId, check_id
 from pawl.chassis.rpc_kinds import Context
-from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job.v1 import erasure_pb2 as pb
-from pawl.job.v1 import erasure_pb2_grpc, ledger_pb2
+from pawl.job.v1 import erasure_pb2_grpc
 from pawl.job_store.app.erasing import Erasing
 from pawl.job_store.app.pages import Id, next_token, page_size, read_token
 from pawl.job_store.domain.erasure import ErasureKey, ErasureReceipt, LeftCall, part_of
 from pawl.job_store.rpc.messages import timestamp
-
-CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
-"""The command that the owners of runs read whose conversation is being erased."""
 
 
 class ErasureServicer(erasure_pb2_grpc.ErasureServiceServicer):

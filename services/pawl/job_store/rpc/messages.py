@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Final, TypeVar, assert_never
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.chassis.ids import CallId, RunId
+from pawl.chassis.ids import CallId
 from pawl.chassis.translate import Exceptions, Translator, kinds_of
 from pawl.errors import InvalidField
 from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
@@ -46,8 +45,6 @@ M = TypeVar("M", bound=ProtoMessage)
 
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
-PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
-"""The reason of a failure, as agent-loop has it: the model server does not take what the request says."""
 
 _FOR_APPROVERS: Final = frozenset(
     {
@@ -66,7 +63,7 @@ _CALL_FOR_READERS: Final = frozenset(
 _MESSAGE_FOR_READERS: Final = frozenset(
     {
         *("message_id", "conversation_id", "run_id", "number", "role", "text", "refusal", "interrupted", "call_ids"),
-        *("summarised_to_number", "create_time", "imported"),
+        *("summarised_to_number", "create_time", "imported", "user_id"),
     }
 )
 _CONVERSATION_FOR_READERS: Final = frozenset(
@@ -293,12 +290,15 @@ def call_for_reader(row: CallRow) -> call_pb2.Call:
     return shown
 
 
-def message_for_reader(row: MessageRow) -> message_pb2.Message:
-    """Return what others see of a message in a conversation that is shared: what was said, not what was thought.
+def message_for(row: MessageRow, user_id: str, reader_id: str) -> message_pb2.Message:
+    """Return a message of a conversation of `user_id`: to others than its author what was said, not what was thought.
 
-    Of a summary there is the place: it keeps what calls and documents said.
+    Of a summary there is the place: it keeps what calls and documents said. An empty reader is a service.
     """
-    shown = _only(message(row), _MESSAGE_FOR_READERS)
+    whole = message(row, user_id)
+    if reader_id in {"", whole.user_id}:
+        return whole
+    shown = _only(whole, _MESSAGE_FOR_READERS)
     if shown.role == message_pb2.ROLE_SUMMARY:
         shown.ClearField("text")
     return shown
@@ -329,17 +329,17 @@ def _put_result(message: call_pb2.Call, result: bytes | None, result_bytes_max: 
         message.result_omitted_bytes = size_bytes
 
 
-def message(row: MessageRow) -> message_pb2.Message:
-    """Return a message of a conversation, for its user."""
-    entry = message_for_worker(row)
+def message(row: MessageRow, user_id: str) -> message_pb2.Message:
+    """Return a message of a conversation of `user_id`, for its author."""
+    entry = _message(row, user_id)
     if entry.role == message_pb2.ROLE_USER_EXTENDED:
         entry.role = message_pb2.ROLE_USER
     for part in entry.parts:
-        _leave_out(part)
+        leave_out(part)
     return entry
 
 
-def _leave_out(part: message_pb2.Part) -> None:
+def leave_out(part: message_pb2.Part) -> None:
     """Leave what a part weighs out of it: its hash says which it was."""
     if part.HasField("image"):
         part.image.ClearField("data")
@@ -347,29 +347,16 @@ def _leave_out(part: message_pb2.Part) -> None:
         part.file.ClearField("text")
 
 
-def without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Leave images out of messages of runs that were refused an answer: every later request would be refused, too."""
-    answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
-    for message in history:
-        failure = b"" if message.run_id in answered else failures.get(RunId(message.run_id), b"")
-        if failure and run_pb2.Run.FromString(failure).failure.reason == PROVIDER_REFUSED:
-            for part in message.parts:
-                if part.HasField("image"):
-                    _leave_out(part)
+def message_for_worker(row: MessageRow, user_id: str, run_user_id: str) -> message_pb2.Message:
+    """Return a message of a conversation of `user_id`, which a worker of an older version may have to leave alone.
+
+    For runs of others than its author there is what was said.
+    """
+    entry = _message(row, user_id)
+    return entry if entry.user_id == run_user_id else _only(entry, _MESSAGE_FOR_READERS - {"call_ids"})
 
 
-def without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:
-    """Leave all images out of messages but the newest ones, up to so many bytes."""
-    left = bytes_max
-    for part in (part for message in reversed(history) for part in reversed(message.parts)):
-        if part.HasField("image"):
-            left -= len(part.image.data)
-            if left < 0:
-                _leave_out(part)
-
-
-def message_for_worker(row: MessageRow) -> message_pb2.Message:
-    """Return a message of a conversation, which a worker of an older version may have to leave alone."""
+def _message(row: MessageRow, user_id: str) -> message_pb2.Message:
     entry = message_pb2.Message.FromString(row.body)
     entry.message_id = row.message_id
     entry.conversation_id = row.conversation_id
@@ -377,6 +364,7 @@ def message_for_worker(row: MessageRow) -> message_pb2.Message:
     entry.number = row.number
     entry.summarised_to_number = row.summarised_to
     entry.create_time.CopyFrom(timestamp(row.create_time))
+    entry.user_id = row.user_id or user_id
     return entry
 
 
@@ -406,7 +394,7 @@ def gap(gap: LogGap) -> gap_pb2.Gap:
         to_seq=gap.to_seq,
         snapshot=gap_pb2.RunSnapshot(
             run=run(snapshot.run),
-            messages=map(message, snapshot.messages),
+            messages=[message(row, snapshot.run.user_id) for row in snapshot.messages],
             calls=[
                 call(row, result_bytes_max=EVENT_RESULT_BYTES_MAX, omitted_bytes=snapshot.omitted_bytes[row.call_id])
                 for row in snapshot.calls
@@ -476,7 +464,7 @@ def encode_event(event: Event) -> bytes:
             entry.call_changed.call.CopyFrom(call(body.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
             entry.call_changed.duration_seconds = body.duration_seconds
         case MessageAdded():
-            entry.message_added.message.CopyFrom(message(body.message))
+            entry.message_added.message.CopyFrom(message(body.message, body.user_id))
         case ToolProgressed():
             progress = entry.tool_progress
             progress.call_id = body.call.call_id

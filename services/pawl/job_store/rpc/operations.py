@@ -75,8 +75,13 @@ _OWNER_EVENTS: Final = {
     "warning": "warning",
 }
 _EVENT_HEADER: Final = ("store_id", "conversation_id", "run_id", "seq", "time", "attempt", "event_id", "type")
-_MESSAGE_HEADER: Final = ("message_id", "conversation_id", "run_id", "number", "summarised_to_number", "create_time")
+_MESSAGE_HEADER: Final = (
+    *("message_id", "conversation_id", "run_id", "number", "summarised_to_number", "create_time"),
+    "user_id",
+)
 _APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
+CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
+"""The command that the owners of runs read whose conversation is erased, or is not shared for writing any more."""
 _GIVE_UP: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Final
 
 from google.protobuf.message import Message as ProtoMessage
 
+from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
+from pawl.event.v1 import message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.reading import Loaded
 from pawl.job_store.domain.rows import CommandRow
@@ -20,6 +22,9 @@ PART_BYTES_MAX: Final = 1024 * 1024
 IMAGES_BYTES_MAX: Final = 8 * 1024 * 1024
 """Most bytes of images that a run is loaded with: of more the newest."""
 
+# The reason of a failure, as agent-loop has it: the model server does not take what the request says.
+_PROVIDER_REFUSED: Final = "PROVIDER_REFUSED"
+
 
 def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
     """Yield a loaded run; at least one part, and that has all that is not repeated."""
@@ -29,9 +34,9 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         now=messages.timestamp(loaded.time),
         own_tools=own_tools.of_run(loaded.run),
     )
-    history = [messages.message_for_worker(row) for row in loaded.messages]
-    messages.without_refused_images(history, loaded.failures)
-    messages.without_old_images(history, IMAGES_BYTES_MAX)
+    history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
+    _without_refused_images(history, loaded.failures)
+    _without_old_images(history, IMAGES_BYTES_MAX)
     asked = {call_id for message in history for call_id in message.call_ids}
     calls = (
         messages.call(row, omitted_bytes=loaded.omitted_bytes[row.call_id])
@@ -59,3 +64,24 @@ def of_inbox(rows: Iterable[CommandRow]) -> Iterator[ledger_pb2.ListCommandsResp
 
 def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, ProtoMessage]]:
     return ((field, entry) for entry in entries)
+
+
+def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
+    """Leave images out of messages of runs that were refused an answer: every later request would be refused, too."""
+    answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
+    for message in history:
+        failure = b"" if message.run_id in answered else failures.get(RunId(message.run_id), b"")
+        if failure and run_pb2.Run.FromString(failure).failure.reason == _PROVIDER_REFUSED:
+            for part in message.parts:
+                if part.HasField("image"):
+                    messages.leave_out(part)
+
+
+def _without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:
+    """Leave all images out of messages but the newest ones, up to so many bytes."""
+    left = bytes_max
+    for part in (part for message in reversed(history) for part in reversed(message.parts)):
+        if part.HasField("image"):
+            left -= len(part.image.data)
+            if left < 0:
+                messages.leave_out(part)

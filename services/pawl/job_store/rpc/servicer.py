@@ -284,7 +284,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             rows_max=page_size(request.page_size),
         )
         token = next_token("ListMessages", selection, page, lambda message: (message.number,))
-        shown = map(messages.message if page.is_own else messages.message_for_reader, page.rows)
+        shown = (messages.message_for(row, page.user_id, request.user_id) for row in page.rows)
         return pb.ListMessagesResponse(messages=shown, next_page_token=token)
 
     async def GetConversation(self, request: pb.GetConversationRequest, context: Context) -> pb.GetConversationResponse:

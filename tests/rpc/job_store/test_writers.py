@@ -1,0 +1,213 @@
+"""Conversations that are shared for writing, on PostgreSQL: whose runs, messages and histories they have."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from pawl.chassis.database import Database
+from pawl.chassis.rpc_client import translating
+from pawl.errors import ConversationNotFound, RunNotFound, RunOfAnotherUser
+from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.adapters.retention import PostgresRetention
+from tests.rpc.job_store.user import Owner, User, result
+
+DAY_SECONDS = 86_400
+ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A conversation of ann that bob may write to."""
+
+    ann: User
+    bob: User
+    conversation_id: str
+
+    async def share(self, sharing: Any, **fields: Any) -> conversation_pb2.Conversation:
+        request = pb.UpdateConversationRequest(
+            store_id=self.ann.store_id,
+            user_id=self.ann.user_id,
+            conversation_id=self.conversation_id,
+            sharing=sharing,
+            **fields,
+        )
+        with translating():
+            return (await self.ann.stub.UpdateConversation(request)).conversation
+
+    async def begin(self, user: User, text: str = "hello") -> Owner:
+        """Give a user a run that a worker drives."""
+        return await user.start(text, conversation_id=self.conversation_id, conversation_must_exist=True)
+
+    async def send(self, user: User, text: str = "hello", **fields: Any) -> run_pb2.Run:
+        answer = await user.submit(text, conversation_id=self.conversation_id, conversation_must_exist=True, **fields)
+        return answer.run
+
+    async def said(self, user: User) -> list[message_pb2.Message]:
+        request = pb.ListMessagesRequest(
+            store_id=user.store_id, user_id=user.user_id, conversation_id=self.conversation_id
+        )
+        with translating():
+            return list((await user.stub.ListMessages(request)).messages)
+
+
+async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
+    """Let a run call a tool, think, and answer."""
+    call_id = f"call_{owner.run_id}"
+    calls = [message_pb2.Message(role=ASSISTANT, reasoning="hm", call_ids=[call_id])]
+    await owner.commit(messages=calls, calls=[owner.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1)])
+    done = owner.call(call_id, call_pb2.CALL_STATE_SUCCEEDED, attempt=1, result=result('"secret"'))
+    await owner.commit(calls=[done])
+    await owner.commit(messages=[message_pb2.Message(role=ASSISTANT, text=text, reasoning="hm", **fields)])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+
+
+@pytest.fixture
+async def shared(user: User) -> Shared:
+    owner = await user.start("mine")
+    await ends(owner)
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    found = Shared(ann=user, bob=User(user.stub, user_id="bob"), conversation_id=conversation_id)
+    assert (await found.share(conversation_pb2.SHARING_WRITE)).sharing == conversation_pb2.SHARING_WRITE
+    return found
+
+
+async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob, "theirs")
+    run = await shared.bob.run(theirs.run_id)
+    assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
+    with pytest.raises(RunNotFound):
+        await shared.ann.run(theirs.run_id)
+    listing = pb.ListRunsRequest(store_id="acme", conversation_id=shared.conversation_id)
+    for user, is_there in ((shared.ann, False), (shared.bob, True)):
+        listing.user_id = user.user_id
+        listed = [each.run_id for each in (await user.stub.ListRuns(listing)).runs]
+        assert (theirs.run_id in listed) is is_there
+        assert len(listed) == 1
+    asked = theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)
+    await theirs.commit(messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])], calls=[asked])
+    await theirs.park(run_pb2.WAIT_KIND_ANSWER)
+    for user, count in ((shared.ann, 0), (shared.bob, 1)):
+        pending = pb.ListPendingCallsRequest(store_id="acme", user_id=user.user_id)
+        assert len((await user.stub.ListPendingCalls(pending)).calls) == count
+    assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
+
+
+@pytest.mark.parametrize("policy", [pb.MESSAGE_POLICY_STEER, pb.MESSAGE_POLICY_INTERRUPT])
+async def test_nobody_steers_or_interrupts_a_run_of_another_user(shared: Shared, policy: Any) -> None:
+    theirs = await shared.begin(shared.bob)
+    with pytest.raises(RunOfAnotherUser):
+        await shared.send(shared.ann, policy=policy)
+    await ends(theirs)
+    await shared.begin(shared.ann)
+    with pytest.raises(RunOfAnotherUser):
+        await shared.send(shared.bob, policy=policy)
+
+
+async def test_messages_say_whose_they_are_and_show_others_what_was_said_only(shared: Shared) -> None:
+    await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
+    for user in (shared.ann, shared.bob):
+        said = await shared.said(user)
+        assert [each.user_id for each in said] == ["ann"] * 3 + ["bob"] * 3
+        assert [each.text for each in said] == ["mine", "", "Done.", "theirs", "", "Theirs."]
+        assert {each.user_id for each in said if each.reasoning} == {user.user_id}
+    run_id = (await shared.said(shared.bob))[3].run_id
+    added = [event.message_added.message.user_id for event in await shared.bob.events(run_id)]
+    assert set(added) == {"", "bob"}
+    assert {each.user_id for each in await shared.said(User(shared.ann.stub, user_id="eve"))} == {"ann", "bob"}
+
+
+async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_theirs(shared: Shared) -> None:
+    await shared.share(conversation_pb2.SHARING_WRITE, shows_arguments=True)
+    text = message_pb2.Part(text="look")
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=b"pixels", media_type="image/png"))
+    answer = await shared.bob.submit(
+        "", parts=[text, image], conversation_id=shared.conversation_id, conversation_must_exist=True
+    )
+    (claimed,) = await shared.bob.claim()
+    theirs = shared.bob.owner(answer.run.run_id, claimed.epoch)
+    await theirs.commit(state=run_pb2.RUN_STATE_RUNNING)
+    loaded = await theirs.load()
+    assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look"]
+    assert [each.user_id for each in loaded.messages] == ["ann"] * 3 + ["bob"]
+    assert not any(each.reasoning or each.call_ids or each.model for each in loaded.messages[:3])
+    assert not loaded.calls
+    assert loaded.messages[3].parts[1].image.data == b"pixels"
+    await ends(theirs, "Theirs.")
+
+    mine = await shared.begin(shared.ann, "again")
+    loaded = await mine.load()
+    assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look", "", "Theirs.", "again"]
+    assert {call.run_id for call in loaded.calls} == {loaded.messages[0].run_id}
+    assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
+
+
+async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob, "theirs")
+    summary = message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)
+    await theirs.commit(messages=[summary])
+    await ends(theirs, "Theirs.")
+    mine = await shared.begin(shared.ann, "mine again")
+    texts = [each.text for each in (await mine.load()).messages]
+    assert texts == ["mine", "", "Done.", "theirs", "", "Theirs.", "mine again"]
+    await ends(mine)
+    assert [each.text for each in await shared.said(shared.ann)][4] == ""
+    again = await shared.begin(shared.bob, "theirs again")
+    texts = [each.text for each in (await again.load()).messages]
+    assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]
+
+
+async def test_what_a_summary_stands_for_goes_with_the_runs_of_its_user(shared: Shared, database: Database) -> None:
+    await ends(await shared.begin(shared.bob, "theirs"))
+    theirs = await shared.begin(shared.bob, "theirs again")
+    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="short", summarised_to_number=6)])
+    await ends(theirs)
+    await database.execute("UPDATE job_store.messages SET create_time = create_time - interval '31 days'")
+    await database.execute("UPDATE job_store.runs SET create_time = '2020-01-01', end_time = '2020-01-01'")
+    retention = PostgresRetention(database)
+    while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
+        pass
+    assert [each.text for each in await shared.said(shared.ann)][:4] == ["mine", "", "Done.", "theirs again"]
+
+
+async def test_when_it_is_private_again_runs_of_writers_are_stopped_and_none_begins(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob)
+    waiting = [await shared.send(shared.bob) for _ in range(3)]
+    mine = await shared.send(shared.ann)
+    changed = await shared.share(conversation_pb2.SHARING_READ)
+    assert (changed.sharing, changed.queued_run_count) == (conversation_pb2.SHARING_READ, 1)
+    states = {(await shared.bob.run(run.run_id)).state for run in waiting}
+    assert states == {run_pb2.RUN_STATE_CANCELLED}
+    assert (await shared.bob.run(theirs.run_id)).state == run_pb2.RUN_STATE_CANCELLING
+    (command,) = await theirs.inbox()
+    assert (command.user_id, command.cancel.cause) == ("ann", run_pb2.STOP_CAUSE_USER)
+    with pytest.raises(ConversationNotFound):
+        await shared.send(shared.bob)
+    await theirs.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[command.command_id])
+    assert [run.run_id for run in await shared.ann.claim()] == [mine.run_id]
+
+
+async def test_the_version_before_takes_it_for_sharing_for_reading(shared: Shared, database: Database) -> None:
+    """It knows nothing of writing, and must be able to read the row."""
+    row = await database.fetchrow("SELECT sharing, writable FROM job_store.conversations")
+    assert row is not None
+    assert tuple(row) == (conversation_pb2.SHARING_READ, True)
+    await database.execute("UPDATE job_store.conversations SET sharing = 1")
+    with pytest.raises(ConversationNotFound):
+        await shared.send(shared.bob)
+
+
+async def test_a_fork_begins_behind_closed_calls_of_a_writer(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob)
+    asked = theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)
+    await theirs.commit(messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])], calls=[asked])
+    request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
+    with translating():
+        made = (await shared.ann.stub.ForkConversation(request)).conversation
+    assert made.forked_number == 3
+    request.user_id = "bob"
+    with pytest.raises(ConversationNotFound), translating():
+        await shared.ann.stub.ForkConversation(request)
