@@ -145,6 +145,36 @@ async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
     assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
 
 
+@pytest.mark.parametrize(
+    "changed",
+    [clerk(options=run_pb2.RunOptions(model="mine")), clerk(tools=tools(names=("look",)))],
+    ids=["its own model", "fewer tools"],
+)
+async def test_what_an_agent_forbids_now_it_may_have_started_before(
+    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, changed: pb.UpdateAgentRequest
+) -> None:
+    await agents.UpdateAgent(clerk(), metadata=ADMIN)
+    asked = run_pb2.RunOptions(model="other", tool_names=["mail"])
+    run = (await stub.StartRun(start(request_id="r1", options=asked), metadata=ME)).run
+    await agents.UpdateAgent(changed, metadata=ADMIN)
+    assert await reason(stub.StartRun(start(request_id="r2", options=asked), metadata=ME)) == "INVALID_FIELD"
+    assert (await stub.StartRun(start(request_id="r1", options=asked), metadata=ME)).run.run_id == run.run_id
+    other = start("Stop", request_id="r1", options=asked)
+    assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
+
+
+async def test_who_may_not_see_an_agent_now_sees_no_older_version_either(agents: AgentRegistryServiceAsyncStub) -> None:
+    await agents.UpdateAgent(clerk(), metadata=ADMIN)
+    await agents.UpdateAgent(clerk(allowed_roles=["legal"]), metadata=ADMIN)
+    for version in (0, 1, 2):
+        get = pb.GetAgentRequest(name="clerk", version=version)
+        assert await reason(agents.GetAgent(get, metadata=ME)) == "AGENT_NOT_FOUND"
+        assert (await agents.GetAgent(get, metadata=ADMIN)).agent.version == (version or 2)
+    older = pb.ListAgentVersionsRequest(name="clerk")
+    assert await reason(agents.ListAgentVersions(older, metadata=ME)) == "AGENT_NOT_FOUND"
+    assert len((await agents.ListAgentVersions(older, metadata=ADMIN)).agents) == 2
+
+
 async def test_who_may_not_use_an_agent_does_not_find_it(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:

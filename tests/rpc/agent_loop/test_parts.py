@@ -110,3 +110,14 @@ async def test_a_session_starts_runs_with_parts(stub: AgentServiceAsyncStub) -> 
 async def test_whoami_says_which_parts_there_may_be(stub: AgentServiceAsyncStub) -> None:
     answer = await stub.WhoAmI(whoami_pb2.WhoAmIRequest(), metadata=ME)
     assert list(answer.deployment.part_kinds) == ["text", "file", "image"]
+
+
+async def test_a_message_whose_document_is_gone_may_have_come_before(
+    stub: AgentServiceAsyncStub, clients: ClientSide
+) -> None:
+    run = await start(stub, "Look", FILE, request_id="r1")
+    documents: Any = clients.messages._documents
+    del documents.documents["handbook.md"]
+    assert (await start(stub, "Look", FILE, request_id="r1")).run_id == run.run_id
+    again = agent_pb2.StartRunRequest(text="Look", parts=[FILE], request_id="r2")
+    assert await reason(stub.StartRun(again, metadata=ME)) == "DOCUMENT_NOT_FOUND"

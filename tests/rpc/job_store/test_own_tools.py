@@ -84,6 +84,15 @@ async def test_one_that_may_not_be_started_any_more_is_given_if_it_was(user: Use
     assert (await begin(user, request_id="r1", only_repeat=True)).run_id == run.run_id
 
 
+async def test_a_message_without_tools_that_may_not_come_any_more_is_given_if_it_came(user: User) -> None:
+    with pytest.raises(ToolExists):
+        await begin(user, request_id="r1", only_repeat=True, asked_tools_sha256=b"")
+    run = (await user.submit(request_id="r1", conversation_id="")).run
+    again = await begin(user, request_id="r1", only_repeat=True, asked_tools_sha256=b"")
+    assert again.run_id == run.run_id
+    assert not again.HasField("own_tools")
+
+
 async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
     for tools in ((), (tool(), tool()), tuple(tool(f"t{number}") for number in range(65))):
         with pytest.raises(InvalidField):

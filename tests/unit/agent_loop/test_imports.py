@@ -71,7 +71,7 @@ def test_a_history_that_a_strict_server_takes_is_taken() -> None:
         ([user(calls=(call("a"),)), result("a"), answer("x")], 1, "only the assistant"),
         ([user(), answer("x", call_id="a")], 2, "only the result"),
         ([user(), answer("", *(call(f"c{n}") for n in range(129)))], 2, "at most 128"),
-        ([user()] * 1001, 0, "1001 messages"),
+        ([user()] * 1001, 0, "at most 1000 messages"),
     ],
 )
 def test_each_fault_is_named_with_its_place(history: list[HistoryMessage], position: int, said: str) -> None:

@@ -378,7 +378,9 @@ Global___SubmitMessageResponse: _TypeAlias = SubmitMessageResponse  # noqa: Y015
 
 @_typing.final
 class StartRunRequest(_message.Message):
-    """StartRunRequest brings a message that starts a run with tools of its own."""
+    """StartRunRequest brings a message that starts a run with tools of its own, or
+    one that can only be a repetition.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -395,12 +397,13 @@ class StartRunRequest(_message.Message):
     before cannot read it, and leaves the run to others.
     """
     only_repeat: _builtins.bool
-    """True if the tools may not be had: then nothing is started (TOOL_EXISTS), and
-    a run that the same request has started before is given.
+    """True if it is refused as things are now, its tools, its agent or its
+    documents: then nothing is started (TOOL_EXISTS), and a run that the same
+    request has started before is given.
     """
     asked_tools_sha256: _builtins.bytes
     """SHA-256 of the tools as the client gave them, in their place in what tells one
-    request from another.
+    request from another; empty without tools.
     """
     @_builtins.property
     def message(self) -> Global___SubmitMessageRequest:
@@ -437,6 +440,9 @@ class StartRunResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    STEERED_FIELD_NUMBER: _builtins.int
+    steered: _builtins.bool
+    """True if the message has entered an active run; only with `only_repeat`."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -445,10 +451,11 @@ class StartRunResponse(_message.Message):
         self,
         *,
         run: _run_pb2.Run | None = ...,
+        steered: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "steered", b"steered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -12,7 +12,6 @@ from msgspec.structs import asdict
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
 from pawl.agent_loop.adapters.views import call_view, lease_answer, log_gap, logged_event, reply, run_view
 from pawl.agent_loop.app.public_values import (
-    BroughtTools,
     CallView,
     ClientSession,
     DecisionCommand,
@@ -52,7 +51,7 @@ _MESSAGE: Final = wire.WIRE.struct(
     pb.SubmitMessageRequest,
     Exceptions(
         of_message=("store_id", "user_id", "user_roles", "credential_id", "delegate_user_id", "people"),
-        of_struct=("brought",),
+        of_struct=("brought", "only_repeat"),
     ),
 )
 _RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
@@ -94,27 +93,25 @@ class PublicLedgerClient:
         request = pb.SubmitMessageRequest(
             **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
         )
-        if message.brought is not None:
-            return await self._start(request, message.brought), False
+        if message.brought is not None or message.only_repeat:
+            return await self._start(request, message)
         response = await translated(self._stub.SubmitMessage(request))
         self._note(run := run_view(response.run))
         return run, response.steered
 
-    async def _start(self, message: pb.SubmitMessageRequest, brought: BroughtTools) -> RunView:
-        request = pb.StartRunRequest(
-            message=message,
-            tools=map(wire.OWN_TOOL.write, brought.tools),
-            client_id=brought.client_id,
-            loop_state=loop_state.write(loop_state.with_own_tools()),
-            only_repeat=not brought.tools,
-            asked_tools_sha256=brought.asked_sha256,
-        )
+    async def _start(self, submitted: pb.SubmitMessageRequest, message: NewMessage) -> tuple[RunView, bool]:
+        request = pb.StartRunRequest(message=submitted, only_repeat=message.only_repeat)
+        if (brought := message.brought) is not None:
+            request.tools.extend(map(wire.OWN_TOOL.write, brought.tools))
+            request.client_id = brought.client_id
+            request.loop_state = loop_state.write(loop_state.with_own_tools())
+            request.asked_tools_sha256 = brought.asked_sha256
         try:
             response = await translated(self._stub.StartRun(request))
         except MethodNotFound:
             raise DependencyUnavailable("the ledger knows no tools of a run yet: try again") from None
         self._note(run := run_view(response.run))
-        return run
+        return run, response.steered
 
     def _note(self, run: RunView) -> None:
         """See that a run is claimed, if it may be due: one that is being driven is not, its worker is told."""

@@ -116,9 +116,15 @@ class Agents:
             if name != DEFAULT or version:
                 raise
             found = agents.deployed(self._defaults)
-        if not found.may_be_seen_with(caller.roles):
+        if not found.may_be_seen_with(caller.roles) or (version and await self._is_hidden(caller, name)):
             raise AgentNotFound
         return found
+
+    async def _is_hidden(self, caller: Principal, name: str) -> bool:
+        """Return whether the caller may not see the newest version of an agent: then it may see none."""
+        with suppress(AgentNotFound):
+            return not (await self._ledger.get_agent(caller.store_id, name, 0)).may_be_seen_with(caller.roles)
+        return False
 
     async def list(self, caller: Principal, page: PageAsked, labels: Mapping[str, str]) -> Page[AgentVersion]:
         """Return the newest versions of agents with all of some labels, by name.
@@ -154,6 +160,8 @@ class Agents:
             AgentNotFound, InvalidPageToken
         """
         found = await self._ledger.list_agent_versions(caller.store_id, name, page)
+        if await self._is_hidden(caller, name):
+            raise AgentNotFound
         items = tuple(agent for agent in found.items if agent.may_be_seen_with(caller.roles))
         if not items and not page.page_token:
             raise AgentNotFound

@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ClientId, RequestId
 from pawl.chassis.labels import check_labels
-from pawl.errors import AgentNotFound, InvalidField, InvalidSchema, PawlError, ToolExists
+from pawl.errors import AgentNotFound, DocumentNotFound, InvalidField, InvalidSchema, PawlError, TooLarge, ToolExists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,31 +73,16 @@ class Messages:
         """
         if message.policy is MessagePolicy.STEER:
             raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
-        checked = await self._checked(caller, request_id, message, must_exist=bool(message.conversation_id))
-        asked = _own_tools(message, session, checked.options)
-        if not asked:
-            run, _ = await self._ledger.submit_message(caller, checked)
-            return run
-        return await self._start_with(caller, checked, asked, session)
-
-    async def _start_with(
-        self, caller: Principal, message: NewMessage, asked: Sequence[bytes], session: SessionTools
-    ) -> RunView:
-        """Create a run with tools of its own."""
-        refusal: PawlError | None = None
-        tools: tuple[Tool, ...] = ()
-        try:
-            tools = await self._tools.check_own(caller, asked)
-        except (InvalidField, InvalidSchema, ToolExists) as error:
-            # The same request may have started a run before there was a tool of that name: the ledger knows.
-            refusal = error
-        brought = BroughtTools(tools=tools, client_id=session.client_id, asked_sha256=_digest(asked))
-        try:
-            run, _ = await self._ledger.submit_message(caller, replace(message, brought=brought))
-        except ToolExists:
-            if refusal is None:
-                raise
-            raise refusal from None
+        checked, refusal = await self._checked(caller, request_id, message, must_exist=bool(message.conversation_id))
+        if asked := _own_tools(message, session, checked.options):
+            tools: tuple[Tool, ...] = ()
+            try:
+                tools = await self._tools.check_own(caller, asked)
+            except (InvalidField, InvalidSchema, ToolExists) as error:
+                refusal = refusal or error
+            brought = BroughtTools(tools=tools, client_id=session.client_id, asked_sha256=_digest(asked))
+            checked = replace(checked, brought=brought)
+        run, _ = await self._submit(caller, checked, refusal)
         return run
 
     async def send(self, caller: Principal, request_id: RequestId, message: UserMessage) -> tuple[RunView, bool]:
@@ -105,16 +90,29 @@ class Messages:
 
         Raises: as `start`.
         """
-        checked = await self._checked(caller, request_id, message, must_exist=True)
-        return await self._ledger.submit_message(caller, checked)
+        checked, refusal = await self._checked(caller, request_id, message, must_exist=True)
+        return await self._submit(caller, checked, refusal)
+
+    async def _submit(self, caller: Principal, message: NewMessage, refusal: PawlError | None) -> tuple[RunView, bool]:
+        """Bring a message to the ledger.
+
+        The same request may have come when it could be taken: before an agent was changed, a document removed, or a
+        tool of that name made. The ledger knows, so it is asked for one that must be refused now.
+        """
+        if refusal is None:
+            return await self._ledger.submit_message(caller, message)
+        try:
+            return await self._ledger.submit_message(caller, replace(message, only_repeat=True))
+        except ToolExists:
+            raise refusal from None
 
     async def _checked(
         self, caller: Principal, request_id: RequestId, message: UserMessage, *, must_exist: bool
-    ) -> NewMessage:
+    ) -> tuple[NewMessage, PawlError | None]:
+        """Return a message as the ledger takes it, and why it cannot be taken as things are now."""
         text, content = self._content(message)
         labels = check_labels(message.labels)
         asked = message.options
-        complete(asked, self._defaults)
         if asked.response_format is not None:
             await self._checker.check_output(caller.store_id, asked.response_format.schema_json, None)
         try:
@@ -122,13 +120,20 @@ class Messages:
         except AgentNotFound:
             # The same request may have started a run while the agent was there: the ledger knows.
             agent = None
-        options = complete(options_of(agent, asked, self._defaults.ceilings) if agent else asked, self._defaults)
-        return NewMessage(
+        refusal: PawlError | None = None
+        options = complete(asked, self._defaults)
+        try:
+            if agent is not None:
+                options = complete(options_of(agent, asked, self._defaults.ceilings), self._defaults)
+            content = await self._with_texts(caller, content)
+        except (InvalidField, TooLarge, DocumentNotFound) as error:
+            refusal = error
+        checked = NewMessage(
             request_id=request_id,
             conversation_id=message.conversation_id,
             conversation_must_exist=must_exist,
             text=text,
-            parts=await self._with_texts(caller, content),
+            parts=content,
             asked_options=asked,
             options=options,
             policy=message.policy,
@@ -137,6 +142,7 @@ class Messages:
             agent=_pinned(agent, asked) if agent else None,
             labels=labels,
         )
+        return checked, refusal
 
     def _content(self, message: UserMessage) -> tuple[str, tuple[Part, ...]]:
         """Return a message as its text, or as its parts if it has more than that."""

@@ -183,14 +183,15 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...] = ()
     """The whole message, its texts too, if it has more than a text: then `text` is empty."""
     brought: BroughtTools | None = None
+    only_repeat: bool = False
+    """True if nothing may come of it: a run that the same request has started before is given, else ToolExists."""
     labels: Mapping[str, str] = {}
 
 
 class BroughtTools(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that come with a run; the client that alone gets their calls, any of the user if it is empty.
 
-    `asked_sha256` is the digest of what the user gave. Without `tools` the run may not have them: then one that the
-    same request has started before is given, and none is started.
+    `asked_sha256` is the digest of what the user gave.
     """
 
     tools: tuple[Tool, ...]

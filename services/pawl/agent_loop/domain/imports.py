@@ -71,7 +71,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
     elif history[0].role is not HistoryRole.USER:
         yield Fault(message=1, text="a conversation begins with a message of the user")
     if len(history) > MESSAGES_MAX:
-        yield Fault(message=0, text=f"there are {len(history)} messages, at most {MESSAGES_MAX} are taken")
+        yield Fault(message=0, text=f"at most {MESSAGES_MAX} messages are taken: of a longer history, bring the end")
         return
     known: set[str] = set()
     for position, message in enumerate(history, 1):
@@ -82,7 +82,7 @@ def faults(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
 
 def open_end(history: Sequence[HistoryMessage]) -> Iterator[Fault]:
     """Yield what stands against going on behind a history: it must end with an answer."""
-    if history and history[-1].role is HistoryRole.USER:
+    if 0 < len(history) <= MESSAGES_MAX and history[-1].role is HistoryRole.USER:
         text = "the last message is one of the user: leave it out here, and send it once the conversation is there"
         yield Fault(message=len(history), text=text)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import cast
 
 from pawl.agent.v1 import conversation_pb2 as pb
 from pawl.agent.v1 import conversation_pb2_grpc
 from pawl.agent_loop.app.conversations import Conversations
+from pawl.agent_loop.domain.imports import MESSAGES_MAX
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
@@ -73,7 +75,7 @@ class ConversationServicer(conversation_pb2_grpc.ConversationServiceServicer):
         made = await self._conversations.import_history(
             require_user(),
             convert.request_id(request),
-            tuple(map(convert.history_message, request.messages)),
+            tuple(map(convert.history_message, islice(request.messages, MESSAGES_MAX + 1))),
             title=request.title,
             conversation_key=request.conversation_key,
         )

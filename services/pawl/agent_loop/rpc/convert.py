@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, Literal, TypeVar
 
 from pawl.agent.v1 import agent_pb2, conversation_pb2, types_pb2, undo_pb2, whoami_pb2
@@ -57,8 +58,9 @@ _DECISION: Final = WIRE.struct(CallDecision, types_pb2.CallDecision, field="deci
 
 
 def definitions(request: Any) -> tuple[bytes, ...]:
-    """Return the tools that come with a run, each as the contract has it."""
-    return tuple(each.SerializeToString(deterministic=True) for each in request.front_end_tools)
+    """Return the tools that come with a run, each as the contract has it; what is too many is not all looked at."""
+    first = islice(request.front_end_tools, checks.OWN_TOOLS_MAX + 1)
+    return tuple(each.SerializeToString(deterministic=True) for each in first)
 
 
 BRINGS_TOOLS: Final = Exceptions(read={"front_end_tools": definitions}, unwritten=("front_end_tools",))

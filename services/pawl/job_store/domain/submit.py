@@ -97,8 +97,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that come with the run."""
     loop_state: bytes = b""
     """The state of its worker with which it begins; empty for none."""
-    lacks_tools: bool = False
-    """True if it may not have these tools: as `lacks_agent`."""
+    only_repeat: bool = False
+    """True if it is refused as things are now: as `lacks_agent`."""
 
     @property
     def row_keys(self) -> RowKeys:
@@ -118,7 +118,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: the request id came before with something else.
             AgentNotFound: there is no agent to drive the run.
-            ToolExists: the run may not have its tools.
+            ToolExists: the message is refused as things are now.
             InvalidField: they would enter a run that there is.
             ConversationNotFound: absent, or of another user who does not share it for writing.
             ConversationErased: the user has erased it.
@@ -133,7 +133,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             return _placed(unit, self._repeat(unit, earlier))
         if self.lacks_agent:
             raise AgentNotFound
-        if self.lacks_tools:
+        if self.only_repeat:
             raise ToolExists
         if self.own_tools is not None and self.policy is MessagePolicy.STEER:
             raise InvalidField("tools come with a run that is started", field="policy")

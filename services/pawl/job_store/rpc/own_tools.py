@@ -23,13 +23,15 @@ OWN_TOOLS_MAX: Final = 64
 
 
 def start(request: ledger_pb2.StartRunRequest, limits: Limits) -> Submit:
-    """Return the operation of a StartRun."""
+    """Return the operation of a StartRun: a run with tools of its own, or one that the same request has begun."""
     names = tuple(tool.definition.name for tool in request.tools)
     if not (not request.only_repeat) <= len(set(names)) == len(names) <= OWN_TOOLS_MAX:
         raise InvalidField(f"tools: 1 to {OWN_TOOLS_MAX}, each with another name", field="tools")
     client_id = ClientId(check_id(request.client_id, "client_id", optional=True))
     tools = ledger_pb2.LoadRunResponse(own_tools=request.tools)
-    submitted = operations.submit(request.message, limits)
+    submitted = replace(operations.submit(request.message, limits), only_repeat=request.only_repeat)
+    if not request.asked_tools_sha256:
+        return submitted
     own = run_pb2.Run(own_tools=run_pb2.OwnTools(names=names, client_id=client_id))
     return replace(
         submitted,
@@ -38,7 +40,6 @@ def start(request: ledger_pb2.StartRunRequest, limits: Limits) -> Submit:
         options=submitted.options + own.SerializeToString(),
         own_tools=OwnTools(names=names, client_id=client_id, definitions=tools.SerializeToString()),
         loop_state=request.loop_state,
-        lacks_tools=request.only_repeat,
     )
 
 

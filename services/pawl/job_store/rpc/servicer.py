@@ -48,7 +48,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
     async def StartRun(self, request: pb.StartRunRequest, context: Context) -> pb.StartRunResponse:
         size_bytes = request.ByteSize()
         submitted = await self._submit(own_tools.start(request, self._ledger.limits), size_bytes)
-        return pb.StartRunResponse(run=_placed(submitted))
+        return pb.StartRunResponse(run=_placed(submitted), steered=submitted.steered)
 
     async def _submit(self, operation: Submit, size_bytes: int) -> Submitted:
         submitted: Submitted = await self._ledger.group_commit.run(
