@@ -113,6 +113,7 @@ class Messages:
         text, content = self._content(message)
         labels = check_labels(message.labels)
         asked = message.options
+        options = complete(asked, self._defaults)
         if asked.response_format is not None:
             await self._checker.check_output(caller.store_id, asked.response_format.schema_json, None)
         try:
@@ -121,7 +122,6 @@ class Messages:
             # The same request may have started a run while the agent was there: the ledger knows.
             agent = None
         refusal: PawlError | None = None
-        options = complete(asked, self._defaults)
         try:
             if agent is not None:
                 options = complete(options_of(agent, asked, self._defaults.ceilings), self._defaults)
