@@ -30,7 +30,7 @@ def start(request: ledger_pb2.StartRunRequest, limits: Limits) -> Submit:
     client_id = ClientId(check_id(request.client_id, "client_id", optional=True))
     tools = ledger_pb2.LoadRunResponse(own_tools=request.tools)
     submitted = replace(operations.submit(request.message, limits), only_repeat=request.only_repeat)
-    if not request.asked_tools_sha256:
+    if not (request.tools or request.asked_tools_sha256):
         return submitted
     own = run_pb2.Run(own_tools=run_pb2.OwnTools(names=names, client_id=client_id))
     return replace(
