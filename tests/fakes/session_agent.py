@@ -19,6 +19,7 @@ from pawl.errors import PawlError
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
 
 RUN = "run_1"
+FRAME_BYTES_MAX = 64 * 1024
 
 
 @dataclass(slots=True)
@@ -132,7 +133,7 @@ class _Stream:
                 return
             await self._context.write(session_pb2.SessionResponse(receipt=receipt))
             async with self._book.changed:
-                if kind in {"start", "attach"}:
+                if kind in {"start", "attach"} and receipt.status != types_pb2.RECEIPT_STATUS_REFUSED:
                     self._next = frame.attach.after_seq
                 self._book.changed.notify_all()
 
@@ -176,7 +177,7 @@ class _Stream:
 @asynccontextmanager
 async def serve(replica: Replica) -> AsyncIterator[str]:
     """Serve a replica; gives its address."""
-    server = grpc.aio.server()
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", FRAME_BYTES_MAX)])
     agent_pb2_grpc.add_AgentServiceServicer_to_server(replica, server)
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()

@@ -17,30 +17,43 @@ import asyncio
 import itertools
 import secrets
 import threading
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final, Self
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NoReturn, Self
 
 import grpc
 
 from pawl.agent.v1 import session_pb2 as wire
 from pawl.agent.v1 import types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.chassis import strict_json
 from pawl.chassis.start import StartError
-from pawl.chassis.tasks import within
+from pawl.chassis.tasks import check_cancelled, within
 from pawl.client.decisions import TAKEN, check_taken, checked
 from pawl.client.forms import natural, parts_of
 from pawl.client.streams import GIVE_UP_SECONDS, SILENCE_SECONDS_MAX
 from pawl.client.target import NoAnswer, Target, error_of
-from pawl.errors import Cancelled, InvalidArgument, PawlError, PermissionDenied, Unauthenticated, Unimplemented
-from pawl.event.v1 import message_pb2, run_pb2
+from pawl.errors import (
+    CallNotPending,
+    Cancelled,
+    InvalidArgument,
+    PawlError,
+    PermissionDenied,
+    TooLarge,
+    Unauthenticated,
+    Unimplemented,
+)
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 
 if TYPE_CHECKING:
     from pawl.tool.v1 import tool_pb2
     from pawl.tools import Tool
 
 _HEARTBEAT_SECONDS: Final = 10.0
+_PROGRESS_BYTES_MAX: Final = 1024
 # Cancelled: another program has the client id. Each would end the stream of the other one for ever.
 _HOPELESS: Final = (Cancelled, InvalidArgument, PermissionDenied, Unauthenticated, Unimplemented, StartError)
 
@@ -69,7 +82,8 @@ class AsyncSession:
     that is kept over restarts of the program takes its calls back. `addresses` are those of `target`, unless others
     are given. `on_connected` is told the address of each connection, `on_lost` that it is gone. When no replica has
     answered for `give_up_seconds`, or one refuses for good, every method raises the error of the last connection
-    (PawlError).
+    (PawlError); a replica of which `on_connected` raises counts as one that does not answer. So does every method
+    that waits when the session is left (Cancelled).
     """
 
     def __init__(
@@ -101,20 +115,26 @@ class AsyncSession:
         self._frame_ids = map(f"{secrets.token_hex(4)}-{{}}".format, itertools.count(1))
         self._unreceipted: dict[str, tuple[wire.SessionRequest, asyncio.Future[types_pb2.Receipt]]] = {}
         self._last_seq: dict[str, int] = {}
+        self._attaching_again: dict[str, str] = {}
         self._offers: dict[str, wire.Offer] = {}
+        self._results: dict[str, tuple[bytes, bool]] = {}
         self._tool_tasks: dict[str, asyncio.Task[None]] = {}
         self._threads = ThreadPoolExecutor(calls_max, thread_name_prefix="pawl-tool")
         # No longer than the logs of the attached runs: a receipt behind an event must not wait for its reader.
-        self._incoming: asyncio.Queue[wire.SessionResponse | Exception] = asyncio.Queue()
+        self._incoming: deque[wire.SessionResponse | PawlError] = deque()
+        self._news = asyncio.Event()
         self._outgoing: asyncio.Queue[wire.SessionRequest] | None = None
-        self._failure: Exception | None = None
-        self._connection: asyncio.Task[None] | None = None
+        self._failure: BaseException | None = None
+        self._connection: asyncio.Task[NoReturn] | None = None
 
     async def __aenter__(self) -> Self:
+        self._failure = None
         self._connection = asyncio.create_task(self._stay_connected(), name="session")
+        self._connection.add_done_callback(self._end)
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._offers.clear()
         tasks = [*self._tool_tasks.values(), *([self._connection] if self._connection else [])]
         for task in tasks:
             task.cancel()
@@ -127,12 +147,21 @@ class AsyncSession:
             yield await self.next_frame()
 
     async def next_frame(self) -> wire.SessionResponse:
-        """Return the next event, gap or end. Safe to cancel."""
-        if self._incoming.empty():
+        """Return the next event, gap or end. Safe to cancel.
+
+        Raises:
+            PawlError: the session is over; or, once, a replica refused to go on with the run that metadata `run_id`
+                names: nothing more comes of it.
+        """
+        if not self._incoming:
             self._check_entered()
-        frame = await self._incoming.get()
-        if isinstance(frame, Exception):
-            self._incoming.put_nowait(frame)
+        while not self._incoming:
+            if self._failure is not None:
+                raise self._failure
+            self._news.clear()
+            await self._news.wait()
+        frame = self._incoming.popleft()
+        if isinstance(frame, PawlError):
             raise frame
         return frame
 
@@ -175,9 +204,9 @@ class AsyncSession:
 
     async def _send(self, frame: wire.SessionRequest) -> types_pb2.Receipt:
         """Return the receipt of a frame, however many connections that takes; raises PawlError if it says no."""
+        self._check_entered()
         if self._failure is not None:
             raise self._failure
-        self._check_entered()
         frame.frame_id = next(self._frame_ids)
         future: asyncio.Future[types_pb2.Receipt] = asyncio.get_running_loop().create_future()
         self._unreceipted[frame.frame_id] = (frame, future)
@@ -191,11 +220,13 @@ class AsyncSession:
         if self._connection is None:
             raise RuntimeError("the session is not connected: use it within `with client.session(...) as session:`")
 
-    async def _stay_connected(self) -> None:
-        """Connect to one replica after the other until one refuses for good or none answers."""
+    async def _stay_connected(self) -> NoReturn:
+        """Connect to one replica after the other until one refuses for good or none answers, which it raises."""
         loop = asyncio.get_running_loop()
         last_answer, failures = loop.time(), 0
-        for address in itertools.cycle(self._addresses):
+        addresses = itertools.cycle(self._addresses)
+        while True:
+            address = next(addresses)
             error: Exception = NoAnswer(f"{address} closed the session")
             try:
                 await self._connect(address)
@@ -206,21 +237,38 @@ class AsyncSession:
                 error = NoAnswer(f"no answer from {address}: it is silent")
             except Exception as caught:  # noqa: BLE001  # however a connection ends, the next replica is tried
                 error = caught
-            if self._outgoing is not None:
-                self._outgoing, last_answer, failures = None, loop.time(), 0
+            was_connected, self._outgoing = self._outgoing is not None, None
+            if was_connected:
+                last_answer, failures = loop.time(), 0
                 self._on_lost()
-            if isinstance(error, _HOPELESS) or loop.time() - last_answer > self._give_up_seconds:
-                self._fail(error)
-                return
+            is_hopeless = isinstance(error, _HOPELESS)
+            if isinstance(error, TooLarge):
+                # Else it was the hello, which every replica refuses.
+                is_hopeless = not (was_connected and self._refuse_largest(error))
+            if is_hopeless or loop.time() - last_answer > self._give_up_seconds:
+                raise error
             await asyncio.sleep(min(0.1 * 2**failures, 2.0))
             failures += 1
 
-    def _fail(self, error: Exception) -> None:
-        self._failure = error
-        self._incoming.put_nowait(error)
+    def _refuse_largest(self, error: TooLarge) -> bool:
+        """Refuse the largest frame without a receipt: if any was too large, this one was. False if there is none."""
+        if not self._unreceipted:
+            return False
+        frame, future = max(self._unreceipted.values(), key=lambda kept: kept[0].ByteSize())
+        del self._unreceipted[frame.frame_id]
+        if not future.done():
+            future.set_exception(error)
+        return True
+
+    def _end(self, connection: asyncio.Task[NoReturn]) -> None:
+        """Tell all who wait why the session is over."""
+        failure = None if connection.cancelled() else connection.exception()
+        self._failure = error = failure or Cancelled("the session was left")
+        self._news.set()
         for _, future in self._unreceipted.values():
             if not future.done():
                 future.set_exception(error)
+        self._unreceipted.clear()
 
     async def _connect(self, address: str) -> None:
         """Use one connection until it ends."""
@@ -228,9 +276,9 @@ class AsyncSession:
             stream: Any = AgentServiceStub(channel).Session(metadata=self._target.metadata)
             await stream.write(wire.SessionRequest(frame_id=next(self._frame_ids), hello=self._hello))
             frame = await self._read(stream)
+            self._on_connected(address)  # Before anything else begins: if it fails, nobody is connected.
             self._outgoing = self._first_frames()
             writing = asyncio.create_task(self._write(stream, self._outgoing), name="session.write")
-            self._on_connected(address)
             try:
                 while frame is not grpc.aio.EOF:
                     self._take(frame)
@@ -246,9 +294,10 @@ class AsyncSession:
     def _first_frames(self) -> asyncio.Queue[wire.SessionRequest]:
         """Return what a fresh connection sends first: attachments, then all that has no receipt yet."""
         outgoing: asyncio.Queue[wire.SessionRequest] = asyncio.Queue()
-        for run_id, seq in self._last_seq.items():
-            attach = wire.Attach(run_id=run_id, after_seq=seq)
-            outgoing.put_nowait(wire.SessionRequest(frame_id=next(self._frame_ids), attach=attach))
+        self._attaching_again = {next(self._frame_ids): run_id for run_id in self._last_seq}
+        for frame_id, run_id in self._attaching_again.items():
+            attach = wire.Attach(run_id=run_id, after_seq=self._last_seq[run_id])
+            outgoing.put_nowait(wire.SessionRequest(frame_id=frame_id, attach=attach))
         for frame, _ in self._unreceipted.values():
             outgoing.put_nowait(frame)
         return outgoing
@@ -264,23 +313,31 @@ class AsyncSession:
         match frame.WhichOneof("frame"):
             case "event" if frame.event.seq > self._last_seq.get(frame.event.run_id, 0):
                 self._last_seq[frame.event.run_id] = frame.event.seq
-                self._incoming.put_nowait(frame)
+                self._give(frame)
             case "gap" if frame.gap.to_seq > self._last_seq.get(frame.gap.run_id, 0):
                 self._last_seq[frame.gap.run_id] = frame.gap.to_seq
-                self._incoming.put_nowait(frame)
+                self._give(frame)
             case "end" if self._last_seq.pop(frame.end.run_id, None) is not None:
-                self._incoming.put_nowait(frame)
+                self._give(frame)
             case "receipt":
                 self._take_receipt(frame.receipt)
             case "offer":
                 self._take_offer(frame.offer)
             case "offer_revoked" if (task := self._tool_tasks.get(frame.offer_revoked.call_id)) is not None:
+                self._offers.pop(frame.offer_revoked.call_id, None)
                 task.cancel()
 
+    def _give(self, frame: wire.SessionResponse | PawlError) -> None:
+        self._incoming.append(frame)
+        self._news.set()
+
     def _take_receipt(self, receipt: types_pb2.Receipt) -> None:
+        if (run_id := self._attaching_again.pop(receipt.frame_id, None)) is not None:
+            self._check_attached(run_id, receipt)
+            return
         frame, future = self._unreceipted.pop(receipt.frame_id, (None, None))
         if frame is None or future is None:
-            return  # Of an attachment that a reconnect made again, or of a tool's progress.
+            return  # Of a hello, or of a tool's progress.
         if receipt.status in TAKEN and frame.HasField("start"):
             self._last_seq.setdefault(receipt.run_id, 0)
         if receipt.status in TAKEN and frame.HasField("attach"):
@@ -288,41 +345,88 @@ class AsyncSession:
         if not future.done():
             future.set_result(receipt)
 
+    def _check_attached(self, run_id: str, receipt: types_pb2.Receipt) -> None:
+        """Leave a run that a reconnect could not attach to again, and tell the reader, who would wait for ever."""
+        try:
+            check_taken(receipt)
+        except PawlError as error:
+            error.metadata = {"run_id": run_id}
+            self._last_seq.pop(run_id, None)
+            self._give(error)
+
     def _take_offer(self, offer: wire.Offer) -> None:
         call_id = offer.call.call_id
         self._offers[call_id] = offer
         if call_id not in self._tool_tasks:  # Else it is offered again after a reconnect, and being run.
-            self._tool_tasks[call_id] = task = asyncio.create_task(self._run_tool(call_id), name=f"tool.{call_id}")
-            task.add_done_callback(lambda _: self._tool_tasks.pop(call_id, None))
+            self._begin(offer)
 
-    async def _run_tool(self, call_id: str) -> None:
+    def _begin(self, offer: wire.Offer) -> None:
+        call_id = offer.call.call_id
+        self._tool_tasks[call_id] = task = asyncio.create_task(self._run_tool(offer), name=f"tool.{call_id}")
+        task.add_done_callback(partial(self._begin_again, offer))
+
+    def _begin_again(self, offer: wire.Offer, _: asyncio.Task[None]) -> None:
+        """Run a call once more that was revoked, and offered again before its task had ended."""
+        call_id = offer.call.call_id
+        del self._tool_tasks[call_id]
+        newest = self._offers.get(call_id, offer)
+        if newest is offer:
+            self._offers.pop(call_id, None)
+        else:
+            self._begin(newest)
+
+    async def _run_tool(self, offer: wire.Offer) -> None:
         """Run an offered call and return its result, which is refused if it was settled elsewhere meanwhile."""
+        call = offer.call
+        kept = self._results.pop(call.call_id, None)
+        content, is_error = kept or await self._perform(call)
+        check_cancelled()
+        while True:
+            newest = self._offers[call.call_id]
+            result = types_pb2.ToolResult(run_id=call.run_id, call_id=call.call_id, content_json=content)
+            result.is_error, result.offer_epoch = is_error, newest.offer_epoch
+            try:
+                await self._send(wire.SessionRequest(tool_result=result))
+            except Exception as error:  # noqa: BLE001  # refused, or the session is over
+                shorter = strict_json.dumps_canonical(f"the result of {call.tool_name} is too large: {error}")
+                if isinstance(error, TooLarge) and len(shorter) < len(content):
+                    content, is_error = shorter, True
+                    continue
+                if newest is not self._offers[call.call_id]:
+                    continue  # It was offered again, after a reconnect.
+                if isinstance(error, CallNotPending):
+                    self._keep(call.call_id, content, is_error=is_error)
+            break
+        del self._offers[call.call_id]
+
+    def _keep(self, call_id: str, content: bytes, *, is_error: bool) -> None:
+        """Keep a result that came under an older lease: the next one may be on its way."""
+        self._results[call_id] = (content, is_error)
+        if len(self._results) > self._hello.calls_max:
+            del self._results[next(iter(self._results))]
+
+    async def _perform(self, call: call_pb2.Call) -> tuple[bytes, bool]:
+        """Return the content of the result of a call, and whether it is an error for the model."""
         from pawl.client.front_end import context_of, perform  # noqa: PLC0415  # is there since the hello was made
 
-        call, cancelled, loop = self._offers[call_id].call, threading.Event(), asyncio.get_running_loop()
+        cancelled, loop = threading.Event(), asyncio.get_running_loop()
 
         def report(fraction: float | None, message: str) -> None:
             with suppress(RuntimeError):  # The loop is closed.
-                loop.call_soon_threadsafe(self._report, call_id, fraction, message)
+                loop.call_soon_threadsafe(self._report, call.call_id, fraction, message)
 
+        context = context_of(call, cancelled, report)
         try:
-            content, is_error = await perform(
-                self._tools.get(call.tool_name), call, context_of(call, cancelled, report), self._threads
-            )
+            return await perform(self._tools.get(call.tool_name), call, context, self._threads)
         finally:
             cancelled.set()
-            offer = self._offers.pop(call_id)
-        result = types_pb2.ToolResult(run_id=call.run_id, call_id=call_id, content_json=content, is_error=is_error)
-        result.offer_epoch = offer.offer_epoch
-        with suppress(PawlError):  # Refused, or the session is over: nobody wants the result any more.
-            await self._send(wire.SessionRequest(tool_result=result))
 
     def _report(self, call_id: str, fraction: float | None, message: str) -> None:
         """Say how far a call is, if anybody is there; nobody waits for the receipt."""
         offer = self._offers.get(call_id)
         if offer is not None and self._outgoing is not None:
             report = wire.ToolProgressReport(run_id=offer.call.run_id, call_id=call_id, offer_epoch=offer.offer_epoch)
-            report.message = message
+            report.message = message.encode(errors="replace")[:_PROGRESS_BYTES_MAX].decode(errors="ignore")
             if fraction is not None:
                 report.fraction = fraction
             self._outgoing.put_nowait(wire.SessionRequest(frame_id=next(self._frame_ids), tool_progress=report))

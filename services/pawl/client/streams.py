@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import grpc
 
-from pawl.errors import SlowConsumer, Unavailable
+from pawl.client.target import NoAnswer
+from pawl.errors import PawlError, SlowConsumer, Unavailable
 
 GIVE_UP_SECONDS: Final = 30.0
 SILENCE_SECONDS_MAX: Final = 45.0
@@ -19,30 +20,34 @@ async def responses(begin: Callable[[], Any], *, ends: bool) -> AsyncGenerator[A
     """Yield what a stream brings, which begins anew when it is lost; if it never `ends`, also when it does.
 
     Survives what a watcher can survive: a replica that goes away, a stream that is
-    silent for too long, being too slow.
+    silent for too long (servers give a sign of life every 15 s), being too slow.
 
     Raises:
-        PawlError: any other error, or no replica answered for 30 s.
+        PawlError: any other error, or no replica answered for 30 s after a stream was lost (NoAnswer if silent).
     """
     loop = asyncio.get_running_loop()
     last_answer = loop.time()
     while True:
-        stream = begin()
+        stream, answered = begin(), False
+        lost: PawlError | None = None
         try:
             while True:
                 async with asyncio.timeout(SILENCE_SECONDS_MAX):
                     response = await stream.read()
                 if response is grpc.aio.EOF:
                     break
-                last_answer = loop.time()
+                answered = True
                 yield response
             if ends:
                 return
         except TimeoutError:
-            pass
-        except (Unavailable, SlowConsumer):
-            if loop.time() - last_answer > GIVE_UP_SECONDS:
-                raise
+            lost = NoAnswer(f"the stream was silent for {SILENCE_SECONDS_MAX:g} s")
+        except (Unavailable, SlowConsumer) as error:
+            lost = error
         finally:
             stream.cancel()
+        if answered or lost is None:
+            last_answer = loop.time()
+        elif loop.time() - last_answer > GIVE_UP_SECONDS:
+            raise lost
         await asyncio.sleep(_PAUSE_SECONDS)

@@ -24,6 +24,7 @@ from pawl.errors import (
     Unauthenticated,
 )
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.tools import ToolContext, tool
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.conftest import APPROVER, client_side, new_server
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -232,6 +233,33 @@ async def test_a_result_is_there_when_the_run_has_ended(door: Door, ledger: Play
         await ledger.finish()
         assert (await waiting).state == run_pb2.RUN_STATE_COMPLETED
         assert (await pawl.result("run_1")).state == run_pb2.RUN_STATE_COMPLETED
+
+
+async def test_a_result_made_while_the_replica_restarts_is_taken_under_the_next_lease(
+    door: Door, ledger: PlayedLedger
+) -> None:
+    """FE-2: the replica gives the lease back as it goes away."""
+    await ledger.add_run()
+    runs: list[str] = []
+    leave = asyncio.Event()
+
+    @tool
+    async def show(context: ToolContext) -> str:
+        """Show it."""
+        runs.append(context.call_id)
+        await leave.wait()
+        return "shown"
+
+    async with door.client() as pawl, pawl.session(tools=[show]) as session:
+        async with door.open():
+            await session.attach("run_1")
+            await ledger.add_call("call_1", call_pb2.CALL_STATE_OFFERED, tool_name="show", arguments=b"{}")
+            await until(lambda: runs)
+        leave.set()
+        await until(lambda: session._unreceipted)
+        async with door.open():
+            await until(lambda: ledger.runs["run_1"].calls["call_1"].state == call_pb2.CALL_STATE_SUCCEEDED)
+    assert len(runs) == 1
 
 
 # The client without asyncio.

@@ -11,10 +11,14 @@ import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.client import AsyncClient, AsyncSession, NoAnswer
-from pawl.errors import AlreadyDecided, Cancelled, Unauthenticated
+from pawl.errors import AlreadyDecided, Cancelled, PawlError, RunNotFound, TooLarge, Unauthenticated
 from pawl.event.v1 import call_pb2
-from pawl.tools import ProcessLimits, ToolContext, ToolDefinitionError, ToolError, tool
-from tests.fakes.session_agent import RUN, Book, Replica, serve
+from pawl.tools import ProcessLimits, Tool, ToolContext, ToolDefinitionError, ToolError, tool
+from tests.fakes.session_agent import FRAME_BYTES_MAX, RUN, Book, Replica, serve
+
+WRONG_HOLDER = types_pb2.Receipt(
+    status=types_pb2.RECEIPT_STATUS_WRONG_HOLDER, reason="CALL_NOT_PENDING", message="the client does not hold the call"
+)
 
 
 class Cluster:
@@ -27,7 +31,14 @@ class Cluster:
 
     def client(self, **options: Any) -> AsyncSession:
         target = AsyncClient(self.addresses, environment={"PAWL_TOOL_REGISTRY_ADDRESS": self.addresses[0]})
-        return target.session(client_id="cli_test", give_up_seconds=5, **options)
+        defaults: dict[str, Any] = {"client_id": "cli_test", "give_up_seconds": 5}
+        return target.session(**defaults | options)
+
+    def refuse(self, error: grpc.StatusCode | PawlError | None = grpc.StatusCode.UNAVAILABLE) -> None:
+        """Break what is connected, and let nobody in, or everybody again."""
+        for replica in (self.first, self.second):
+            replica.refuse = error
+            replica.cut()
 
 
 @pytest.fixture
@@ -180,17 +191,24 @@ async def test_an_offered_call_is_answered_in_any_case(
     assert (result.content_json, result.is_error, result.offer_epoch) == (content, is_error, 3)
 
 
-async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_lease(cluster: Cluster) -> None:
-    """FE-2."""
+def waiting_tool() -> tuple[Tool[..., Any], list[str], asyncio.Event]:
+    """A function that runs until the event is set, and the calls that it was run for."""
     runs: list[str] = []
     leave = asyncio.Event()
 
     @tool
-    async def slow(context: ToolContext) -> None:
+    async def slow(context: ToolContext) -> str:
         """Take long."""
         runs.append(context.call_id)
         await leave.wait()
+        return "done"
 
+    return slow, runs, leave
+
+
+async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_lease(cluster: Cluster) -> None:
+    """FE-2."""
+    slow, runs, leave = waiting_tool()
     async with cluster.client(tools=[slow]):
         await cluster.book.offer("call_1", "slow", epoch=1)
         await wait_until(lambda: bool(runs))
@@ -202,6 +220,61 @@ async def test_a_call_offered_again_while_it_runs_is_run_once_under_the_newest_l
         leave.set()
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     assert len(runs) == 1
+
+
+async def test_a_result_that_comes_under_an_older_lease_is_kept_for_the_next_one(cluster: Cluster) -> None:
+    """FE-2: the replica went away, gave the lease back, and leases anew after the result has come."""
+    slow, runs, leave = waiting_tool()
+    cluster.book.refusals["tool_result"] = WRONG_HOLDER
+    async with cluster.client(tools=[slow]) as client:
+        await cluster.book.offer("call_1", "slow", epoch=1)
+        await wait_until(lambda: runs)
+        cluster.book.offers.clear()
+        cluster.refuse()
+        leave.set()
+        await wait_until(lambda: client._unreceipted)
+        cluster.refuse(None)
+        await wait_until(lambda: not client._tool_tasks)
+        cluster.book.refusals.clear()
+        await cluster.book.offer("call_1", "slow", epoch=2)
+        await cluster.book.until(lambda book: len(book.sent("tool_result")) == 2)
+    results = [frame.tool_result for frame in cluster.book.sent("tool_result")]
+    assert [(result.offer_epoch, result.content_json) for result in results] == [(1, b'"done"'), (2, b'"done"')]
+    assert len(runs) == 1
+
+
+async def test_a_call_that_is_revoked_and_offered_again_while_its_function_cleans_up_is_run_anew(
+    cluster: Cluster,
+) -> None:
+    runs: list[str] = []
+    revoked, leave = asyncio.Event(), asyncio.Event()
+
+    @tool
+    async def careful(context: ToolContext) -> int:
+        """Leave in good order."""
+        runs.append(context.call_id)
+        try:
+            if len(runs) == 1:
+                await asyncio.Event().wait()
+        finally:
+            revoked.set()
+            await leave.wait()
+        return len(runs)
+
+    async with cluster.client(tools=[careful]) as client:
+        await cluster.book.offer("call_1", "careful", epoch=1)
+        await wait_until(lambda: runs)
+        client._take(session_pb2.SessionResponse(offer_revoked=session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")))
+        await asyncio.wait_for(revoked.wait(), 5)
+        await cluster.book.offer("call_1", "careful", epoch=2)
+        await wait_until(lambda: [offer.offer_epoch for offer in client._offers.values()] == [2])
+        assert len(runs) == 1
+        leave.set()
+        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
+        await wait_until(lambda: not client._tool_tasks)
+        assert client._offers == {}
+    (result,) = [frame.tool_result for frame in cluster.book.sent("tool_result")]
+    assert (result.offer_epoch, result.content_json) == (2, b"2")
 
 
 async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster) -> None:
@@ -241,6 +314,84 @@ async def test_a_credential_that_is_refused_is_not_tried_again(cluster: Cluster)
     async with cluster.client() as client:
         with pytest.raises(Unauthenticated):
             await asyncio.wait_for(client.start("go"), 10)
+
+
+async def test_a_frame_that_is_too_large_is_refused_and_the_session_goes_on(cluster: Cluster) -> None:
+    async with cluster.client() as client, asyncio.timeout(10):
+        starts = [client.start("x" * size) for size in (10, FRAME_BYTES_MAX, 20, 3 * FRAME_BYTES_MAX)]
+        ends = await asyncio.gather(*starts, return_exceptions=True)
+        assert [end if isinstance(end, str) else type(end) for end in ends] == [RUN, TooLarge, RUN, TooLarge]
+        assert await client.start("go") == RUN
+
+
+async def test_a_hello_that_is_too_large_ends_the_session_at_once(cluster: Cluster) -> None:
+    async with cluster.client(client_id="x" * FRAME_BYTES_MAX, give_up_seconds=60) as client, asyncio.timeout(10):
+        with pytest.raises(TooLarge):
+            await client.start("go")
+
+
+async def test_the_model_is_told_of_a_result_that_is_too_large_for_a_frame(cluster: Cluster) -> None:
+    """FE-5."""
+    runs: list[str] = []
+
+    @tool
+    async def talk(context: ToolContext) -> str:
+        """Say much."""
+        runs.append(context.call_id)
+        return "x" * FRAME_BYTES_MAX
+
+    async with cluster.client(tools=[talk]):
+        await cluster.book.offer("call_1", "talk")
+        await cluster.book.until(lambda book: bool(book.sent("tool_result")))
+    result = cluster.book.sent("tool_result")[0].tool_result
+    assert result.is_error
+    assert b"the result of talk is too large" in result.content_json
+    assert len(runs) == 1
+
+
+async def test_a_run_that_a_reconnect_may_not_attach_to_again_is_an_error_once(cluster: Cluster) -> None:
+    """It was erased while the client was away."""
+    await cluster.book.append(3)
+    async with cluster.client() as client, asyncio.timeout(10):
+        await client.start("go")
+        for _ in range(3):
+            await client.next_frame()
+        cluster.book.refusals["attach"] = types_pb2.Receipt(
+            status=types_pb2.RECEIPT_STATUS_REFUSED, reason="RUN_NOT_FOUND", message="there is no such run"
+        )
+        cluster.first.cut()
+        with pytest.raises(RunNotFound, match="there is no such run") as refused:
+            await client.next_frame()
+        assert refused.value.metadata == {"run_id": RUN}
+        cluster.second.cut()
+        await client.start("go")
+        assert (await client.next_frame()).event.seq == 1
+    assert len(cluster.book.sent("attach")) == 1
+
+
+async def test_who_waits_when_the_session_is_left_is_told_so(cluster: Cluster) -> None:
+    cluster.refuse()
+    async with cluster.client() as client:
+        waits = [asyncio.create_task(wait) for wait in (client.start("go"), client.next_frame(), client.next_frame())]
+        await asyncio.wait(waits, timeout=0.05)
+    async with asyncio.timeout(5):
+        ends = await asyncio.gather(*waits, return_exceptions=True)
+    assert [type(end) for end in ends] == [Cancelled] * 3
+
+
+async def test_a_function_told_of_connections_that_fails_ends_the_session_and_leaves_nothing(cluster: Cluster) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("mine")
+
+    async with cluster.client(on_connected=fail, give_up_seconds=0.5) as client, asyncio.timeout(10):
+        with pytest.raises(ValueError, match="mine"):
+            await client.start("go")
+        assert "session.write" not in {task.get_name() for task in asyncio.all_tasks()}
+    async with cluster.client(on_lost=fail) as client, asyncio.timeout(10):
+        await client.start("go")
+        cluster.refuse()
+        with pytest.raises(ValueError, match="mine"):
+            await client.next_frame()
 
 
 async def wait_until(condition: Any) -> None:
@@ -293,10 +444,11 @@ async def test_what_a_function_says_of_its_progress_is_reported(cluster: Cluster
     @tool
     def slow(context: ToolContext) -> None:
         """Take long."""
-        context.progress(0.5, f"half of {context.call_id}")
+        context.progress(0.5, f"half of {context.call_id}" + "." * FRAME_BYTES_MAX)
 
     async with cluster.client(tools=[slow]):
         await cluster.book.offer("call_1", "slow", epoch=2)
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     report = cluster.book.sent("tool_progress")[0].tool_progress
-    assert (report.call_id, report.offer_epoch, report.fraction, report.message) == ("call_1", 2, 0.5, "half of call_1")
+    assert (report.call_id, report.offer_epoch, report.fraction) == ("call_1", 2, 0.5)
+    assert report.message == "half of call_1".ljust(1024, ".")
