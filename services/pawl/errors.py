@@ -8,9 +8,10 @@ a reason that comes from a peer back into the same class.
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
         InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
-        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, WebhookNotFound, DeliveryNotFound
+        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, WebhookNotFound, DeliveryNotFound,
+        ScheduleNotFound
       Unimplemented: MethodNotFound
-      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists
+      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists
       FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
         AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen
@@ -198,6 +199,10 @@ class DeliveryNotFound(NotFound):
     """No such delivery of a webhook, or none that the caller may see."""
 
 
+class ScheduleNotFound(NotFound):
+    """You have no such schedule."""
+
+
 class Unimplemented(PawlError):
     """The service does not have the method."""
 
@@ -224,6 +229,10 @@ class SourceExists(AlreadyExists):
 
 class ConversationExists(AlreadyExists):
     """You have a conversation with this key: metadata `conversation_id`. Go on there, or choose another key."""
+
+
+class ScheduleExists(AlreadyExists):
+    """You have a schedule of this name that does something else. Update it, or choose another name."""
 
 
 class FailedPrecondition(PawlError):

@@ -66,6 +66,10 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
     "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun"},
+    "pawl.agent.v1.ScheduleService": {
+        _READERS: "GetSchedule ListSchedules",
+        _MEMBERS: "CreateSchedule UpdateSchedule PauseSchedule ResumeSchedule TriggerSchedule DeleteSchedule",
+    },
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
     "pawl.identity.v1.KeySyncService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "SyncKeys"},
@@ -87,6 +91,9 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall GetConversation",
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
+    "pawl.job.v1.ScheduleLedgerService": {
+        (AGENT_LOOP,): "PutSchedule GetSchedule ListSchedules PauseSchedule DeleteSchedule ClaimSchedules FireSchedule",
+    },
     "pawl.notify.v1.NotifyService": {
         _READERS: "Subscribe ListNotifications",
         _MEMBERS: "AcknowledgeNotifications",

@@ -17,6 +17,7 @@ from pawl.identity.v1.key_sync_pb2_grpc import add_KeySyncServiceServicer_to_ser
 from pawl.job.v1.agents_pb2_grpc import add_AgentLedgerServiceServicer_to_server
 from pawl.job.v1.erasure_pb2_grpc import add_ErasureServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
+from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_server
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
 from pawl.job_store.adapters.agents import PostgresAgentRepository
 from pawl.job_store.adapters.announcer import NatsAnnouncer
@@ -32,6 +33,7 @@ from pawl.job_store.adapters.metrics import CountedLeases, PrometheusMeter
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.reads import PostgresReads
 from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.schedules import PostgresSchedules
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
 from pawl.job_store.adapters.titles import PostgresTitles
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
@@ -43,12 +45,14 @@ from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.keys import Keys
 from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
+from pawl.job_store.app.schedules import ScheduleRepository, Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import encode_event, head_of, text_of, usage_of
 from pawl.job_store.rpc.operations import CANCEL
+from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.title_servicer import TitleServicer, said
 
@@ -63,6 +67,7 @@ class Upkeep:
     search: SearchIndex
     stats: LedgerStats
     periods: RetentionPeriods
+    schedules: ScheduleRepository
     erasures: Erasures
     erasure_log: ErasureLog | None
     """None without a NATS."""
@@ -82,6 +87,8 @@ class JobStore:
     """As `keys`."""
     erasing: Erasing | None
     """None without upkeep."""
+    schedules: Schedules | None
+    """As `erasing`."""
     loops: Mapping[str, Callable[[], Awaitable[None]]]
     titles: Titles | None = None
     """As `keys`."""
@@ -98,6 +105,9 @@ class JobStore:
             server.add(add_TitleServiceServicer_to_server, TitleServicer(self.titles), service_only=True)
         if self.erasing is not None:
             server.add(add_ErasureServiceServicer_to_server, ErasureServicer(self.erasing), service_only=True)
+        if self.schedules is not None:
+            servicer = ScheduleLedgerServicer(self.schedules, self.ledger.limits)
+            server.add(add_ScheduleLedgerServiceServicer_to_server, servicer, service_only=True)
 
 
 def wire(
@@ -124,11 +134,12 @@ def wire(
         "clock": ClockSweep(ports.due_times, ports.clock).run,
         "quarantine": QuarantineSweep(ledger, ports.meter, ports.clock).run,
     }
-    erasing = None
+    erasing = schedules = None
     if relay and upkeep:
         erasing = Erasing(
             upkeep.erasures, upkeep.erasure_log, group_commit, ports.conversations, upkeep.ids, cancel=CANCEL
         )
+        schedules = Schedules(upkeep.schedules, group_commit, ports.meter, upkeep.ids)
         loops["erasing"] = erasing.run
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
@@ -141,6 +152,7 @@ def wire(
         keys=keys,
         agents=agents,
         erasing=erasing,
+        schedules=schedules,
         loops=loops,
         titles=titles,
     )
@@ -178,6 +190,7 @@ def on_postgres(
         search=PostgresSearchIndex(database, text_of),
         stats=PostgresLedgerStats(database, limits.places),
         periods=periods,
+        schedules=PostgresSchedules(database),
         erasures=PostgresErasures(database, call_kind),
         erasure_log=JetStreamErasures(bus) if bus.is_configured else None,
         ids=ids,

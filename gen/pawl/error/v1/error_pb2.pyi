@@ -104,6 +104,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No such webhook, or none that the caller may see."""
     ERROR_REASON_DELIVERY_NOT_FOUND: _ErrorReason.ValueType  # 32
     """NOT_FOUND. No such delivery of a webhook, or none that the caller may see."""
+    ERROR_REASON_SCHEDULE_NOT_FOUND: _ErrorReason.ValueType  # 33
+    """NOT_FOUND. The caller has no such schedule."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -119,6 +121,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CONVERSATION_EXISTS: _ErrorReason.ValueType  # 44
     """ALREADY_EXISTS. The user has a conversation with this key; metadata
     `conversation_id` says which.
+    """
+    ERROR_REASON_SCHEDULE_EXISTS: _ErrorReason.ValueType  # 45
+    """ALREADY_EXISTS. The user has a schedule of that name that does something
+    else.
     """
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION. The run has ended; its state never changes again."""
@@ -302,6 +308,8 @@ ERROR_REASON_WEBHOOK_NOT_FOUND: ErrorReason.ValueType  # 31
 """NOT_FOUND. No such webhook, or none that the caller may see."""
 ERROR_REASON_DELIVERY_NOT_FOUND: ErrorReason.ValueType  # 32
 """NOT_FOUND. No such delivery of a webhook, or none that the caller may see."""
+ERROR_REASON_SCHEDULE_NOT_FOUND: ErrorReason.ValueType  # 33
+"""NOT_FOUND. The caller has no such schedule."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40
@@ -317,6 +325,10 @@ and `replace` was not set.
 ERROR_REASON_CONVERSATION_EXISTS: ErrorReason.ValueType  # 44
 """ALREADY_EXISTS. The user has a conversation with this key; metadata
 `conversation_id` says which.
+"""
+ERROR_REASON_SCHEDULE_EXISTS: ErrorReason.ValueType  # 45
+"""ALREADY_EXISTS. The user has a schedule of that name that does something
+else.
 """
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION. The run has ended; its state never changes again."""

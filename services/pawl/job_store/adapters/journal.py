@@ -1,9 +1,9 @@
 """Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
 
-Locks are taken in one order everywhere: conversations, then runs, each sorted by
-key. The lock of a conversation covers its messages, that of a run its calls,
-commands and events: nobody changes them without it. `0001_create_ledger.sql` has
-the tables.
+Locks are taken in one order everywhere: schedules, then conversations, then runs,
+each sorted by key. The lock of a conversation covers its messages, that of a run its
+calls, commands and events: nobody changes them without it. `0001_create_ledger.sql`
+has the tables.
 """
 
 from __future__ import annotations
@@ -134,6 +134,7 @@ async def _store(
         *_changed(tables.CALLS, unit.calls.changed()),
         *_created(tables.COMMANDS, unit.commands.created()),
         *_changed(tables.COMMANDS, unit.commands.changed()),
+        *_changed(tables.SCHEDULES, unit.schedules.changed()),
         *_created(tables.EVENTS, events),
         *_created(tables.OUTBOX, outbox),
         *([usage.addition(counts)] if counts else []),

@@ -82,6 +82,11 @@ WITH lowered AS (
 UPDATE job_store.runs AS r SET claim_at = greatest(now(), r.claim_at - $1)
 FROM late WHERE r.store_id = late.store_id AND r.run_id = late.run_id
 """
+# So are claims of schedules: fired twice each due time fires once.
+_BRING_SCHEDULES_FORWARD: Final = """
+UPDATE job_store.schedules SET claim_at = CASE WHEN waiting_time IS NULL THEN due_time ELSE now() END
+WHERE claim_at > now() AND claim_at IS DISTINCT FROM due_time
+"""
 
 # So many stores are looked at once the first ones had nothing.
 _STORES_MAX: Final = 64
@@ -137,6 +142,7 @@ class PostgresLeases:
         return record["time"], record["seen_time"]
 
     async def bring_forward(self, seconds: float) -> int:
+        await self._database.execute(_BRING_SCHEDULES_FORWARD, urgent=True)
         return affected(await self._database.execute(_BRING_FORWARD, timedelta(seconds=seconds), urgent=True))
 
     async def _take(

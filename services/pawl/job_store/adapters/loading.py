@@ -22,6 +22,7 @@ from pawl.job_store.domain.rows import (
     RequestKey,
     RequestRow,
 )
+from pawl.job_store.domain.schedules import ScheduleKey
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 
 K = TypeVar("K", bound=msgspec.Struct)
@@ -130,6 +131,18 @@ SELECT k.store_id, k.places, (
 FROM unnest($1::text[], $2::bigint[]) AS k (store_id, places)
 """
 
+# A key that is not there any more has ended, too.
+_SCHEDULES: Final = f"""
+SELECT {tables.SCHEDULES.names}, starts_with(credential_id, 'key_') AND NOT EXISTS (
+    SELECT FROM job_store.api_keys AS a
+    WHERE a.key_id = s.credential_id AND a.revoke_time IS NULL AND (a.expire_time IS NULL OR a.expire_time > now())
+) AS credential_ended
+FROM job_store.schedules AS s
+JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS schedule_id) AS k USING (store_id, schedule_id)
+ORDER BY store_id, schedule_id
+FOR UPDATE OF s
+"""
+
 # In the order of the locks, and before any lock of a row, so that nobody deadlocks.
 _LOCK_QUEUES: Final = """
 SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
@@ -146,6 +159,10 @@ _QUEUED_AT_ONCE_MAX: Final = 4096
 async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     """Return a unit with all rows that are named, locked until the end of the transaction."""
     unit = UnitOfWork(ids)
+    if schedules := _distinct(named, lambda keys: keys.schedules):
+        for record in await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules)):
+            schedule = tables.schedule(record)
+            unit.schedules.load(schedule.key, schedule)
     named = await _owned(connection, named)
     limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}

@@ -11,6 +11,7 @@ from pawl.errors import LeaseLost, PawlError
 from pawl.job_store.app.reading import Claimed, Leases, Renewed
 
 _GROUP_SIZES: Final = (1, 2, 4, 8, 16, 32, 64, 128)
+_DELAYS: Final = (0.1, 0.5, 1, 2, 5, 10, 30, 60, 300, 3600)
 
 
 class PrometheusMeter:
@@ -28,6 +29,13 @@ class PrometheusMeter:
         self._claimable = metrics.gauge("claimable_runs", "Runs that a worker could claim now.")
         self._over_limit = metrics.gauge("over_limit_runs", "Runs that wait for a place, by the limit.", ("limit",))
         self._outbox = metrics.gauge("outbox_events", "Life-cycle events that JetStream does not have yet.")
+        self._fires = metrics.counter(
+            "schedule_fires_total", "Fires of schedules, by what became of them.", ("outcome",)
+        )
+        self._fire_delay = metrics.histogram(
+            "schedule_delay_seconds", "Time from when a schedule was due to its fire.", buckets=_DELAYS
+        )
+        self._due_schedules = metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed.")
 
     def group_written(self, *, operations: int, seconds: float) -> None:
         self._group_size.observe(operations)
@@ -45,6 +53,10 @@ class PrometheusMeter:
     def relayed(self, events: int) -> None:
         self._relayed.inc(events)
 
+    def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
+        self._fires.labels(outcome).inc()
+        self._fire_delay.observe(max(0.0, delay_seconds))
+
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         for name, count in counts.items():
             match name:
@@ -54,6 +66,8 @@ class PrometheusMeter:
                     self._over_limit.labels("user").set(count)
                 case "over_store_limit":
                     self._over_limit.labels("store").set(count)
+                case "due_schedules":
+                    self._due_schedules.set(count)
                 case "outbox":
                     self._outbox.set(count)
                 case _:

@@ -28,12 +28,15 @@ from pawl.job_store.domain.rows import (
     RunRow,
     SegmentRow,
 )
+from pawl.job_store.domain.schedules import Definition, FireRow, ScheduleRow
 from pawl.job_store.domain.states import AttentionReason, CallState, CommandOutcome, RunState, Sharing, StopCause
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode
 _unpack_approvals: Final = msgspec.msgpack.Decoder(tuple[Decision, ...]).decode
 _unpack_own_tools: Final = msgspec.msgpack.Decoder(OwnTools).decode
+_unpack_definition: Final = msgspec.msgpack.Decoder(Definition).decode
+_unpack_fires: Final = msgspec.msgpack.Decoder(tuple[FireRow, ...]).decode
 _unpack_last_commit: Final = msgspec.msgpack.Decoder(LastCommit).decode
 
 
@@ -280,3 +283,30 @@ OUTBOX: Final[Columns[Event]] = Columns(
     key_length=3,
     gathered=True,
 )
+
+SCHEDULES: Final[Columns[ScheduleRow]] = Columns(
+    "job_store.schedules",
+    [
+        *_fixed("text", "store_id", "schedule_id", "user_id", "name"),
+        *_same("text", "credential_id", "delegate_user_id", "pause_note", "last_run_id"),
+        *_same("bigint", "generation"),
+        *_same("integer", "failures"),
+        *_same("boolean", "self_paused", "last_run_counted"),
+        *_fixed("timestamptz", "create_time"),
+        *_same("timestamptz", "due_time", "claim_at", "waiting_time", "pause_time"),
+        Column("user_roles", "text", lambda row: ",".join(row.user_roles)),
+        Column("people", "text", lambda row: ",".join(row.people)),
+        Column("definition", "bytea", lambda row: _pack(row.definition)),
+        Column("fires", "bytea", lambda row: _pack(row.fires)),
+    ],
+    key_length=2,
+)
+
+
+def schedule(record: Record | Mapping[str, Any]) -> ScheduleRow:
+    """Return the row of a record with the columns of SCHEDULES, and perhaps `credential_ended`."""
+    fields = dict(record)
+    for name in ("user_roles", "people"):
+        fields[name] = tuple(filter(None, fields[name].split(",")))
+    definition, fires = _unpack_definition(fields.pop("definition")), _unpack_fires(fields.pop("fires"))
+    return ScheduleRow(**fields, definition=definition, fires=fires)

@@ -44,7 +44,9 @@ WITH due AS MATERIALIZED (
 SELECT (SELECT count(*) FROM due WHERE active) + coalesce(sum(runs - over_user - over_store), 0) AS claimable,
        coalesce(sum(over_user), 0) AS over_user_limit,
        coalesce(sum(over_store), 0) AS over_store_limit,
-       (SELECT count(*) FROM (SELECT FROM job_store.outbox LIMIT 100000) AS waiting) AS outbox
+       (SELECT count(*) FROM (SELECT FROM job_store.outbox LIMIT 100000) AS waiting) AS outbox,
+       (SELECT count(*) FROM (SELECT FROM job_store.schedules WHERE claim_at <= now() LIMIT 100000) AS due)
+           AS due_schedules
 FROM of_stores
 """
 

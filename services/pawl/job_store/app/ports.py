@@ -229,7 +229,7 @@ class LedgerStats(Protocol):
     """Counts the ledger, for metrics."""
 
     async def count(self) -> Mapping[str, float]:
-        """Return runs by open state (`QUEUED`...), and the `outbox` backlog.
+        """Return runs by open state (`QUEUED`...), the `outbox` backlog and the `due_schedules` nobody has claimed.
 
         Of the runs that are due, `claimable` are those that a worker could have now; the others wait for
         a place, `over_user_limit` of them also if their store had any number of places, `over_store_limit` not.
@@ -250,6 +250,9 @@ class Meter(Protocol):
 
     def relayed(self, events: int) -> None:
         """Life-cycle events reached the stream."""
+
+    def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
+        """A schedule was fired so long after it was due."""
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         """The ledger was counted."""

@@ -32,6 +32,7 @@ from pawl.job_store.domain.rows import (
     RunRow,
     SegmentRow,
 )
+from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
@@ -122,7 +123,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     most runs that may wait there for a place, and how many places it has: their
     queues come along. All runs that wait in the conversations of `stopped`, which `conversations` names too, come with
     them, to be stopped. `keyed` names conversations by the keys of clients: those that are there come
-    as if they were named themselves. With `owner` none of this comes, and nothing is locked, if
+    as if they were named themselves. `schedules` come alone. With `owner` none of this comes, and nothing is locked, if
     `runs` are not that user's.
     """
 
@@ -138,6 +139,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
     queues: tuple[tuple[StoreId, int, int], ...] = ()
+    schedules: tuple[ScheduleKey, ...] = ()
     owner: UserId = UserId("")
 
 
@@ -162,6 +164,7 @@ class UnitOfWork:
         self.commands: Table[CommandKey, CommandRow] = Table(undo)
         self.loop_states: Table[RunKey, bytes] = Table(undo)
         self.queues: Table[StoreId, Queue] = Table(undo)
+        self.schedules: Table[ScheduleKey, ScheduleRow] = Table(undo)
         self.messages: Entries[MessageRow] = Entries(undo)
         self.segments: Entries[SegmentRow] = Entries(undo)
         self.events: Entries[Event] = Entries(undo)
@@ -175,11 +178,17 @@ class UnitOfWork:
     def attempt(self) -> Iterator[None]:
         """Apply one operation: all of it, or nothing if an exception passes."""
         self._undo.clear()
-        work_ready = self.work_ready
+        with self.savepoint():
+            yield
+
+    @contextmanager
+    def savepoint(self) -> Iterator[None]:
+        """Apply a part of an operation: all of it, or nothing if an exception passes."""
+        length, work_ready = len(self._undo), self.work_ready
         try:
             yield
         except BaseException:
-            while self._undo:
+            while len(self._undo) > length:
                 self._undo.pop()()
             self.work_ready = work_ready
             raise

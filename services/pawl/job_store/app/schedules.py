@@ -1,0 +1,171 @@
+"""Schedules: kept, claimed when they are due, and fired."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, Protocol, TypeAlias
+
+from pawl.chassis.ids import IdSource, RunId, StoreId, UserId
+from pawl.errors import ScheduleNotFound
+from pawl.job_store.app.group_commit import GroupCommit
+from pawl.job_store.app.lanes import Lane
+from pawl.job_store.app.ports import Meter
+from pawl.job_store.domain import schedules, timing
+from pawl.job_store.domain.fire import Fire
+from pawl.job_store.domain.schedules import Definition, FireRow, Owner, ScheduleRow
+from pawl.job_store.domain.states import RunState
+
+WAIT_SECONDS_MAX: Final = 1.0
+"""Claims are repeated so often, for what came meanwhile."""
+
+Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
+"""A schedule as it becomes, from how it is, how many schedules its user has, and the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedSchedule:
+    """A schedule that is due, as it was claimed at the time `now`, and whether the run of its last fire goes on."""
+
+    row: ScheduleRow
+    now: datetime
+    is_busy: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueSchedule:
+    """A schedule that is to be fired, for the due time that is expected; `next_time` is the one after that."""
+
+    row: ScheduleRow
+    expected_time: datetime | None = None
+    next_time: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScheduleView:
+    """A schedule with its next due times, and the states of the runs of its fires."""
+
+    row: ScheduleRow
+    next_times: Sequence[datetime]
+    run_states: Mapping[RunId, RunState]
+
+
+class ScheduleRepository(Protocol):
+    """Keeps schedules."""
+
+    async def change(self, store_id: StoreId, user_id: UserId, name: str, change: Change) -> ScheduleRow:
+        """Keep what `change` returns. Changes of the schedules of a user come one after the other.
+
+        Raises:
+            PawlError: what `change` raises.
+        """
+
+    async def get(
+        self, store_id: StoreId, user_id: UserId, name: str
+    ) -> tuple[ScheduleRow, Mapping[RunId, RunState], datetime] | None:
+        """Return a schedule, the states of the runs of its fires that are still there, and the time."""
+
+    async def list(self, store_id: StoreId, user_id: UserId) -> Sequence[ScheduleRow]:
+        """Return the schedules of a user, by name."""
+
+    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> bool:
+        """Remove a schedule; whether there was one."""
+
+    async def claim(self, *, schedules_max: int) -> Sequence[ClaimedSchedule]:
+        """Claim schedules that are due, or whose waiting fire need not wait any more, the longest due first."""
+
+    async def wait_seconds(self) -> float | None:
+        """Return after how many seconds the next schedule can be claimed; None if there is none."""
+
+
+class Schedules:
+    """The use cases of schedules in the ledger."""
+
+    def __init__(self, repository: ScheduleRepository, group_commit: GroupCommit, meter: Meter, ids: IdSource) -> None:
+        self._repository = repository
+        self._group_commit = group_commit
+        self._meter = meter
+        self._ids = ids
+        self.list = repository.list
+
+    async def put(self, owner: Owner, asked: Definition, *, must_exist: bool) -> ScheduleRow:
+        """Make a schedule, or change one. Idempotent.
+
+        Raises:
+            InvalidField: it cannot be due so.
+            ScheduleExists, ScheduleNotFound, TooLarge: see `schedules.put`.
+        """
+        timing.check(asked)
+        new_id = self._ids.new("sch")
+        return await self._repository.change(
+            owner.store_id,
+            owner.user_id,
+            asked.name,
+            lambda row, count, now: schedules.put(
+                row, asked, owner, now, new_id=new_id, count=count, must_exist=must_exist
+            ),
+        )
+
+    async def pause(self, owner: Owner, name: str, note: str, *, paused: bool) -> ScheduleRow:
+        """Pause a schedule, or resume it with the credential of its owner. Idempotent.
+
+        Raises:
+            ScheduleNotFound
+        """
+
+        def change(row: ScheduleRow | None, _: int, now: datetime) -> ScheduleRow:
+            if row is None:
+                raise ScheduleNotFound
+            return schedules.paused(row, note, now) if paused else schedules.resumed(row, owner, now)
+
+        return await self._repository.change(owner.store_id, owner.user_id, name, change)
+
+    async def get(self, store_id: StoreId, user_id: UserId, name: str) -> ScheduleView:
+        """Return a schedule.
+
+        Raises:
+            ScheduleNotFound
+        """
+        found = await self._repository.get(store_id, user_id, name)
+        if found is None:
+            raise ScheduleNotFound
+        row, states, now = found
+        return ScheduleView(row=row, next_times=row.next_times(now), run_states=states)
+
+    async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
+        """Remove a schedule with its fires.
+
+        Raises:
+            ScheduleNotFound
+        """
+        if not await self._repository.delete(store_id, user_id, name):
+            raise ScheduleNotFound
+
+    async def claim(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+        """Claim schedules that are due; return them, and after how many seconds there may be more."""
+        claimed = await self._repository.claim(schedules_max=schedules_max)
+        if len(claimed) == schedules_max:
+            return tuple(map(_due, claimed)), 0.0
+        wait = await self._repository.wait_seconds()
+        return tuple(map(_due, claimed)), WAIT_SECONDS_MAX if wait is None else min(max(0.0, wait), WAIT_SECONDS_MAX)
+
+    async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
+        """Fire a schedule; None if it has changed since, and nothing was done.
+
+        Raises:
+            ScheduleNotFound
+        """
+        lane = Lane.PEOPLE if fire.expected_time is None else Lane.WORK
+        fired = await self._group_commit.run(fire, size_bytes=size_bytes, lane=lane, store_id=fire.schedule.store_id)
+        if fired is not None:
+            self._meter.schedule_fired(fired.outcome.name.lower(), (fired.fire_time - fired.due_time).total_seconds())
+        return fired
+
+
+def _due(claimed: ClaimedSchedule) -> DueSchedule:
+    row = claimed.row
+    if (row.waiting_time is not None and not claimed.is_busy) or row.due_time is None:
+        return DueSchedule(row=row, expected_time=row.waiting_time)
+    next_time = timing.following(row.definition, row.schedule_id, row.due_time, claimed.now)
+    return DueSchedule(row=row, expected_time=row.due_time, next_time=next_time)

@@ -1,0 +1,263 @@
+"""Schedules, and the rules by which their fires are judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime, timedelta
+from enum import IntEnum
+from itertools import islice
+from typing import Any, Final
+
+import msgspec
+from msgspec.structs import asdict, replace
+
+from pawl.chassis.ids import ConversationId, CredentialId, RequestId, RunId, StoreId, UserId
+from pawl.errors import ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.job_store.domain import timing
+from pawl.job_store.domain.states import RunState
+from pawl.job_store.domain.timing import Timing
+
+SCHEDULES_MAX: Final = 100
+"""Most schedules of a user."""
+FIRES_MAX: Final = 20
+"""So many fires of a schedule are kept."""
+NEXT_TIMES: Final = 10
+FAILURES_MAX: Final = 10
+"""After so many failures in a row a schedule pauses itself."""
+CLAIM_SECONDS: Final = 10.0
+LOOK_SECONDS: Final = 1.0
+"""A fire that waits for the run before it is looked after so often."""
+
+_FAILED: Final = frozenset({RunState.FAILED, RunState.EXPIRED})
+
+
+class ScheduleKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a schedule."""
+
+    store_id: StoreId
+    schedule_id: str
+
+
+class Overlap(IntEnum):
+    """The conduct of a fire while the run of the one before goes on."""
+
+    SKIP = 1
+    QUEUE = 2
+    ALLOW = 3
+    CANCEL = 4
+
+
+class FireOutcome(IntEnum):
+    """The end of a fire."""
+
+    STARTED = 1
+    WAITING = 2
+    SKIPPED = 3
+    MISSED = 4
+    REFUSED = 5
+
+
+class Definition(Timing, frozen=True, kw_only=True):
+    """The work of a schedule, and when it is due."""
+
+    name: str
+    text: str
+    agent: str = ""
+    labels: Mapping[str, str] = {}
+    conversation_key: str = ""
+    overlap: Overlap = Overlap.SKIP
+
+
+class Owner(msgspec.Struct, frozen=True, kw_only=True):
+    """The user of a schedule, with the roles and the credential with which its runs are started."""
+
+    store_id: StoreId
+    user_id: UserId
+    user_roles: tuple[str, ...] = ()
+    credential_id: CredentialId = CredentialId("")
+    delegate_user_id: UserId = UserId("")
+    people: tuple[UserId, ...] = ()
+
+
+class FireRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A due time, or a trigger, and what became of it. A trigger has the id of its request, if it has one."""
+
+    due_time: datetime
+    fire_time: datetime
+    outcome: FireOutcome
+    reason: str = ""
+    run_id: RunId = RunId("")
+    conversation_id: ConversationId = ConversationId("")
+    triggered: bool = False
+    request_id: RequestId = RequestId("")
+
+
+class ScheduleRow(Owner, frozen=True, kw_only=True):
+    """A schedule. Each change of it has a `generation` of its own.
+
+    `waiting_time` is the due time whose fire waits for the run before it. `failures` counts the fires in a row that
+    were refused, or whose runs have failed; that of `last_run_id` counts once it has ended, as `last_run_counted` says.
+    """
+
+    schedule_id: str
+    name: str
+    generation: int = 1
+    definition: Definition
+    create_time: datetime
+    due_time: datetime | None = None
+    claim_at: datetime | None = None
+    waiting_time: datetime | None = None
+    pause_time: datetime | None = None
+    pause_note: str = ""
+    self_paused: bool = False
+    failures: int = 0
+    last_run_id: RunId = RunId("")
+    last_run_counted: bool = True
+    fires: tuple[FireRow, ...] = ()
+    """The newest first."""
+    credential_ended: bool = False
+    """True if the API key has ended with which its runs are started. Only known of a row that is being fired."""
+
+    @property
+    def key(self) -> ScheduleKey:
+        """The key of the schedule."""
+        return ScheduleKey(self.store_id, self.schedule_id)
+
+    def next_times(self, now: datetime) -> tuple[datetime, ...]:
+        """Return the next due times from `now` on."""
+        begin = now if self.pause_time is not None or self.due_time is None else self.due_time - timedelta.resolution
+        return tuple(islice(timing.due_times(self.definition, self.schedule_id, begin), NEXT_TIMES))
+
+
+def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
+    """Return a schedule with a new definition, or credential: due as that says, and waiting for nothing any more."""
+    if asked == row.definition and owner == owner_of(row):
+        return row
+    row = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
+    return _due_anew(row, now)
+
+
+def paused(row: ScheduleRow, note: str, now: datetime, *, by_itself: bool = False) -> ScheduleRow:
+    """Return a schedule that is paused, with a new note if it was before."""
+    return replace(
+        _given_up(row, now),
+        generation=row.generation + 1,
+        pause_time=row.pause_time or now,
+        pause_note=note,
+        self_paused=by_itself,
+        due_time=None,
+        claim_at=None,
+    )
+
+
+def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
+    """Return a schedule that goes on with what is due from now on; itself if it was not paused."""
+    if row.pause_time is None:
+        return row
+    row = replace(row, **asdict(owner), generation=row.generation + 1, pause_time=None, pause_note="")
+    return _due_anew(replace(row, self_paused=False, failures=0, last_run_counted=True), now)
+
+
+def owner_of(row: ScheduleRow) -> Owner:
+    """Return whose a schedule is."""
+    return Owner(**{name: getattr(row, name) for name in Owner.__struct_fields__})
+
+
+def put(
+    row: ScheduleRow | None,
+    asked: Definition,
+    owner: Owner,
+    now: datetime,
+    *,
+    new_id: str,
+    count: int,
+    must_exist: bool,
+) -> ScheduleRow:
+    """Return a schedule as it is once `asked` is saved, made with `new_id` if there is none; `count` the user has.
+
+    Raises:
+        ScheduleNotFound: there is none, and it must exist.
+        ScheduleExists: there is another one, and it is to be made.
+        TooLarge: the user has too many.
+    """
+    if row is not None:
+        if not must_exist and asked != row.definition:
+            raise ScheduleExists
+        return saved(row, asked, owner, now) if must_exist else row
+    if must_exist:
+        raise ScheduleNotFound
+    if count >= SCHEDULES_MAX:
+        raise TooLarge(f"you have {SCHEDULES_MAX} schedules, which is the most: delete one")
+    fields: dict[str, Any] = asdict(owner)
+    made = ScheduleRow(**fields, schedule_id=new_id, name=asked.name, definition=asked, create_time=now)
+    return _due_anew(made, now)
+
+
+def judge(
+    definition: Definition, due: datetime | None, now: datetime, *, is_busy: bool, has_waiting: bool
+) -> tuple[FireOutcome, str]:
+    """Return what becomes of a fire that nobody refuses, and why; `due` is None for a trigger, which is never late.
+
+    `is_busy` says that the run before goes on, `has_waiting` that another fire waits for its end.
+    """
+    if due is not None and timing.is_missed(definition, due, now):
+        return FireOutcome.MISSED, f"{int((now - due).total_seconds())} s too late, as the due times after it may be"
+    if not is_busy or definition.overlap in {Overlap.ALLOW, Overlap.CANCEL}:
+        return FireOutcome.STARTED, ""
+    if definition.overlap is Overlap.SKIP:
+        return FireOutcome.SKIPPED, "the run before it goes on"
+    if has_waiting:
+        return FireOutcome.SKIPPED, "the run before it goes on, and another fire waits for its end"
+    return FireOutcome.WAITING, "the run before it goes on"
+
+
+def with_fire(row: ScheduleRow, fire: FireRow) -> ScheduleRow:
+    """Return a schedule with a fire; one that has waited is this one now."""
+    rest = []
+    for old in row.fires:
+        if (old.outcome, old.due_time) == (FireOutcome.WAITING, fire.due_time):
+            fire = replace(fire, triggered=old.triggered, request_id=old.request_id)
+        else:
+            rest.append(old)
+    failures = row.failures + (fire.outcome is FireOutcome.REFUSED and not fire.triggered)
+    row = replace(row, generation=row.generation + 1, fires=(fire, *rest)[:FIRES_MAX], failures=failures)
+    if fire.outcome is FireOutcome.STARTED:
+        return replace(row, last_run_id=fire.run_id, last_run_counted=False)
+    return row
+
+
+def with_ending(row: ScheduleRow, state: RunState | None) -> ScheduleRow:
+    """Return a schedule that has counted how its last run ended; None for a run that is not there any more."""
+    if row.last_run_counted or (state is not None and not state.is_terminal):
+        return row
+    failures = row.failures
+    if state in _FAILED:
+        failures += 1
+    elif state is RunState.COMPLETED:
+        failures = 0
+    return replace(row, failures=failures, last_run_counted=True)
+
+
+def due_next(row: ScheduleRow, due: datetime | None, now: datetime) -> ScheduleRow:
+    """Return a schedule that is due then; a fire that waits is looked after meanwhile."""
+    look = now + timedelta(seconds=LOOK_SECONDS) if row.waiting_time is not None else None
+    times = [time for time in (due, look) if time is not None]
+    return replace(row, due_time=due, claim_at=min(times, default=None))
+
+
+def _due_anew(row: ScheduleRow, now: datetime) -> ScheduleRow:
+    row = _given_up(row, now)
+    if row.pause_time is not None:
+        return row
+    return due_next(row, next(timing.due_times(row.definition, row.schedule_id, now), None), now)
+
+
+def _given_up(row: ScheduleRow, now: datetime) -> ScheduleRow:
+    """Return a schedule without a fire that waits."""
+    fires = tuple(
+        replace(fire, outcome=FireOutcome.SKIPPED, reason="the schedule was changed meanwhile", fire_time=now)
+        if fire.outcome is FireOutcome.WAITING
+        else fire
+        for fire in row.fires
+    )
+    return replace(row, fires=fires, waiting_time=None)

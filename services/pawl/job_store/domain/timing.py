@@ -1,0 +1,176 @@
+"""The times at which a schedule is due."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import deque
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from itertools import islice, takewhile
+from typing import Final
+from zoneinfo import ZoneInfo
+
+import msgspec
+from cronsim import CronSim, CronSimError
+
+from pawl.errors import InvalidField
+
+CRON_CHARACTERS_MAX: Final = 256
+INTERVAL_SECONDS_MAX: Final = 366 * 86_400
+JITTER_SECONDS_MAX: Final = 3600
+CATCH_UP_SECONDS: Final = 3600
+CATCH_UP_SECONDS_MAX: Final = 86_400
+CAUGHT_UP_MAX: Final = 100
+"""Most due times that are made up for."""
+
+_PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MAX: Final = datetime(9000, 1, 1, tzinfo=UTC)
+
+
+class Timing(msgspec.Struct, frozen=True, kw_only=True):
+    """When a schedule is due: by `cron`, or each `interval_seconds` since 1970, `offset_seconds` after that."""
+
+    cron: str = ""
+    time_zone: str = ""
+    interval_seconds: int = 0
+    offset_seconds: int = 0
+    jitter_seconds: int = 0
+    start_time: datetime | None = None
+    end_time: datetime | None = None
+    catch_up_seconds: int = 0
+
+
+def check(timing: Timing) -> None:
+    """Return if a schedule can be due so.
+
+    Raises:
+        InvalidField: it cannot; the field is named, and of a cron expression the part.
+    """
+    if bool(timing.cron) == bool(timing.interval_seconds):
+        raise InvalidField("give either cron or interval_seconds", field="definition.cron")
+    if timing.cron:
+        _check_cron(timing)
+    elif timing.time_zone:
+        raise InvalidField("time_zone goes with cron: intervals have none", field="definition.time_zone")
+    if timing.interval_seconds > INTERVAL_SECONDS_MAX:
+        raise _too_much("interval_seconds", INTERVAL_SECONDS_MAX)
+    if timing.offset_seconds and timing.offset_seconds >= timing.interval_seconds:
+        raise InvalidField("offset_seconds must be below interval_seconds", field="definition.offset_seconds")
+    if timing.jitter_seconds > JITTER_SECONDS_MAX:
+        raise _too_much("jitter_seconds", JITTER_SECONDS_MAX)
+    if timing.catch_up_seconds > CATCH_UP_SECONDS_MAX:
+        raise _too_much("catch_up_seconds", CATCH_UP_SECONDS_MAX)
+    start, end = timing.start_time, timing.end_time
+    if end is not None and start is not None and end <= start:
+        raise InvalidField("end_time must be after start_time", field="definition.end_time")
+
+
+def due_times(timing: Timing, schedule_id: str, after: datetime) -> Iterator[datetime]:
+    """Yield the times after `after` at which a schedule is due, in order; for some there is no end of them."""
+    late = jitter(timing, schedule_id)
+    begin = after - late
+    if timing.start_time is not None:
+        begin = max(begin, timing.start_time - timedelta(microseconds=1))
+    end = min(timing.end_time or _TIME_MAX, _TIME_MAX)
+    if begin >= end:
+        return
+    plain = _cron_times(timing, begin) if timing.cron else _interval_times(timing, begin)
+    for time in plain:
+        if time >= end:
+            return
+        if time > begin:
+            yield time + late
+
+
+def jitter(timing: Timing, schedule_id: str) -> timedelta:
+    """Return by how much a schedule is due later than its timing says: always the same for the same schedule."""
+    share = int.from_bytes(hashlib.sha256(schedule_id.encode()).digest()[:8]) / 2**64
+    return timedelta(seconds=int(share * timing.jitter_seconds))
+
+
+def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
+    """Return what a schedule is to fire once `due` was fired: the next due time that is not too late to make up for."""
+    begin = max(due, caught_up_from(timing, now))
+    times = due_times(timing, schedule_id, begin)
+    first = list(islice(times, CAUGHT_UP_MAX + 1))
+    if len(first) <= CAUGHT_UP_MAX or first[-1] > now:
+        return first[0] if first else None
+    # More than can be made up for: the last of them are.
+    kept = deque(first, maxlen=CAUGHT_UP_MAX)
+    kept.extend(takewhile(lambda time: time <= now, times))
+    return kept[0]
+
+
+def is_missed(timing: Timing, due: datetime, now: datetime) -> bool:
+    """Return whether it is too late to make up for a due time."""
+    return due <= caught_up_from(timing, now)
+
+
+def caught_up_from(timing: Timing, now: datetime) -> datetime:
+    """Return the time after which due times are made up for."""
+    return now - timedelta(seconds=timing.catch_up_seconds or CATCH_UP_SECONDS)
+
+
+def _check_cron(timing: Timing) -> None:
+    cron, parts = timing.cron, timing.cron.split()
+    if len(cron) > CRON_CHARACTERS_MAX:
+        message = f"cron has at most {CRON_CHARACTERS_MAX} characters"
+        raise InvalidField(message, field="definition.cron")
+    if len(parts) != len(_PARTS):
+        message = f"cron {cron!r} has {len(parts)} parts, and must have five: {' '.join(_PARTS)}"
+        raise InvalidField(message, field="definition.cron")
+    for number, (name, part) in enumerate(zip(_PARTS, parts, strict=True)):
+        try:
+            CronSim(" ".join(part if other == number else "*" for other in range(len(_PARTS))), _EPOCH)
+        except (CronSimError, ValueError, AssertionError, TypeError):
+            message = f"cron {cron!r}: part {number + 1}, {name}, cannot be {part!r}"
+            raise InvalidField(message, field="definition.cron") from None
+    try:
+        zone(timing.time_zone)
+    except (ValueError, OSError, KeyError):
+        message = f"time_zone {timing.time_zone[:64]!r} is none of the IANA database, such as Europe/Berlin"
+        raise InvalidField(message, field="definition.time_zone") from None
+    try:
+        next(CronSim(cron, _EPOCH))
+    except (CronSimError, StopIteration):
+        raise InvalidField(f"cron {cron!r} is a day that never comes", field="definition.cron") from None
+
+
+def zone(name: str) -> ZoneInfo:
+    """Return a time zone; UTC for an empty name."""
+    return ZoneInfo(name or "UTC")
+
+
+def _cron_times(timing: Timing, after: datetime) -> Iterator[datetime]:
+    last = after
+    for time in CronSim(_by_the_clock(timing.cron), after.astimezone(zone(timing.time_zone))):
+        found = time.astimezone(UTC)
+        # Several times of day that clocks leave out are one.
+        if found > last:
+            last = found
+            yield found
+
+
+def _by_the_clock(cron: str) -> str:
+    """Return an expression that cronsim takes for times of day, unless it is for all hours: these keep their pace.
+
+    It tells them by the stars with which minute and hour begin.
+    """
+    minute, hour, *days = cron.split()
+    if hour != "*":
+        minute, hour = (re.sub(r"^\*", whole, part) for whole, part in (("0-59", minute), ("0-23", hour)))
+    return " ".join((minute, hour, *days))
+
+
+def _interval_times(timing: Timing, after: datetime) -> Iterator[datetime]:
+    interval, offset = timedelta(seconds=timing.interval_seconds), timedelta(seconds=timing.offset_seconds)
+    time = _EPOCH + offset + ((after - _EPOCH - offset) // interval + 1) * interval
+    while True:
+        yield time
+        time += interval
+
+
+def _too_much(name: str, most: int) -> InvalidField:
+    return InvalidField(f"{name} may be at most {most}", field=f"definition.{name}")

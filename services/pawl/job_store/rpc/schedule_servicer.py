@@ -1,0 +1,148 @@
+"""pawl.job.v1.ScheduleLedgerService: translates, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pawl.chassis.ids import RunId, check_id
+from pawl.chassis.labels import check_labels
+from pawl.chassis.rpc_kinds import Context
+from pawl.chassis.translate import Exceptions, Translator
+from pawl.errors import InvalidField
+from pawl.event.v1 import run_pb2, schedule_pb2
+from pawl.job.v1 import ledger_pb2, schedules_pb2_grpc
+from pawl.job.v1 import schedules_pb2 as pb
+from pawl.job_store.app.ports import Limits
+from pawl.job_store.app.schedules import DueSchedule, Schedules
+from pawl.job_store.domain.fire import Fire
+from pawl.job_store.domain.schedules import Definition, FireRow, Overlap, Owner, ScheduleKey, ScheduleRow, owner_of
+from pawl.job_store.domain.states import RunState
+from pawl.job_store.rpc import operations
+from pawl.job_store.rpc.messages import timestamp
+
+CLAIMED_MAX: Final = 128
+_SUPERSEDE: Final = ledger_pb2.Command(
+    cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED)
+).SerializeToString()
+
+_WIRE: Final = Translator(
+    lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
+    defaults={Overlap: Overlap.SKIP},
+)
+_DEFINITION: Final = _WIRE.struct(Definition, schedule_pb2.ScheduleDefinition, field="definition")
+_OWNER: Final = _WIRE.struct(Owner, pb.ScheduleOwner)
+_FIRE: Final = _WIRE.struct(
+    FireRow, schedule_pb2.ScheduleFire, Exceptions(of_message=("run_state",), of_struct=("request_id",))
+)
+
+
+class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
+    """Serves schedules."""
+
+    def __init__(self, schedules: Schedules, limits: Limits) -> None:
+        self._schedules = schedules
+        self._limits = limits
+
+    async def PutSchedule(self, request: pb.PutScheduleRequest, context: Context) -> pb.PutScheduleResponse:
+        asked = _definition(request.definition)
+        row = await self._schedules.put(_owner(request.owner), asked, must_exist=request.must_exist)
+        return pb.PutScheduleResponse(schedule=_message(row))
+
+    async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
+        view = await self._schedules.get(
+            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
+        )
+        schedule = _message(view.row)
+        schedule.next_times.extend(map(timestamp, view.next_times))
+        schedule.fires.extend(_fire(fire, view.run_states) for fire in view.row.fires)
+        return pb.GetScheduleResponse(schedule=schedule, due=_due(DueSchedule(row=view.row)))
+
+    async def ListSchedules(self, request: pb.ListSchedulesRequest, context: Context) -> pb.ListSchedulesResponse:
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        return pb.ListSchedulesResponse(schedules=map(_message, await self._schedules.list(store_id, user_id)))
+
+    async def PauseSchedule(self, request: pb.PauseScheduleRequest, context: Context) -> pb.PauseScheduleResponse:
+        name, note = check_id(request.name, "name"), request.note
+        row = await self._schedules.pause(_owner(request.owner), name, note, paused=request.paused)
+        return pb.PauseScheduleResponse(schedule=_message(row))
+
+    async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, context: Context) -> pb.DeleteScheduleResponse:
+        await self._schedules.delete(
+            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
+        )
+        return pb.DeleteScheduleResponse()
+
+    async def ClaimSchedules(self, request: pb.ClaimSchedulesRequest, context: Context) -> pb.ClaimSchedulesResponse:
+        if not 1 <= request.schedules_max <= CLAIMED_MAX:
+            raise InvalidField(f"schedules_max is from 1 to {CLAIMED_MAX}", field="schedules_max")
+        due, wait_seconds = await self._schedules.claim(request.schedules_max)
+        return pb.ClaimSchedulesResponse(schedules=map(_due, due), wait_seconds=wait_seconds)
+
+    async def FireSchedule(self, request: pb.FireScheduleRequest, context: Context) -> pb.FireScheduleResponse:
+        due = request.due
+        store_id = check_id(due.owner.store_id, "store_id")
+        fired = await self._schedules.fire(
+            Fire(
+                schedule=ScheduleKey(store_id, check_id(due.schedule_id, "schedule_id")),
+                generation=due.generation,
+                last_run_id=RunId(check_id(due.last_run_id, "last_run_id", optional=True)),
+                expected_time=operations.moment(due.expected_time) if due.HasField("expected_time") else None,
+                next_time=operations.moment(due.next_time) if due.HasField("next_time") else None,
+                submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
+                refusal=request.refusal,
+                cancel=_SUPERSEDE,
+                request_id=check_id(request.request_id, "request_id", optional=True),
+            ),
+            request.ByteSize(),
+        )
+        return pb.FireScheduleResponse(fire=None if fired is None else _FIRE.write(fired))
+
+
+def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
+    check_id(message.name, "definition.name")
+    for name in ("start_time", "end_time"):
+        operations.moment(getattr(message, name))
+    definition = _DEFINITION.read(message)
+    check_labels(definition.labels, "definition.labels")
+    return definition
+
+
+def _owner(message: pb.ScheduleOwner) -> Owner:
+    owner = _OWNER.read(message)
+    check_id(owner.store_id, "owner.store_id")
+    check_id(owner.user_id, "owner.user_id")
+    return owner
+
+
+def _message(row: ScheduleRow) -> schedule_pb2.Schedule:
+    return schedule_pb2.Schedule(
+        definition=_DEFINITION.write(row.definition),
+        schedule_id=row.schedule_id,
+        create_time=timestamp(row.create_time),
+        next_time=None if row.due_time is None else timestamp(row.due_time),
+        pause_time=None if row.pause_time is None else timestamp(row.pause_time),
+        pause_note=row.pause_note,
+        self_paused=row.self_paused,
+        failures=row.failures,
+    )
+
+
+def _fire(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb2.ScheduleFire:
+    message = _FIRE.write(fire)
+    if fire.run_id in states:
+        message.run_state = states[fire.run_id].value  # type: ignore[assignment]  # the same numbers
+    return message
+
+
+def _due(due: DueSchedule) -> pb.DueSchedule:
+    row = due.row
+    return pb.DueSchedule(
+        owner=_OWNER.write(owner_of(row)),
+        definition=_DEFINITION.write(row.definition),
+        schedule_id=row.schedule_id,
+        generation=row.generation,
+        expected_time=None if due.expected_time is None else timestamp(due.expected_time),
+        next_time=None if due.next_time is None else timestamp(due.next_time),
+        last_run_id=row.last_run_id,
+    )
