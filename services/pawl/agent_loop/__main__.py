@@ -15,6 +15,7 @@ from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
@@ -48,6 +49,7 @@ async def main(stop: asyncio.Event) -> None:
             clients = ClientSide(
                 ledger=PublicLedgerClient(job_store, worker.wake) if worker else PublicLedgerClient(job_store),
                 agents=AgentLedgerClient(job_store),
+                schedules=ScheduleLedgerClient(job_store),
                 live=BusEvents(bus),
                 checker=registry,
                 tools=registry,
@@ -59,6 +61,8 @@ async def main(stop: asyncio.Event) -> None:
             )
             await service.enter(clients.watches)
             clients.add_to(server)
+            if clients.schedules is not None:
+                service.background.start("schedules", clients.schedules.fire_forever)
         serving = service.serve(server, stop)
         await (_beside(serving, stop, worker.hand_over) if worker else serving)
 

@@ -30,6 +30,7 @@ from pawl.cli import (
     memory,
     rules,
     runs,
+    schedules,
     sources,
     status,
     steps,
@@ -160,6 +161,7 @@ app.command()(whoami.whoami)
 app.add_typer(rules.app, name="rules")
 app.add_typer(keys.app, name="keys")
 app.add_typer(conversations.app, name="conversations")
+app.add_typer(schedules.app, name="schedules")
 app.command()(demo.demo)
 
 

@@ -18,6 +18,7 @@ from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
+from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
 from pawl.chassis import tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.endpoints import DEFAULT_PORTS, Endpoints, read_endpoints
@@ -105,6 +106,7 @@ class Target:
     agents = _stub(AgentServiceStub, "agent")
     agent_register = _stub(AgentRegistryServiceStub, "agent")
     conversations = _stub(ConversationServiceStub, "agent")
+    scheduler = _stub(ScheduleServiceStub, "agent")
     operators = _stub(OperatorServiceStub, "agent")
     tool_register = _stub(ToolServiceStub, "tools")
     rules = _stub(RuleServiceStub, "tools")

@@ -75,6 +75,13 @@ def _with(caller: Principal) -> dict[str, Any]:
     }
 
 
+def submission(caller: Principal, message: NewMessage) -> pb.SubmitMessageRequest:
+    """Return the request that brings a message to the ledger."""
+    return pb.SubmitMessageRequest(
+        **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
+    )
+
+
 _NOT_DUE: Final = ENDED | {RunState.RUNNING}
 
 
@@ -90,9 +97,7 @@ class PublicLedgerClient:
         self._run_due = run_due
 
     async def submit_message(self, caller: Principal, message: NewMessage) -> tuple[RunView, bool]:
-        request = pb.SubmitMessageRequest(
-            **_of(caller), **_with(caller), user_roles=sorted(caller.roles), **_MESSAGE.fields(message)
-        )
+        request = submission(caller, message)
         if message.brought is not None or message.only_repeat:
             return await self._start(request, message)
         response = await translated(self._stub.SubmitMessage(request))

@@ -73,7 +73,7 @@ class Messages:
         """
         if message.policy is MessagePolicy.STEER:
             raise InvalidField("a run cannot be started by steering: send a message instead", field="policy")
-        checked, refusal = await self._checked(caller, request_id, message, must_exist=bool(message.conversation_id))
+        checked, refusal = await self.checked(caller, request_id, message, must_exist=bool(message.conversation_id))
         if asked := _own_tools(message, session, checked.options):
             tools: tuple[Tool, ...] = ()
             try:
@@ -90,7 +90,7 @@ class Messages:
 
         Raises: as `start`.
         """
-        checked, refusal = await self._checked(caller, request_id, message, must_exist=True)
+        checked, refusal = await self.checked(caller, request_id, message, must_exist=True)
         return await self._submit(caller, checked, refusal)
 
     async def _submit(self, caller: Principal, message: NewMessage, refusal: PawlError | None) -> tuple[RunView, bool]:
@@ -106,10 +106,15 @@ class Messages:
         except ToolExists:
             raise refusal from None
 
-    async def _checked(
+    async def checked(
         self, caller: Principal, request_id: RequestId, message: UserMessage, *, must_exist: bool
     ) -> tuple[NewMessage, PawlError | None]:
-        """Return a message as the ledger takes it, and why it cannot be taken as things are now."""
+        """Return a message as the ledger takes it, and why it cannot be taken as things are now.
+
+        Without its agent if there is none of that name: that the ledger refuses.
+
+        Raises: as `start`, of what is wrong with the message itself.
+        """
         text, content = self._content(message)
         labels = check_labels(message.labels)
         asked = message.options

@@ -20,6 +20,7 @@ from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
 from pawl.agent_loop.domain.run import OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
 from pawl.agent_loop.domain.tool import Tool
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import (
     DEFAULT_AGENT,
     CallId,
@@ -186,6 +187,17 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     only_repeat: bool = False
     """True if nothing may come of it: a run that the same request has started before is given, else ToolExists."""
     labels: Mapping[str, str] = {}
+
+
+class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that is to be fired: whose it is, what its runs are told, and the rest as the ledger has it."""
+
+    caller: Principal
+    text: str
+    agent: str
+    labels: Mapping[str, str]
+    conversation_key: str
+    document: object
 
 
 class BroughtTools(msgspec.Struct, frozen=True, kw_only=True):

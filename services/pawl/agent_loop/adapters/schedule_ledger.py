@@ -1,0 +1,93 @@
+"""The ledger's schedules."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import grpc
+
+from pawl.agent_loop.adapters.public_ledger import submission
+from pawl.agent_loop.app.public_values import DueSchedule, NewMessage
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
+from pawl.chassis.rpc_client import translated
+from pawl.event.v1 import schedule_pb2
+from pawl.job.v1 import schedules_pb2 as pb
+from pawl.job.v1 import schedules_pb2_grpc
+
+
+class ScheduleLedgerClient:
+    """A `ScheduleLedger` over a channel to job-store. It makes no retries."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = schedules_pb2_grpc.ScheduleLedgerServiceStub(channel)
+
+    async def put_schedule(self, caller: Principal, definition: object, *, must_exist: bool) -> object:
+        asked = cast("schedule_pb2.ScheduleDefinition", definition)
+        request = pb.PutScheduleRequest(owner=_owner(caller), definition=asked, must_exist=must_exist)
+        return (await translated(self._stub.PutSchedule(request))).schedule
+
+    async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
+        request = pb.GetScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        response = await translated(self._stub.GetSchedule(request))
+        return response.schedule, _due(response.due)
+
+    async def list_schedules(self, caller: Principal) -> Sequence[object]:
+        request = pb.ListSchedulesRequest(store_id=caller.store_id, user_id=caller.user_id)
+        return tuple((await translated(self._stub.ListSchedules(request))).schedules)
+
+    async def pause_schedule(self, caller: Principal, name: str, note: str, *, paused: bool) -> object:
+        request = pb.PauseScheduleRequest(owner=_owner(caller), name=name, note=note, paused=paused)
+        return (await translated(self._stub.PauseSchedule(request))).schedule
+
+    async def delete_schedule(self, caller: Principal, name: str) -> None:
+        request = pb.DeleteScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        await translated(self._stub.DeleteSchedule(request))
+
+    async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+        response = await translated(self._stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=schedules_max)))
+        return tuple(map(_due, response.schedules)), response.wait_seconds
+
+    async def fire_schedule(
+        self, due: DueSchedule, message: NewMessage | None, *, refusal: str = "", request_id: RequestId
+    ) -> object | None:
+        request = pb.FireScheduleRequest(
+            due=cast("pb.DueSchedule", due.document),
+            message=None if message is None else submission(due.caller, message),
+            refusal=refusal,
+            request_id=request_id,
+        )
+        response = await translated(self._stub.FireSchedule(request))
+        return response.fire if response.HasField("fire") else None
+
+
+def _owner(caller: Principal) -> pb.ScheduleOwner:
+    return pb.ScheduleOwner(
+        store_id=caller.store_id,
+        user_id=caller.user_id,
+        user_roles=sorted(caller.roles),
+        credential_id=caller.credential_id,
+        delegate_user_id=caller.delegate_user_id,
+        people=sorted(caller.people),
+    )
+
+
+def _due(message: pb.DueSchedule) -> DueSchedule:
+    owner, definition = message.owner, message.definition
+    caller = Principal(
+        store_id=StoreId(owner.store_id),
+        user_id=UserId(owner.user_id),
+        roles=frozenset(owner.user_roles),
+        credential_id=CredentialId(owner.credential_id),
+        delegate_user_id=UserId(owner.delegate_user_id),
+        people=frozenset(map(UserId, owner.people)),
+    )
+    return DueSchedule(
+        caller=caller,
+        text=definition.text,
+        agent=definition.agent,
+        labels=dict(definition.labels),
+        conversation_key=definition.conversation_key,
+        document=message,
+    )
