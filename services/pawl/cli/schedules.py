@@ -91,7 +91,7 @@ def _saving(*, made: bool) -> Callable[..., None]:
         for old in (
             ("cron", "time_zone") if interval_seconds else ("interval_seconds", "offset_seconds") if cron else ()
         ):
-            definition.ClearField(old)  # type: ignore[arg-type]  # a field of it
+            definition.ClearField(old)
         _change(
             definition,
             text=text,

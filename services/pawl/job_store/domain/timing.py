@@ -94,11 +94,12 @@ def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) ->
     """Return what a schedule is to fire once `due` was fired: the next due time that is not too late to make up for."""
     begin = max(due, caught_up_from(timing, now))
     times = due_times(timing, schedule_id, begin)
-    first = list(islice(times, CAUGHT_UP_MAX + 1))
-    if len(first) <= CAUGHT_UP_MAX or first[-1] > now:
+    most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
+    first = list(islice(times, most + 1))
+    if len(first) <= most or first[-1] > now:
         return first[0] if first else None
     # More than can be made up for: the last of them are.
-    kept = deque(first, maxlen=CAUGHT_UP_MAX)
+    kept = deque(first, maxlen=most)
     kept.extend(takewhile(lambda time: time <= now, times))
     return kept[0]
 

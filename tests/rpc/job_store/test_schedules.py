@@ -1,0 +1,382 @@
+"""Schedules over real gRPC and a real database: each due time has one fire, whoever claims it and whatever goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from pawl.chassis.rpc_client import translating
+from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.event.v1 import run_pb2, schedule_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job.v1 import schedules_pb2 as pb
+from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
+from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.domain.places import PlaceLimits
+from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica, eventually
+from tests.rpc.job_store.user import User
+
+NOW = datetime.now(UTC)
+STARTED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
+WAITING = schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING
+SKIPPED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_SKIPPED
+MISSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_MISSED
+REFUSED = schedule_pb2.SCHEDULE_FIRE_OUTCOME_REFUSED
+
+
+class Timer:
+    """Speaks for a user of a store, and for the agent-loop that fires the schedules."""
+
+    def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
+        self.replica = replica
+        self.stub = ScheduleLedgerServiceStub(replica.channel)
+        self.user_id = user_id
+        self.owner = pb.ScheduleOwner(store_id="acme", user_id=user_id, credential_id=credential_id)
+
+    async def put(
+        self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any
+    ) -> schedule_pb2.Schedule:
+        fields = fields if "cron" in fields else {"interval_seconds": 3600} | fields
+        definition = schedule_pb2.ScheduleDefinition(name=name, text=text, **fields)
+        with translating():
+            request = pb.PutScheduleRequest(owner=self.owner, definition=definition, must_exist=must_exist)
+            return (await self.stub.PutSchedule(request)).schedule
+
+    async def get(self, name: str = "watch") -> pb.GetScheduleResponse:
+        with translating():
+            return await self.stub.GetSchedule(pb.GetScheduleRequest(store_id="acme", user_id=self.user_id, name=name))
+
+    async def pause(self, name: str = "watch", note: str = "", *, paused: bool = True) -> schedule_pb2.Schedule:
+        request = pb.PauseScheduleRequest(owner=self.owner, name=name, note=note, paused=paused)
+        with translating():
+            return (await self.stub.PauseSchedule(request)).schedule
+
+    async def delete(self, name: str = "watch") -> None:
+        with translating():
+            request = pb.DeleteScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
+            await self.stub.DeleteSchedule(request)
+
+    async def claim(self, schedules_max: int = 64) -> list[pb.DueSchedule]:
+        return list((await self.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=schedules_max))).schedules)
+
+    async def fire(self, due: pb.DueSchedule, *, refusal: str = "", request_id: str = "") -> Any:
+        """Fire a schedule; None if it has changed since."""
+        message = ledger_pb2.SubmitMessageRequest(
+            store_id="acme",
+            user_id=self.user_id,
+            text=due.definition.text,
+            conversation_key=due.definition.conversation_key,
+            policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
+        )
+        request = pb.FireScheduleRequest(
+            due=due, message=None if refusal else message, refusal=refusal, request_id=request_id
+        )
+        with translating():
+            response = await self.stub.FireSchedule(request)
+        return response.fire if response.HasField("fire") else None
+
+    async def trigger(self, name: str = "watch", **fields: Any) -> Any:
+        return await self.fire((await self.get(name)).due, **fields)
+
+    async def make_due(self, seconds_ago: float = 0.0, name: str = "watch") -> None:
+        """Make a schedule due that long ago: the time of the database cannot be moved."""
+        await self.replica.database.execute(
+            "UPDATE job_store.schedules SET due_time = now() - $2::interval, claim_at = now() - $2::interval"
+            " WHERE name = $1",
+            name,
+            timedelta(seconds=seconds_ago),
+        )
+
+    async def fire_due(self, seconds_ago: float = 0.0) -> Any:
+        """Make the schedule due, claim and fire it."""
+        await self.make_due(seconds_ago)
+        (due,) = await self.claim()
+        return await self.fire(due)
+
+    async def fires(self, name: str = "watch") -> list[int]:
+        return [fire.outcome for fire in (await self.get(name)).schedule.fires]
+
+
+@pytest.fixture
+def timer(replica: Replica) -> Timer:
+    return Timer(replica)
+
+
+async def end(user: User, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_COMPLETED) -> None:
+    """Drive the run that is due to its end."""
+    (claimed,) = await user.claim()
+    owner = user.owner(claimed.run_id, claimed.epoch)
+    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+    failure = {"failure": run_pb2.RunFailure(message="no")} if state == run_pb2.RUN_STATE_FAILED else {}
+    await owner.commit(state=state, **failure)
+
+
+async def test_a_schedule_is_kept_once_under_its_name(timer: Timer, replica: Replica) -> None:
+    made = await timer.put(cron="0 9 * * 1-5", time_zone="Europe/Berlin", labels={"of": "it"})
+    assert await timer.put(cron="0 9 * * 1-5", time_zone="Europe/Berlin", labels={"of": "it"}) == made
+    with pytest.raises(ScheduleExists):
+        await timer.put(cron="0 10 * * 1-5", time_zone="Europe/Berlin")
+    changed = await timer.put(cron="0 10 * * 1-5", must_exist=True)
+    assert (changed.schedule_id, changed.definition.cron) == (made.schedule_id, "0 10 * * 1-5")
+    with pytest.raises(ScheduleNotFound):
+        await timer.put("other", must_exist=True)
+    with pytest.raises(ScheduleNotFound):
+        await Timer(replica, "bob").get()
+    found = (await timer.get()).schedule
+    assert found.definition.overlap == schedule_pb2.SCHEDULE_OVERLAP_SKIP
+    assert len(found.next_times) == 10
+    assert found.next_times[0] == found.next_time
+    await timer.delete()
+    with pytest.raises(ScheduleNotFound):
+        await timer.delete()
+
+
+async def test_what_is_wrong_with_a_cron_expression_is_said_with_its_place(timer: Timer) -> None:
+    with pytest.raises(InvalidField) as refused:
+        await timer.put(cron="0 25 * * *")
+    assert refused.value.metadata["field"] == "definition.cron"
+    assert refused.value.message == "cron '0 25 * * *': part 2, hour, cannot be '25'"
+    with pytest.raises(InvalidField, match="IANA"):
+        await timer.put(cron="0 2 * * *", time_zone="Europe/Berlim")
+    late = schedule_pb2.ScheduleDefinition(name="x", text="x", interval_seconds=5)
+    late.start_time.seconds = 2**60
+    with pytest.raises(InvalidField), translating():
+        await timer.stub.PutSchedule(pb.PutScheduleRequest(owner=timer.owner, definition=late))
+
+
+async def test_a_user_has_a_hundred_schedules_at_most(timer: Timer, replica: Replica) -> None:
+    for number in range(100):
+        await timer.put(f"s{number}")
+    with pytest.raises(TooLarge):
+        await timer.put("more")
+    await timer.put("s7")
+    await Timer(replica, "bob").put("more")
+
+
+async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) -> None:
+    timers = [Timer(await start()) for _ in range(2)]
+    for number in range(20):
+        await timers[0].put(f"s{number}")
+        await timers[0].make_due(name=f"s{number}")
+    claims = await asyncio.gather(*(timer.claim(10) for timer in timers))
+    ids = [due.schedule_id for claim in claims for due in claim]
+    assert len(set(ids)) == len(ids) == 20
+    # Whoever claimed them has died: another one has them all at once, and the first one comes back.
+    for fired in await asyncio.gather(*(timer.fire(due) for timer in timers for claim in claims for due in claim)):
+        assert fired is None or fired.outcome == STARTED
+    assert [await timers[0].fires(f"s{number}") for number in range(20)] == [[STARTED]] * 20
+    runs = await timers[0].replica.database.fetchval("SELECT count(*) FROM job_store.runs")
+    assert runs == 20
+    assert await timers[1].claim() == []
+
+
+async def test_a_schedule_goes_on_from_each_due_time_to_the_next(timer: Timer, user: User) -> None:
+    await timer.put(interval_seconds=60, overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
+    await timer.make_due(150.0)
+    for _ in range(3):
+        (due,) = await timer.claim()
+        assert (await timer.fire(due)).outcome == STARTED
+        await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = least(claim_at, due_time)")
+    fires = (await timer.get()).schedule.fires
+    times = [fire.due_time.seconds for fire in reversed(fires)]
+    assert [time % 60 for time in times[1:]] == [0, 0]
+    assert times[2] - times[1] == 60
+    assert all(fire.run_state == run_pb2.RUN_STATE_QUEUED for fire in fires)
+    assert len({fire.conversation_id for fire in fires}) == 3
+
+
+async def test_what_is_too_late_is_missed_and_what_is_not_is_made_up_for(timer: Timer) -> None:
+    await timer.put(interval_seconds=60, catch_up_seconds=300)
+    assert (await timer.fire_due(1000.0)).outcome == MISSED
+    (due,) = await timer.claim()
+    assert 230 <= datetime.now(UTC).timestamp() - due.expected_time.seconds <= 302
+    assert (await timer.fire(due)).outcome == STARTED
+
+
+async def test_while_the_run_before_goes_on_a_fire_is_skipped(timer: Timer, user: User) -> None:
+    await timer.put()
+    assert (await timer.fire_due()).outcome == STARTED
+    skipped = await timer.fire_due()
+    assert (skipped.outcome, skipped.run_id) == (SKIPPED, "")
+    assert skipped.reason == "the run before it goes on"
+    await end(user)
+    assert (await timer.fire_due()).outcome == STARTED
+
+
+async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: User) -> None:
+    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
+    await timer.fire_due()
+    waiting = await timer.fire_due()
+    assert waiting.outcome == WAITING
+    assert (await timer.fire_due()).outcome == SKIPPED
+    await timer.replica.database.execute("UPDATE job_store.schedules SET claim_at = now()")
+    assert await timer.claim() == []
+    await end(user)
+    found: list[pb.DueSchedule] = []
+
+    async def is_claimed() -> bool:
+        found.extend(await timer.claim())
+        return bool(found)
+
+    await eventually(is_claimed)
+    (due,) = found
+    assert due.expected_time == waiting.due_time
+    assert (await timer.fire(due)).outcome == STARTED
+    assert await timer.fire(due) is None
+    assert await timer.fires() == [STARTED, SKIPPED, STARTED]
+
+
+async def test_a_fire_that_waits_is_given_up_with_a_pause(timer: Timer) -> None:
+    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
+    await timer.fire_due()
+    await timer.fire_due()
+    await timer.pause()
+    assert await timer.fires() == [SKIPPED, STARTED]
+
+
+async def test_a_fire_may_cancel_the_run_before(timer: Timer, user: User) -> None:
+    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_CANCEL, conversation_key="one")
+    first = await timer.fire_due()
+    second = await timer.fire_due()
+    (claimed,) = await user.claim()
+    assert claimed.run_id == second.run_id
+    await user.owner(claimed.run_id, claimed.epoch).commit(state=run_pb2.RUN_STATE_RUNNING)
+    third = await timer.fire_due()
+    states = {fire.run_id: fire.run_state for fire in (await timer.get()).schedule.fires}
+    assert states == {
+        first.run_id: run_pb2.RUN_STATE_CANCELLED,
+        second.run_id: run_pb2.RUN_STATE_CANCELLING,
+        third.run_id: run_pb2.RUN_STATE_QUEUED,
+    }
+    assert first.conversation_id == second.conversation_id == third.conversation_id
+
+
+async def test_a_refused_run_is_a_fire_and_leaves_nothing_behind(start: StartReplica) -> None:
+    timer = Timer(await start(places=PlaceLimits(per_store=1, per_user=1), store_queue_max=1))
+    for _ in range(2):
+        await User(timer.replica.stub).submit()
+    await timer.put()
+    fire = await timer.fire_due()
+    assert fire.outcome == REFUSED
+    assert fire.reason.startswith("QUEUE_FULL: ")
+    conversations = await timer.replica.database.fetchval("SELECT count(*) FROM job_store.conversations")
+    assert (conversations, await timer.fires()) == (2, [REFUSED])
+
+
+async def test_after_ten_failures_in_a_row_a_schedule_pauses_itself(timer: Timer, user: User) -> None:
+    await timer.put()
+    for _ in range(4):
+        await timer.fire_due()
+        await end(user, run_pb2.RUN_STATE_FAILED)
+    await timer.fire_due()
+    await end(user)
+    for _ in range(9):
+        await timer.make_due()
+        (due,) = await timer.claim()
+        assert (await timer.fire(due, refusal="AGENT_NOT_FOUND: no")).outcome == REFUSED
+    assert not (await timer.get()).schedule.self_paused
+    await timer.fire_due()
+    await end(user, run_pb2.RUN_STATE_FAILED)
+    last = await timer.fire_due()
+    assert last.outcome == SKIPPED
+    paused = (await timer.get()).schedule
+    assert (paused.self_paused, paused.pause_note) == (True, "10 fires in a row were refused or failed")
+    assert not paused.HasField("next_time")
+    assert await timer.claim() == []
+    resumed = await timer.pause(paused=False)
+    assert (resumed.self_paused, resumed.failures, resumed.pause_note) == (False, 0, "")
+    assert (await timer.fire_due()).outcome == STARTED
+
+
+async def test_nothing_is_made_up_for_that_was_due_during_a_pause(timer: Timer) -> None:
+    await timer.put(interval_seconds=2)
+    await timer.make_due(100.0)
+    (due,) = await timer.claim()
+    paused = await timer.pause(note="holidays")
+    assert (paused.pause_note, paused.HasField("next_time")) == ("holidays", False)
+    assert await timer.fire(due) is None
+    assert (await timer.pause(note="more holidays")).pause_time == paused.pause_time
+    resumed = await timer.pause(paused=False)
+    assert resumed.next_time.ToDatetime(tzinfo=UTC) > NOW
+    assert await timer.fires() == []
+
+
+async def test_a_trigger_fires_at_once_and_once(timer: Timer) -> None:
+    before = await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
+    await timer.pause()
+    first = await timer.trigger(request_id="r1")
+    assert (first.outcome, first.triggered) == (STARTED, True)
+    assert await timer.trigger(request_id="r1") == first
+    stale = (await timer.get()).due
+    assert (await timer.trigger(request_id="r2")).run_id != first.run_id
+    assert await timer.fire(stale, request_id="r3") is None
+    await timer.pause(paused=False)
+    assert (await timer.get()).schedule.next_time == before.next_time
+
+
+async def test_a_schedule_keeps_its_last_twenty_fires(timer: Timer) -> None:
+    await timer.put()
+    for _ in range(22):
+        await timer.trigger()
+    assert await timer.fires() == [SKIPPED] * 20
+
+
+async def test_with_its_api_key_the_fires_of_a_schedule_end(replica: Replica) -> None:
+    timer = Timer(replica, credential_id="key_1")
+    await replica.database.execute(
+        "INSERT INTO job_store.api_keys (key_id, digest, change, name, store_id, user_id, roles, decides_for_users,"
+        " create_time, create_user_id, create_credential_id, request_id, request_hash)"
+        " VALUES ('key_1', '\\x01', 1, '', 'acme', 'ann', '{}', false, now(), '', '', '', '\\x')"
+    )
+    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
+    assert (await timer.fire_due()).outcome == STARTED
+    await replica.database.execute("UPDATE job_store.api_keys SET revoke_time = now()")
+    refused = await timer.fire_due()
+    assert (refused.outcome, refused.reason.partition(":")[0]) == (REFUSED, "PERMISSION_DENIED")
+    await replica.database.execute("DELETE FROM job_store.api_keys")
+    assert (await timer.fire_due()).outcome == REFUSED
+    await Timer(replica).put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW, must_exist=True)
+    assert (await timer.fire_due()).outcome == STARTED
+
+
+async def test_of_an_erased_conversation_a_fire_keeps_ids_alone(timer: Timer, user: User) -> None:
+    await timer.put()
+    fire = await timer.fire_due()
+    await end(user)
+    await timer.replica.database.execute("DELETE FROM job_store.runs")
+    (kept,) = (await timer.get()).schedule.fires
+    assert (kept.run_id, kept.run_state) == (fire.run_id, run_pb2.RUN_STATE_UNSPECIFIED)
+    assert (await timer.fire_due()).outcome == STARTED
+
+
+async def test_runs_go_on_without_the_schedule_that_started_them(timer: Timer, user: User) -> None:
+    await timer.put()
+    await timer.make_due()
+    fire = await timer.trigger()
+    (due,) = await timer.claim()
+    await timer.delete()
+    with pytest.raises(ScheduleNotFound):
+        await timer.fire(due)
+    (claimed,) = await user.claim()
+    assert claimed.run_id == fire.run_id
+
+
+async def test_a_claim_outlives_nobody_when_the_clock_goes_back(timer: Timer) -> None:
+    await timer.put()
+    await timer.make_due()
+    (due,) = await timer.claim()
+    assert await timer.claim() == []
+    await PostgresLeases(timer.replica.database, PLACES, crashes_max=1).bring_forward(5.0)
+    assert await timer.claim() == [due]
+
+
+async def test_a_claim_says_when_to_ask_again(timer: Timer) -> None:
+    wait = (await timer.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=1))).wait_seconds
+    assert wait == 1.0
+    await timer.put()
+    await timer.make_due(-0.5)
+    wait = (await timer.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=1))).wait_seconds
+    assert 0 < wait <= 0.5

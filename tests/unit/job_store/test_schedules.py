@@ -1,0 +1,174 @@
+"""When schedules are due, and what becomes of their fires."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from itertools import islice, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.errors import InvalidField
+from pawl.job_store.domain import timing
+from pawl.job_store.domain.schedules import Definition, FireOutcome, Overlap, judge
+from pawl.job_store.domain.timing import Timing
+
+BERLIN = "Europe/Berlin"
+SPRING = datetime(2026, 3, 29, 0, 0, tzinfo=UTC)
+AUTUMN = datetime(2026, 10, 24, 23, 0, tzinfo=UTC)
+"""An hour before the clocks of Berlin jump from 2 to 3, and two before they go back from 3 to 2."""
+
+TIMES = st.datetimes(datetime(2026, 1, 1), datetime(2027, 12, 31)).map(lambda time: time.replace(tzinfo=UTC))
+ZONES = st.sampled_from(["", BERLIN, "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca"])
+MINUTES = st.sampled_from(["*", "*/30", "0", "15,45", "7-50/13", "59"])
+HOURS = st.sampled_from(["*", "*/2", "0", "1-3", "2", "23"])
+CRONS = st.builds(
+    lambda minute, hour, zone: Timing(cron=f"{minute} {hour} * * *", time_zone=zone), MINUTES, HOURS, ZONES
+)
+INTERVALS = st.builds(
+    lambda interval, share: Timing(interval_seconds=interval, offset_seconds=int(interval * share)),
+    st.integers(1, 10_000),
+    st.floats(0, 0.99),
+)
+
+
+def local(cron: str, after: datetime, count: int, zone: str = BERLIN) -> list[str]:
+    times = islice(timing.due_times(Timing(cron=cron, time_zone=zone), "x", after), count)
+    return [f"{time.astimezone(timing.zone(zone)):%d %H:%M%z}" for time in times]
+
+
+def test_a_time_that_the_clocks_leave_out_is_due_right_after() -> None:
+    assert local("30 2 * * *", SPRING, 2) == ["29 03:00+0200", "30 02:30+0200"]
+    assert local("*/30 2 * * *", SPRING, 2) == ["29 03:00+0200", "30 02:00+0200"]
+    assert local("15 */2 * * *", SPRING, 2) == ["29 03:00+0200", "29 04:15+0200"]
+
+
+def test_a_time_that_comes_twice_is_due_once() -> None:
+    assert local("30 2 * * *", AUTUMN, 2) == ["25 02:30+0200", "26 02:30+0100"]
+    assert local("*/30 2 * * *", AUTUMN, 3) == ["25 02:00+0200", "25 02:30+0200", "26 02:00+0100"]
+    assert local("15 */2 * * *", AUTUMN, 2) == ["25 02:15+0200", "25 04:15+0100"]
+
+
+@pytest.mark.parametrize("begin", [SPRING, AUTUMN])
+def test_what_is_due_in_all_hours_keeps_its_pace(begin: datetime) -> None:
+    times = list(islice(timing.due_times(Timing(cron="*/30 * * * *", time_zone=BERLIN), "x", begin), 12))
+    assert times == [begin + timedelta(minutes=30) * number for number in range(1, 13)]
+
+
+@given(st.one_of(CRONS, INTERVALS), TIMES, st.integers(0, 20))
+def test_the_due_times_after_one_are_those_that_come_after_it(
+    given_timing: Timing, after: datetime, number: int
+) -> None:
+    times = list(islice(timing.due_times(given_timing, "x", after), 30))
+    assert all(earlier < later for earlier, later in pairwise([after, *times]))
+    assert list(islice(timing.due_times(given_timing, "x", times[number]), 29 - number)) == times[number + 1 :]
+
+
+@given(st.text(min_size=1), st.integers(0, 3600), TIMES)
+def test_jitter_is_within_its_bounds_and_always_the_same(schedule_id: str, seconds: int, after: datetime) -> None:
+    plain = Timing(interval_seconds=7200)
+    late = timing.jitter(Timing(interval_seconds=7200, jitter_seconds=seconds), schedule_id)
+    assert timedelta(0) <= late <= timedelta(seconds=seconds)
+    jittered = timing.due_times(Timing(interval_seconds=7200, jitter_seconds=seconds), schedule_id, after + late)
+    assert list(islice(jittered, 5)) == [time + late for time in islice(timing.due_times(plain, "", after), 5)]
+
+
+@given(INTERVALS, TIMES, st.integers(1, 100_000), st.integers(0, 100_000))
+def test_nothing_is_due_before_the_start_and_from_the_end_on(
+    given_timing: Timing, after: datetime, begin: int, length: int
+) -> None:
+    start = after + timedelta(seconds=begin)
+    end = start + timedelta(seconds=length + 1)
+    bounded = Timing(
+        interval_seconds=given_timing.interval_seconds,
+        offset_seconds=given_timing.offset_seconds,
+        start_time=start,
+        end_time=end,
+    )
+    times = set(islice(timing.due_times(bounded, "x", after), 50))
+    plain = islice(timing.due_times(given_timing, "x", start - timedelta(microseconds=1)), 50)
+    assert times == {time for time in plain if start <= time < end}
+
+
+@given(st.integers(1, 5000), st.integers(1, timing.CATCH_UP_SECONDS_MAX), st.integers(0, 200_000), TIMES)
+def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
+    interval: int, window: int, late: int, now: datetime
+) -> None:
+    regular = Timing(interval_seconds=interval, catch_up_seconds=window)
+    due = next(timing.due_times(regular, "x", now - timedelta(seconds=late)))
+    fired = []
+    while due is not None and due <= now:
+        if not timing.is_missed(regular, due, now):
+            fired.append(due)
+        following = timing.following(regular, "x", due, now)
+        assert following is not None
+        assert following > due
+        due = following
+    begin = max(now - timedelta(seconds=window), now - timedelta(seconds=late))
+    expected = [time for time in islice(timing.due_times(regular, "x", begin), 250_000 // interval) if time <= now]
+    assert fired[1:] == expected[-len(fired[1:]) :] if fired[1:] else len(expected) <= 1
+    assert len(fired) <= timing.CAUGHT_UP_MAX
+    assert len(fired) >= min(len(expected), timing.CAUGHT_UP_MAX)
+
+
+@pytest.mark.parametrize(
+    ("overlap", "idle", "busy", "busy_and_one_waits"),
+    [
+        (Overlap.SKIP, "STARTED", "SKIPPED", "SKIPPED"),
+        (Overlap.QUEUE, "STARTED", "WAITING", "SKIPPED"),
+        (Overlap.ALLOW, "STARTED", "STARTED", "STARTED"),
+        (Overlap.CANCEL, "STARTED", "STARTED", "STARTED"),
+    ],
+)
+def test_what_a_fire_does_while_the_run_before_goes_on(
+    overlap: Overlap, idle: str, busy: str, busy_and_one_waits: str
+) -> None:
+    definition = Definition(name="x", text="x", interval_seconds=60, overlap=overlap)
+    late = SPRING - timedelta(seconds=timing.CATCH_UP_SECONDS)
+    for is_busy, has_waiting, outcome in ((False, False, idle), (True, False, busy), (True, True, busy_and_one_waits)):
+        for due in (None, SPRING, late + timedelta(seconds=1)):
+            found, reason = judge(definition, due, SPRING, is_busy=is_busy, has_waiting=has_waiting)
+            assert found is FireOutcome[outcome]
+            assert bool(reason) == (found is not FireOutcome.STARTED)
+        found, _ = judge(definition, late, SPRING, is_busy=is_busy, has_waiting=has_waiting)
+        assert found is FireOutcome.MISSED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "field"),
+    [
+        (Timing(), "cron"),
+        (Timing(cron="* * * * *", interval_seconds=5), "cron"),
+        (Timing(cron="* * * *"), "cron"),
+        (Timing(cron="0 * * * * *"), "cron"),
+        (Timing(cron="0 0 30 2 *"), "cron"),
+        (Timing(cron="0 0 * * ²L"), "cron"),
+        (Timing(cron="0 0 * * " + "1," * 200 + "1"), "cron"),
+        (Timing(cron="* * * * *", time_zone="../etc"), "time_zone"),
+        (Timing(cron="* * * * *", time_zone="Mars"), "time_zone"),
+        (Timing(cron="* * * * *", offset_seconds=5), "offset_seconds"),
+        (Timing(interval_seconds=5, time_zone=BERLIN), "time_zone"),
+        (Timing(interval_seconds=5, offset_seconds=5), "offset_seconds"),
+        (Timing(interval_seconds=2**31), "interval_seconds"),
+        (Timing(interval_seconds=5, jitter_seconds=3601), "jitter_seconds"),
+        (Timing(interval_seconds=5, catch_up_seconds=86_401), "catch_up_seconds"),
+        (Timing(interval_seconds=5, start_time=SPRING, end_time=SPRING), "end_time"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_field(wrong: Timing, field: str) -> None:
+    with pytest.raises(InvalidField) as refused:
+        timing.check(wrong)
+    assert refused.value.metadata["field"] == f"definition.{field}"
+
+
+@given(st.text("0123456789*/-,L#MONJAN", max_size=12), st.integers(0, 4))
+def test_any_text_is_a_part_of_a_cron_expression_or_refused(part: str, place: int) -> None:
+    parts = ["*"] * 5
+    parts[place] = part or "x"
+    cron = Timing(cron=" ".join(parts))
+    try:
+        timing.check(cron)
+    except InvalidField:
+        return
+    assert next(timing.due_times(cron, "x", SPRING)) > SPRING
