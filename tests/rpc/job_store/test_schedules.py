@@ -110,7 +110,7 @@ async def end(user: User, state: run_pb2.RunState.ValueType = run_pb2.RUN_STATE_
     (claimed,) = await user.claim()
     owner = user.owner(claimed.run_id, claimed.epoch)
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-    failure = {"failure": run_pb2.RunFailure(message="no")} if state == run_pb2.RUN_STATE_FAILED else {}
+    failure: Any = {"failure": run_pb2.RunFailure(message="no")} if state == run_pb2.RUN_STATE_FAILED else {}
     await owner.commit(state=state, **failure)
 
 

@@ -49,8 +49,7 @@ async def until(pawl: AsyncClient, name: str, check: Callable[[pb.Schedule], boo
 
 
 def every_second(name: str, text: str = "what is 6 * 7?", **fields: object) -> pb.ScheduleDefinition:
-    definition = pb.ScheduleDefinition(name=name, text=text, interval_seconds=1, **fields)  # type: ignore[arg-type]
-    return definition
+    return pb.ScheduleDefinition(name=name, text=text, interval_seconds=1, **fields)  # type: ignore[arg-type]
 
 
 async def test_each_due_time_has_one_fire_and_one_run_although_replicas_are_killed(

@@ -19,7 +19,9 @@ SPRING = datetime(2026, 3, 29, 0, 0, tzinfo=UTC)
 AUTUMN = datetime(2026, 10, 24, 23, 0, tzinfo=UTC)
 """An hour before the clocks of Berlin jump from 2 to 3, and two before they go back from 3 to 2."""
 
-TIMES = st.datetimes(datetime(2026, 1, 1), datetime(2027, 12, 31)).map(lambda time: time.replace(tzinfo=UTC))
+TIMES = st.integers(0, 2 * 365 * 86_400).map(
+    lambda seconds: datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
+)
 ZONES = st.sampled_from(["", BERLIN, "America/New_York", "Australia/Lord_Howe", "Asia/Kathmandu", "Africa/Casablanca"])
 MINUTES = st.sampled_from(["*", "*/30", "0", "15,45", "7-50/13", "59"])
 HOURS = st.sampled_from(["*", "*/2", "0", "1-3", "2", "23"])
@@ -98,7 +100,7 @@ def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
     regular = Timing(interval_seconds=interval, catch_up_seconds=window)
     due = next(timing.due_times(regular, "x", now - timedelta(seconds=late)))
     fired = []
-    while due is not None and due <= now:
+    while due <= now:
         if not timing.is_missed(regular, due, now):
             fired.append(due)
         following = timing.following(regular, "x", due, now)
