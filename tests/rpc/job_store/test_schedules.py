@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pawl.chassis.rpc_client import translating
-from pawl.errors import InvalidField, ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.errors import InvalidField, RequestIdReused, ScheduleExists, ScheduleNotFound, TooLarge
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -67,6 +67,7 @@ class Timer:
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
             user_id=self.user_id,
+            request_id=request_id,
             text=due.definition.text,
             conversation_key=due.definition.conversation_key,
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
@@ -313,6 +314,9 @@ async def test_a_trigger_fires_at_once_and_once(timer: Timer) -> None:
     stale = (await timer.get()).due
     assert (await timer.trigger(request_id="r2")).run_id != first.run_id
     assert await timer.fire(stale, request_id="r3") is None
+    with pytest.raises(RequestIdReused):
+        await timer.put("other", text="something else")
+        await timer.trigger("other", request_id="r1")
     await timer.pause(paused=False)
     assert (await timer.get()).schedule.next_time == before.next_time
 

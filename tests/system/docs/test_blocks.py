@@ -26,6 +26,7 @@ PAGES = (
     ("python-client.md",),
     ("identity.md",),
     ("conversations.md",),
+    ("schedules.md",),
 )
 """Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")

@@ -156,9 +156,9 @@ class ScheduleServiceServicer(object):
     def TriggerSchedule(self, request, context):
         """Fires a schedule now, also one that is paused or at its end. The fire is
         judged as one that is due: it may be skipped, wait or be refused, and says so.
-        Idempotent by `request_id`, as long as the fire is among the last twenty.
+        Idempotent by `request_id`.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

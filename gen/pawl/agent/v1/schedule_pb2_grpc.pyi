@@ -79,9 +79,9 @@ class ScheduleServiceStub:
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]
     """Fires a schedule now, also one that is paused or at its end. The fire is
     judged as one that is due: it may be skipped, wait or be refused, and says so.
-    Idempotent by `request_id`, as long as the fire is among the last twenty.
+    Idempotent by `request_id`.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
     """
     DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]
     """Deletes a schedule with its fires. Runs that it has started go on.
@@ -140,9 +140,9 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
     """Fires a schedule now, also one that is paused or at its end. The fire is
     judged as one that is due: it may be skipped, wait or be refused, and says so.
-    Idempotent by `request_id`, as long as the fire is among the last twenty.
+    Idempotent by `request_id`.
 
-    Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
     """
     DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
     """Deletes a schedule with its fires. Runs that it has started go on.
@@ -240,9 +240,9 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_schedule_pb2.TriggerScheduleResponse, _abc.Awaitable[_schedule_pb2.TriggerScheduleResponse]]:
         """Fires a schedule now, also one that is paused or at its end. The fire is
         judged as one that is due: it may be skipped, wait or be refused, and says so.
-        Idempotent by `request_id`, as long as the fire is among the last twenty.
+        Idempotent by `request_id`.
 
-        Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
+        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

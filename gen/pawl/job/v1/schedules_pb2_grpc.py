@@ -147,7 +147,8 @@ class ScheduleLedgerServiceServicer(object):
         """Fires a schedule once: it does nothing if the schedule has changed since
         `generation` was read, by an earlier fire for one.
 
-        Errors: SCHEDULE_NOT_FOUND. Why a run is refused is in the fire.
+        Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
+        the fire.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,7 +75,8 @@ class ScheduleLedgerServiceStub:
     """Fires a schedule once: it does nothing if the schedule has changed since
     `generation` was read, by an earlier fire for one.
 
-    Errors: SCHEDULE_NOT_FOUND. Why a run is refused is in the fire.
+    Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
+    the fire.
     """
 
 @_typing.type_check_only
@@ -125,7 +126,8 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     """Fires a schedule once: it does nothing if the schedule has changed since
     `generation` was read, by an earlier fire for one.
 
-    Errors: SCHEDULE_NOT_FOUND. Why a run is refused is in the fire.
+    Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
+    the fire.
     """
 
 class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -214,7 +216,8 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Fires a schedule once: it does nothing if the schedule has changed since
         `generation` was read, by an earlier fire for one.
 
-        Errors: SCHEDULE_NOT_FOUND. Why a run is refused is in the fire.
+        Errors: SCHEDULE_NOT_FOUND, REQUEST_ID_REUSED. Why a run is refused else is in
+        the fire.
         """
 
 def add_ScheduleLedgerServiceServicer_to_server(servicer: ScheduleLedgerServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -8,7 +8,7 @@ from typing import cast
 import grpc
 
 from pawl.agent_loop.adapters.public_ledger import submission
-from pawl.agent_loop.app.public_values import DueSchedule, NewMessage
+from pawl.agent_loop.app.public_values import DueSchedule, NewMessage, ScheduledMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.chassis.rpc_client import translated
@@ -83,11 +83,10 @@ def _due(message: pb.DueSchedule) -> DueSchedule:
         delegate_user_id=UserId(owner.delegate_user_id),
         people=frozenset(map(UserId, owner.people)),
     )
-    return DueSchedule(
-        caller=caller,
+    scheduled = ScheduledMessage(
         text=definition.text,
         agent=definition.agent,
         labels=dict(definition.labels),
         conversation_key=definition.conversation_key,
-        document=message,
     )
+    return DueSchedule(caller=caller, message=scheduled, document=message)

@@ -320,7 +320,7 @@ class ScheduleLedger(Protocol):
         """Fire a schedule, with the message of its run or why there is none; None if it has changed since.
 
         Raises:
-            ScheduleNotFound
+            ScheduleNotFound, RequestIdReused
         """
         ...
 

@@ -189,14 +189,20 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     labels: Mapping[str, str] = {}
 
 
-class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule that is to be fired: whose it is, what its runs are told, and the rest as the ledger has it."""
+class ScheduledMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """The message with which the runs of a schedule begin, their agent and labels, and the key of one conversation."""
 
-    caller: Principal
     text: str
     agent: str
     labels: Mapping[str, str]
     conversation_key: str
+
+
+class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule that is to be fired: whose it is, what its runs are told, and the rest as the ledger has it."""
+
+    caller: Principal
+    message: ScheduledMessage
     document: object
 
 

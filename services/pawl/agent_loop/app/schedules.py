@@ -7,13 +7,13 @@ that its user starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Final
 
 from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_ports import ScheduleLedger
-from pawl.agent_loop.app.public_values import DueSchedule, MessagePolicy, NewMessage
+from pawl.agent_loop.app.public_values import DueSchedule, MessagePolicy, NewMessage, ScheduledMessage
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis import logs
@@ -34,7 +34,7 @@ from pawl.errors import (
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 NOTE_BYTES_MAX: Final = 1000
-_CLAIMED_MAX: Final = 64
+_CLAIMED_MAX: Final = 128
 _TRIGGERS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
 _AWAY_SECONDS: Final = 1.0
@@ -54,15 +54,7 @@ class Schedules:
         self._clock = clock
 
     async def save(
-        self,
-        caller: Principal,
-        definition: object,
-        *,
-        text: str,
-        agent: str,
-        labels: Mapping[str, str],
-        conversation_key: str,
-        must_exist: bool,
+        self, caller: Principal, definition: object, scheduled: ScheduledMessage, *, must_exist: bool
     ) -> object:
         """Make a schedule of the caller, or change one, if a run could be started so now. Idempotent.
 
@@ -70,8 +62,8 @@ class Schedules:
             AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
             ScheduleExists, ScheduleNotFound
         """
-        checks.text(text, "definition.text", bytes_max=TEXT_BYTES_MAX)
-        message = await self._message(caller, text, agent, labels, conversation_key)
+        checks.text(scheduled.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
+        message = await self._message(caller, scheduled, _NO_REQUEST)
         if message.asked_agent and message.agent is None:
             raise AgentNotFound
         return await self._ledger.put_schedule(caller, definition, must_exist=must_exist)
@@ -109,7 +101,7 @@ class Schedules:
         """Fire a schedule of the caller now; return the fire. Idempotent by request id.
 
         Raises:
-            ScheduleNotFound
+            ScheduleNotFound, RequestIdReused
             DependencyUnavailable: the schedule changed all the time, or the ledger is away.
         """
         for _ in range(_TRIGGERS_MAX):
@@ -145,7 +137,7 @@ class Schedules:
 
     async def _fire(self, due: DueSchedule, request_id: RequestId) -> object | None:
         try:
-            message = await self._message(due.caller, due.text, due.agent, due.labels, due.conversation_key)
+            message = await self._message(due.caller, due.message, request_id)
         except _PASSING:
             raise
         except PawlError as error:
@@ -153,19 +145,17 @@ class Schedules:
             return await self._ledger.fire_schedule(due, None, refusal=refusal, request_id=request_id)
         return await self._ledger.fire_schedule(due, message, request_id=request_id)
 
-    async def _message(
-        self, caller: Principal, text: str, agent: str, labels: Mapping[str, str], conversation_key: str
-    ) -> NewMessage:
+    async def _message(self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId) -> NewMessage:
         message = UserMessage(
             conversation_id=ConversationId(""),
-            text=text,
+            text=scheduled.text,
             options=AskedOptions(),
             policy=MessagePolicy.QUEUE,
-            conversation_key=conversation_key,
-            agent=agent,
-            labels=labels,
+            conversation_key=scheduled.conversation_key,
+            agent=scheduled.agent,
+            labels=scheduled.labels,
         )
-        checked, refusal = await self._messages.checked(caller, _NO_REQUEST, message, must_exist=False)
+        checked, refusal = await self._messages.checked(caller, request_id, message, must_exist=False)
         if refusal is not None:
             raise refusal
         return checked

@@ -6,6 +6,7 @@ from typing import cast
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent.v1 import schedule_pb2_grpc
+from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import require_user
@@ -28,15 +29,13 @@ class ScheduleServicer(schedule_pb2_grpc.ScheduleServiceServicer):
 
     async def _save(self, definition: schedule_pb2.ScheduleDefinition, *, must_exist: bool) -> schedule_pb2.Schedule:
         check_id(definition.name, "definition.name")
-        saved = await self._schedules.save(
-            require_user(),
-            definition,
+        scheduled = ScheduledMessage(
             text=definition.text,
             agent=definition.agent,
             labels=definition.labels,
             conversation_key=definition.conversation_key,
-            must_exist=must_exist,
         )
+        saved = await self._schedules.save(require_user(), definition, scheduled, must_exist=must_exist)
         return _schedule(saved)
 
     async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:

@@ -154,10 +154,12 @@ class Schedules:
         """Fire a schedule; None if it has changed since, and nothing was done.
 
         Raises:
-            ScheduleNotFound
+            ScheduleNotFound, RequestIdReused
         """
-        lane = Lane.PEOPLE if fire.expected_time is None else Lane.WORK
-        fired = await self._group_commit.run(fire, size_bytes=size_bytes, lane=lane, store_id=fire.schedule.store_id)
+        # As the start of a run that its user asks for.
+        fired = await self._group_commit.run(
+            fire, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=fire.schedule.store_id
+        )
         if fired is not None:
             self._meter.schedule_fired(fired.outcome.name.lower(), (fired.fire_time - fired.due_time).total_seconds())
         return fired

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
-from pawl.errors import PawlError, PermissionDenied, ScheduleNotFound
+from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
 from pawl.job_store.domain import inbox, schedules, stop
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow
@@ -51,6 +51,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             ScheduleNotFound
+            RequestIdReused: the request id came before with something else.
         """
         row = unit.schedules.get(self.schedule)
         if row is None:
@@ -106,6 +107,8 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
                 if is_busy and last is not None and row.definition.overlap is Overlap.CANCEL:
                     self._stop(unit, last)
                 run = self.submit.apply(unit).run
+        except RequestIdReused:
+            raise  # It says nothing about the schedule.
         except PawlError as refused:
             return self._fired(unit, FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
         return self._fired(unit, FireOutcome.STARTED, "", run.run_id, run.conversation_id)

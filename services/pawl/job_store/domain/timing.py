@@ -30,7 +30,7 @@ _TIME_MAX: Final = datetime(9000, 1, 1, tzinfo=UTC)
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
-    """When a schedule is due: by `cron`, or each `interval_seconds` since 1970, `offset_seconds` after that."""
+    """The times of a schedule: by `cron`, or each `interval_seconds` since 1970, `offset_seconds` after that."""
 
     cron: str = ""
     time_zone: str = ""
