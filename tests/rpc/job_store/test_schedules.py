@@ -174,6 +174,17 @@ async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) 
     assert await timers[1].claim() == []
 
 
+async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer) -> None:
+    for name in ("held", "free"):
+        await timer.put(name)
+        await timer.make_due(name=name)
+    async with timer.replica.database.transaction() as connection:
+        await connection.execute("SELECT FROM job_store.schedules WHERE name = 'held' FOR UPDATE")
+        async with asyncio.timeout(5):
+            assert [due.definition.name for due in await timer.claim()] == ["free"]
+    assert [due.definition.name for due in await timer.claim()] == ["held"]
+
+
 async def test_a_schedule_goes_on_from_each_due_time_to_the_next(timer: Timer, user: User) -> None:
     await timer.put(interval_seconds=60, overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW)
     await timer.make_due(150.0)
