@@ -57,7 +57,7 @@ class Checks:
     async def checked(self, caller: Principal, request_id: RequestId, message: Any, *, must_exist: bool) -> Any:
         if message.text in self._refusals:
             raise self._refusals[message.text]
-        return message
+        return message, None
 
 
 async def played(ledger: Ledger, clock: ManualClock, seconds: float, **refusals: Exception) -> None:

@@ -24,8 +24,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire `schedule` as it was in its `generation`, after which the run of its last fire was `last_run_id`.
 
     `expected_time` is the due time, None for a trigger with the `request_id`, and `next_time` when it is due then.
-    `submit` makes the run; None if there can be none because of the `refusal`. `cancel` is the opaque command
-    that stops a run.
+    `submit` makes the run; None if there can be none because of the `refusal`.
     """
 
     schedule: ScheduleKey
@@ -35,7 +34,6 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     next_time: datetime | None
     submit: Submit | None
     refusal: str
-    cancel: bytes
     request_id: RequestId = RequestId("")
 
     @property
@@ -105,18 +103,13 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
                 if row.credential_ended:
                     raise PermissionDenied("the API key has ended with which the schedule was saved or resumed last")
                 if is_busy and last is not None and row.definition.overlap is Overlap.CANCEL:
-                    self._stop(unit, last)
+                    _stop(unit, last, self.submit.interrupt)
                 run = self.submit.apply(unit).run
         except RequestIdReused:
             raise  # It says nothing about the schedule.
         except PawlError as refused:
             return self._fired(unit, FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
         return self._fired(unit, FireOutcome.STARTED, "", run.run_id, run.conversation_id)
-
-    def _stop(self, unit: UnitOfWork, run: RunRow) -> None:
-        if run.state is not RunState.CANCELLING:
-            run = inbox.accept(unit, run, inbox.arrived(unit, run, name=inbox.CANCEL, payload=self.cancel))
-            stop.request(unit, run, StopCause.SUPERSEDED)
 
     def _fired(
         self,
@@ -136,3 +129,9 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             triggered=self.expected_time is None,
             request_id=self.request_id,
         )
+
+
+def _stop(unit: UnitOfWork, run: RunRow, command: bytes) -> None:
+    if run.state is not RunState.CANCELLING:
+        run = inbox.accept(unit, run, inbox.arrived(unit, run, name=inbox.CANCEL, payload=command))
+        stop.request(unit, run, StopCause.SUPERSEDED)

@@ -10,9 +10,9 @@ from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Exceptions, Translator
 from pawl.errors import InvalidField
-from pawl.event.v1 import run_pb2, schedule_pb2
-from pawl.job.v1 import ledger_pb2, schedules_pb2_grpc
+from pawl.event.v1 import schedule_pb2
 from pawl.job.v1 import schedules_pb2 as pb
+from pawl.job.v1 import schedules_pb2_grpc
 from pawl.job_store.app.ports import Limits
 from pawl.job_store.app.schedules import DueSchedule, Schedules
 from pawl.job_store.domain.fire import Fire
@@ -22,9 +22,6 @@ from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.messages import timestamp
 
 CLAIMED_MAX: Final = 128
-_SUPERSEDE: Final = ledger_pb2.Command(
-    cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_SUPERSEDED)
-).SerializeToString()
 
 _WIRE: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
@@ -91,7 +88,6 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
                 next_time=operations.moment(due.next_time) if due.HasField("next_time") else None,
                 submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
                 refusal=request.refusal,
-                cancel=_SUPERSEDE,
                 request_id=check_id(request.request_id, "request_id", optional=True),
             ),
             request.ByteSize(),
