@@ -319,7 +319,9 @@ class Schedule(_message.Message):
 
     @_builtins.property
     def next_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
-        """The next ten due times, if nobody pauses it. Only in GetSchedule."""
+        """The next ten due times; of a schedule that is paused those that it would have
+        if it were resumed now. Only in GetSchedule.
+        """
 
     @_builtins.property
     def fires(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScheduleFire]:
