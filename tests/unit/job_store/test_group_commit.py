@@ -91,6 +91,9 @@ class Heard:
     def relayed(self, events: int) -> None:
         raise AssertionError("nothing is relayed here")
 
+    def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
+        raise NotImplementedError
+
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         raise AssertionError("nothing is counted here")
 
