@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from pawl.chassis.database import Database
 from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.adapters.postgres import ERASE, PostgresStore, added_columns
 from pawl.notifier.domain.notification import Draft, Inbox, NotificationId, NotificationKind
 
 ANN = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
@@ -36,9 +37,36 @@ async def test_notifications_of_an_erased_conversation_go_and_none_comes(
 async def test_what_approvers_were_told_of_its_calls_goes_too(
     store: PostgresStore, draft: Callable[..., Draft]
 ) -> None:
-    """I13: a preview has arguments. Approvers are not told which conversation it is."""
+    """I13: a preview has arguments. The version before did not keep which conversation it is."""
     told = replace(draft("a"), kind=NotificationKind.APPROVAL_NEEDED, conversation_id=ConversationId(""))
     await store.add([told, replace(told, notification_id=NotificationId("ntf_b"), run_id=RunId("run_2"))])
     await store.erase(PART)
     (left,) = await store.read_after(ANN, 0, approves=True, limit=10)
     assert left.draft.run_id == "run_2"
+
+
+async def test_approvers_are_told_nothing_more_of_it(store: PostgresStore, draft: Callable[..., Draft]) -> None:
+    """I13: also of a run that the ledger does not know any more."""
+    told = replace(draft("a"), kind=NotificationKind.APPROVAL_NEEDED, run_id=RunId("run_0"))
+    await store.add([told])
+    (read,) = await store.read_after(ANN, 0, approves=True, limit=10)
+    assert (read.draft.run_id, read.draft.conversation_id) == ("run_0", "")
+    *_, (webhook_body,) = added_columns([told])
+    assert "conv_1" not in str(webhook_body)
+    await store.erase(PART)
+    assert await store.add([replace(told, notification_id=NotificationId("ntf_b"))]) == 0
+    assert await titles(store, ANN) == []
+
+
+async def test_what_is_erased_is_found_by_an_index(database: Database) -> None:
+    await database.execute("""
+        INSERT INTO notifier.notifications (store_id, user_id, number, notification_id, kind, run_id, conversation_id,
+            event_id, title, body, create_time)
+        SELECT 'acme', 'ann', n, 'ntf_' || n, 'run_completed', 'run_' || n, CASE WHEN n % 2 = 0 THEN 'conv_' || n
+            ELSE '' END, '', '', '', now()
+        FROM generate_series(1, 5000) AS n""")
+    await database.execute("ANALYZE notifier.notifications")
+    plan = await database.fetch(f"EXPLAIN {ERASE}", "acme", "conv_1", ["run_1"])
+    conditions = [line for (line,) in plan if "Index Cond" in line]
+    assert len(conditions) == 2
+    assert all("conversation_id" in each for each in conditions)

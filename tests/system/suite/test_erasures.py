@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import asyncpg
@@ -20,6 +21,8 @@ from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.tool.v1 import audit_pb2, rule_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
@@ -152,6 +155,15 @@ async def plant(suite: Suite, agent: Agent, effects: Path) -> str:
     return run.conversation_id
 
 
+async def told(suite: Suite, user: str) -> bool:
+    """Whether a user who may approve has been told of a call with the marker; from the first time on they are told."""
+    async with keyed_channel(suite.endpoints.services["notifier"][0].grpc) as channel:
+        metadata = (("pawl-store", "local"), ("pawl-user", user))
+        request = notify_pb2.ListNotificationsRequest()
+        inbox = await NotifyServiceStub(channel).ListNotifications(request, metadata=metadata)
+    return any(WORD in each.body and not each.conversation_id for each in inbox.notifications)
+
+
 async def audit_is_whole(suite: Suite, agent: Agent) -> bool:
     async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
         answers = AuditServiceStub(channel).VerifyAudit(audit_pb2.VerifyAuditRequest(), metadata=agent.metadata)
@@ -168,7 +180,9 @@ async def test_nothing_of_an_erased_conversation_is_found_anywhere_nor_in_a_rest
     with tempfile.TemporaryDirectory(prefix="pawl-erase-") as name, tempfile.TemporaryDirectory() as effects:
         folder, backup = Path(name) / "data", Path(name) / "backup"
         async with running(folder) as (suite, agent):
+            assert not await told(suite, "cyd")
             conversation_id = await plant(suite, agent, Path(effects) / "lines")
+            await until(partial(told, suite, "cyd"))
             before = await tables_with(suite)
             assert {
                 *("job_store.messages", "job_store.calls", "job_store.events", "job_store.runs"),
@@ -184,6 +198,7 @@ async def test_nothing_of_an_erased_conversation_is_found_anywhere_nor_in_a_rest
             assert await tables_with(suite) == set()
             assert {call.tool_name for call in end.left_calls} >= {"put_line", "send_email"}
             assert not any(MARKER in call.SerializeToString() for call in end.left_calls)
+            assert not await told(suite, "cyd")
             assert await audit_is_whole(suite, agent)
             assert files_with(folder) == set()
         assert files_with(folder) == set()

@@ -18,7 +18,7 @@ from pawl.notifier.domain.announcement import (
     draft_requests,
     notification_id,
 )
-from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind
+from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind, shown
 
 CHANGE = RunChange(
     event_id=EventId("evt_1"),
@@ -148,7 +148,8 @@ def test_approvers_are_told_of_calls_of_others_and_see_nothing_of_the_conversati
     assert {(draft.title, draft.body) for draft in drafts} == {
         ("send_email of ann awaits your approval", "An e-mail to bob")
     }
-    assert {(draft.run_id, draft.call_id, draft.conversation_id) for draft in drafts} == {("run_1", "call_1", "")}
+    assert {(draft.run_id, draft.call_id, draft.conversation_id) for draft in drafts} == {("run_1", "call_1", "conv_1")}
+    assert {shown(draft).conversation_id for draft in drafts} == {""}
     ids = [draft.notification_id for draft in drafts]
     assert ids == [draft.notification_id for draft in draft_requests(ASKED, APPROVERS)]
     assert len(set(ids)) == 2
@@ -168,7 +169,7 @@ def test_a_request_that_is_escalated_is_told_to_all_and_to_the_user() -> None:
         ("ann", "Run still waits for an approval of send_email: nobody decided in time"),
     ]
     assert drafts[-1].kind is NotificationKind.INPUT_NEEDED
-    assert drafts[-1].conversation_id == "conv_1"
+    assert shown(drafts[-1]).conversation_id == "conv_1"
 
 
 def test_without_approvers_nobody_is_told() -> None:

@@ -13,7 +13,7 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind
+from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind, shown
 from pawl.notifier.domain.webhook import body_of, type_of
 
 MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
@@ -190,9 +190,10 @@ _WAIT_FOR_WRITERS: Final = "LOCK TABLE notifier.notifications IN SHARE ROW EXCLU
 _MARK_ERASED: Final = """
 INSERT INTO notifier.erased_conversations (store_id, conversation_id) VALUES ($1, $2) ON CONFLICT DO NOTHING
 """
-# Approvers are not told the conversation.
-_ERASE: Final = """
-DELETE FROM notifier.notifications WHERE store_id = $1 AND (conversation_id = $2 OR run_id = ANY ($3::text[]))
+# Of what approvers were told by the version before the conversation is not known.
+ERASE: Final = """
+DELETE FROM notifier.notifications
+WHERE store_id = $1 AND (conversation_id = $2 OR conversation_id = '' AND run_id = ANY ($3::text[]))
 """
 _UNMARK_OLD: Final = "DELETE FROM notifier.erased_conversations WHERE erase_time < now() - interval '30 days'"
 
@@ -276,7 +277,7 @@ class PostgresStore(DatabaseAdapter):
             await connection.execute(_NO_LONG_WAIT)
             await connection.execute(_WAIT_FOR_WRITERS)
             await connection.execute(_MARK_ERASED, part.store_id, part.conversation_id)
-        await self._database.execute(_ERASE, part.store_id, part.conversation_id, list(part.run_ids))
+        await self._database.execute(ERASE, part.store_id, part.conversation_id, list(part.run_ids))
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
@@ -299,7 +300,7 @@ def added_columns(drafts: Sequence[Draft]) -> list[Sequence[object]]:
     columns.append([draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts])
     columns.append([draft.kind for draft in drafts])
     columns.append([type_of(draft.kind) for draft in drafts])
-    columns.append([body_of(draft) for draft in drafts])
+    columns.append([body_of(shown(draft)) for draft in drafts])
     return columns
 
 
@@ -328,4 +329,5 @@ def _kind(row: asyncpg.Record) -> NotificationKind:
 
 def _notification(row: asyncpg.Record) -> Notification:
     fields = {name: row[name] for name in _DRAFT} | {"kind": _kind(row)}
-    return Notification(draft=Draft(inbox=inbox_of(row), **fields), number=row["number"], read_time=row["read_time"])
+    draft = Draft(inbox=inbox_of(row), **fields)
+    return Notification(draft=shown(draft), number=row["number"], read_time=row["read_time"])

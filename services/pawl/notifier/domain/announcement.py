@@ -109,7 +109,7 @@ def draft_requests(asked: ApprovalAsked, approvers: Collection[UserId]) -> list[
     """Return what `approvers` of the store are told about a call, but for those who have approved it.
 
     Of their own runs users are told with the run that waits, and once more when nobody decided in time. Others see
-    nothing of the conversation.
+    nothing of the conversation: see `shown`.
     """
     late = ": nobody decided in time" if asked.escalated else ""
     title = f"{asked.tool_name} of {asked.user_id} {'still ' if late else ''}awaits your approval{late}"
@@ -122,14 +122,13 @@ def draft_requests(asked: ApprovalAsked, approvers: Collection[UserId]) -> list[
 
 
 def _request(asked: ApprovalAsked, user_id: UserId, kind: NotificationKind, title: str) -> Draft:
-    is_own = user_id == asked.user_id
     return Draft(
         inbox=Inbox(store_id=asked.store_id, user_id=user_id),
         # Of one event each user has a notification of their own.
         notification_id=notification_id(EventId(f"{asked.event_id}/{user_id}")),
         kind=kind,
         run_id=asked.run_id,
-        conversation_id=asked.conversation_id if is_own else ConversationId(""),
+        conversation_id=asked.conversation_id,
         call_id=asked.call_id,
         event_id=asked.event_id,
         title=_line(title),

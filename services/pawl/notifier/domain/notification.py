@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import NewType
@@ -53,6 +53,13 @@ class Draft:
     conversation_id: ConversationId = ConversationId("")
     call_id: CallId = CallId("")
     webhook_id: str = ""
+
+
+def shown(draft: Draft) -> Draft:
+    """Return a draft as its reader sees it: a call of somebody else without the conversation, by which it is erased."""
+    if draft.kind is NotificationKind.APPROVAL_NEEDED:
+        return replace(draft, conversation_id=ConversationId(""))
+    return draft
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
