@@ -8,10 +8,11 @@ from pathlib import Path
 
 import grpc
 import pytest
+from msgspec import structs
 
 from pawl.chassis.database import Database
 from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId
+from pawl.chassis.ids import CallId, CallKey, ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
@@ -19,10 +20,12 @@ from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
+from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.files import FileLimits, Planned, PutFile
 from pawl.tool_registry.domain.rules import RuleScope
+from pawl.tool_registry.domain.workers import CallDetails, Purpose, WorkerCall
 from tests.rpc.tool_registry.registry import reason, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
 
@@ -127,6 +130,36 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
         with pytest.raises(DependencyUnavailable):
             await journal.begin(call)
         assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 0
+
+
+async def test_no_worker_is_given_a_call_of_an_erased_run(database_url: str) -> None:
+    """As by a process that stood still while the run was erased."""
+    async with Database(database_url, application_name="test") as database:
+        await PostgresErasures(database).erase(PART)
+        details = CallDetails(
+            user_id=UserId("ann"),
+            conversation_id=ConversationId("conversation"),
+            run_id=RunId("run"),
+            arguments=MARKER.encode(),
+        )
+        call = WorkerCall(
+            store_id=StoreId("acme"),
+            call_id=CallId("c1"),
+            group_name="billing",
+            tool_name="charge",
+            definition_hash="h",
+            purpose=Purpose.RUN,
+            details=details,
+            attempt=1,
+            seconds=60.0,
+            token="t",
+            origin=None,
+        )
+        repository = PostgresWorkerRepository(database, instance_id="a")
+        assert await repository.add(call, None) is None
+        assert MARKER not in await everything(database)
+        await repository.add(replace(call, details=structs.replace(details, run_id=RunId("other"))), None)
+        assert MARKER in await everything(database)
 
 
 def test_file_tools_forget_what_calls_did_and_keep_the_files(tmp_path: Path) -> None:

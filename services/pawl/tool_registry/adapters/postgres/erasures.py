@@ -8,9 +8,9 @@ from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.erasures import ErasurePart
 from pawl.tool_registry.adapters.postgres.rules import LOCK as LOCK_RULES
 
-# Who writes an execution at this moment is waited for, and who begins one later finds the mark.
+# Who writes an execution, or a call for a worker, at this moment is waited for; who does it later finds the mark.
 _NO_LONG_WAIT: Final = "SET LOCAL lock_timeout = '1s'"
-_WAIT_FOR_WRITERS: Final = "LOCK TABLE tool_registry.executions IN SHARE ROW EXCLUSIVE MODE"
+_WAIT_FOR_WRITERS: Final = "LOCK TABLE tool_registry.executions, tool_registry.worker_calls IN SHARE ROW EXCLUSIVE MODE"
 _MARK_RUNS: Final = """
 INSERT INTO tool_registry.erased_runs (store_id, run_id) SELECT $1, unnest($2::text[]) ON CONFLICT DO NOTHING
 """

@@ -112,6 +112,7 @@ _ME: Final = """SELECT FROM tool_registry.workers w
 ADD: Final = f"""
 WITH me AS ({_ME.format("$13")}), given AS (
     SELECT CASE WHEN EXISTS (SELECT FROM me) THEN 'HELD' ELSE 'WAITING' END AS state
+    WHERE NOT EXISTS (SELECT FROM tool_registry.erased_runs r WHERE r.store_id = $1 AND r.run_id = $15)
 ), added AS (
     INSERT INTO tool_registry.worker_calls AS c
         (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token,

@@ -101,6 +101,7 @@ class PostgresWorkerRepository:
             worker_id,
             "" if worker is None else worker.attachment,
             None if call.origin is None else msgspec.msgpack.encode(call.origin),
+            call.details.run_id,
         ) or await self._database.fetch(sql.ADDED_BEFORE, call.store_id, call.call_id, call.token, worker_id)
         if not rows or rows[0]["state"] != CallState.HELD:
             return None

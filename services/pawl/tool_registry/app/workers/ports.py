@@ -116,7 +116,8 @@ class WorkerRepository(Protocol):
         """Write a call down, held by `worker` if one is given and still attached; returns its epoch then.
 
         Otherwise the call waits, and there is none. Takes the call over from an
-        earlier execution. The same token again changes nothing.
+        earlier execution. The same token again changes nothing. Of a run that was
+        erased nothing is written.
         """
 
     async def claim(self, worker: Attached, *, most: int) -> Sequence[Invocation]:
