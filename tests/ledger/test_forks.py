@@ -126,11 +126,10 @@ class Player:
                 for after, rows_max in ((0, 3), (2, 100), (row.past_number, 100))
             ]
             segments = await self.store.conversations.segments(row)
-            kept = await self.store.conversations.kept(STORE, segments) if segments else (0, 0)
             runs = await self.store.reads.runs(
                 STORE, USER, RunFilter(conversation_id=row.conversation_id), after=None, rows_max=100
             )
-            found += [row, pages, segments, kept, runs]
+            found += [row, pages, segments, runs]
         for run in sorted(tables.runs.values(), key=lambda run: run.run_id):
             if run.worker_id:
                 found.append(await self.store.reads.load(run.key, run.epoch))

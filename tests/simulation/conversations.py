@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.labels import has_all
 from pawl.errors import ConversationNotFound
 from pawl.job_store.app.reading import ConversationFilter, Page
-from pawl.job_store.domain.rows import ClientKey, ConversationKey, ConversationRow, Segment
+from pawl.job_store.domain.rows import ClientKey, ConversationKey, ConversationRow, RequestKey, RequestRow, Segment
 from pawl.job_store.domain.search import words
 from pawl.job_store.rpc.messages import text_of
 from tests.simulation.store import Database
@@ -70,12 +69,9 @@ class MemoryConversations:
             for each in self._tables.segments.get(conversation.key, ())
         )
 
-    async def kept(self, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
+    async def request(self, key: RequestKey) -> RequestRow | None:
         await self._database.reach()
-        key = ConversationKey(store_id, ConversationId(""))
-        rows = [row for each in path for row in self._tables.of_segment(key, each)]
-        end = max((row.summarised_to for row in rows), default=0)
-        return end, sum(row.number > end for row in rows)
+        return self._tables.requests.get(key)
 
     def _has(self, row: ConversationRow, wanted: tuple[str, ...]) -> bool:
         texts = [row.title, *(text_of(message.body) for message in self._tables.shown(row.key))]

@@ -25,7 +25,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, ClientId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallKey, ClientId, ConversationId, IdSource, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.errors import DependencyUnavailable, PawlError
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
 from pawl.job_store.domain.commit import Commit
@@ -100,6 +100,13 @@ class Tables:
         """Return the messages of a segment of a conversation."""
         every = self.messages.get(ConversationKey(key.store_id, segment.source_conversation_id), ())
         return [row for row in every if segment.first_number <= row.number <= segment.last_number]
+
+    def kept(self, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
+        """Return up to which number the newest summary on a path stands for it, and how many messages follow that."""
+        key = ConversationKey(store_id, ConversationId(""))
+        rows = [row for each in path for row in self.of_segment(key, each)]
+        end = max((row.summarised_to for row in rows), default=0)
+        return end, sum(row.number > end for row in rows)
 
     def unread(self, key: RunKey) -> list[CommandRow]:
         """Return the unread commands of a run in order of arrival."""
@@ -276,6 +283,8 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
             unit.load_command(tables.commands[command_key])
+    for store_id, path in _keys(named, lambda keys: keys.paths):
+        unit.kept[store_id, path] = tables.kept(store_id, path)
     return unit
 
 

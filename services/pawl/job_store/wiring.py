@@ -137,7 +137,13 @@ def wire(
     erasing = schedules = None
     if relay and upkeep:
         erasing = Erasing(
-            upkeep.erasures, upkeep.erasure_log, group_commit, ports.conversations, upkeep.ids, cancel=CANCEL
+            upkeep.erasures,
+            upkeep.erasure_log,
+            group_commit,
+            ports.conversations,
+            upkeep.ids,
+            monotonic=ports.clock.monotonic,
+            cancel=CANCEL,
         )
         schedules = Schedules(upkeep.schedules, group_commit, ports.meter, upkeep.ids)
         loops["erasing"] = erasing.run

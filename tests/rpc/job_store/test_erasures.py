@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Callable, Collection
 
 import pytest
 
@@ -41,7 +41,10 @@ class Log:
         self.is_away = False
 
     async def open(self) -> bool | None:
-        return self.looks.pop() if self.looks else None
+        return self.looks[-1] if self.looks else None
+
+    def applied(self) -> None:
+        self.looks.pop()
 
     async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
         yield list(self.entries)
@@ -56,13 +59,14 @@ class Log:
         return len(run_ids)
 
 
-def erasing(replica: Replica, log: Log | None) -> Erasing:
+def erasing(replica: Replica, log: Log | None, monotonic: Callable[[], float] = lambda: 0.0) -> Erasing:
     return Erasing(
         PostgresErasures(replica.database, call_kind),
         log,
         replica.ledger.group_commit,
         replica.ledger.conversations,
         IdSource(SystemClock()),
+        monotonic=monotonic,
         cancel=CANCEL,
     )
 
@@ -304,11 +308,11 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert log.entries == {("acme", conversation_id)}
 
 
-async def forked(user: User, conversation_id: str) -> str:
+async def forked(user: User, conversation_id: str, request_id: str = "") -> str:
     request = ledger_pb2.ForkConversationRequest(
         store_id=user.store_id,
         user_id=user.user_id,
-        request_id=f"fork-{conversation_id}",
+        request_id=request_id,
         conversation_id=conversation_id,
     )
     with translating():
@@ -402,6 +406,70 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
     assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 0
     with pytest.raises(ConversationNotFound):
         await erase(replicas[0], ids[0])
+
+
+async def test_a_fork_that_is_asked_for_again_is_there_though_its_original_was_erased(
+    replica: Replica, user: User
+) -> None:
+    """I2."""
+    conversation_id, _ = await full(user)
+    fork = await forked(user, conversation_id, "r1")
+    await erase(replica, conversation_id)
+    assert await forked(user, conversation_id, "r1") == fork
+    with pytest.raises(RequestIdReused):
+        await forked(user, fork, "r1")
+
+
+async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed_the_call(
+    replica: Replica, user: User
+) -> None:
+    """I22: somebody has gone on in it since."""
+    owner = await user.start("parent")
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
+    task = ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")
+    await owner.commit(calls=[call], delegations=[task])
+    (claimed,) = await user.claim()
+    child = user.owner("run_child", claimed.epoch)
+    await child.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    (done,) = await owner.inbox()
+    call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result("1")))
+    await owner.commit(calls=[call], consumed=[done.command_id])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    below = (await user.run("run_child")).conversation_id
+    for table in ("calls", "runs"):
+        await replica.database.execute(f"DELETE FROM job_store.{table} WHERE run_id = $1", owner.run_id)  # noqa: S608
+
+    await erase(replica, conversation_id)
+    await swept(erasing(replica, None))
+
+    with pytest.raises(ConversationErased):
+        await get(user, conversation_id=below)
+    assert MARKER not in await everything(replica.database)
+
+
+async def test_services_are_told_of_runs_and_calls_that_retention_has_removed(replica: Replica, user: User) -> None:
+    """I22: of a rule for one run the registry knows no conversation."""
+    conversation_id, run_id = await full(user)
+    owner = await user.start("on", conversation_id=conversation_id)
+    short = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="short", summarised_to_number=3)
+    await owner.commit(messages=[short])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    for table, columns in (("messages", ("create_time",)), ("runs", ("create_time", "end_time"))):
+        for each in columns:
+            await replica.database.execute(f"UPDATE job_store.{table} SET {each} = {each} - interval '31 days'")  # noqa: S608
+    retention = PostgresRetention(replica.database)
+    while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
+        pass
+    with pytest.raises(RunNotFound):
+        await user.run(run_id)
+
+    await erase(replica, conversation_id)
+    sweep = erasing(replica, None)
+    await swept(sweep)
+
+    ((_, items),) = [each async for each in sweep.due(Part.TOOL_REGISTRY)]
+    assert (sorted(items.run_ids), items.call_ids) == (sorted([run_id, owner.run_id]), ["call_1"])
 
 
 async def full_many(user: User, number: int) -> str:

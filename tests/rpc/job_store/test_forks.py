@@ -15,7 +15,7 @@ from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.sweeps import RetentionSweep
-from tests.rpc.job_store.conftest import RETENTION
+from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import answered, get, listed, take_in, update
 from tests.rpc.job_store.user import Owner, User, result
 
@@ -301,6 +301,29 @@ async def test_forks_that_are_made_while_their_original_is_removed_have_all_or_a
             assert await texts(user, made.conversation_id) == [(1, "q"), (2, "a")]
         else:
             assert isinstance(made, ConversationNotFound | ForkPointOpen)
+
+
+async def test_a_fork_has_all_of_its_past_when_retention_comes_between(
+    replica: Replica, user: User, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path is read before the transaction that makes the fork."""
+    await told(user, "c1", "q0", "a0")
+    owner = await user.start("q1", conversation_id="c1")
+    await owner.commit(messages=[said("short", role=message_pb2.ROLE_SUMMARY, summarised_to_number=2), said("a1")])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    for table in ("messages", "runs"):
+        await database.execute(f"UPDATE job_store.{table} SET create_time = create_time - interval '31 days'")  # noqa: S608
+    await database.execute("UPDATE job_store.runs SET end_time = end_time - interval '31 days'")
+    commit = replica.ledger.group_commit.run
+
+    async def swept_before(*arguments: Any, **named: Any) -> Any:
+        await sweep(database)
+        return await commit(*arguments, **named)
+
+    monkeypatch.setattr(replica.ledger.group_commit, "run", swept_before)
+    with pytest.raises(ForkPointOpen, match="removed"):
+        await fork(user, "c1", 2)
+    assert await listed(user) == ["c1"]
 
 
 async def test_a_conversation_without_a_past_is_read_as_before(user: User) -> None:

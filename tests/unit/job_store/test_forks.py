@@ -144,7 +144,9 @@ def fork(world: World, *path: Segment, **fields: Any) -> ConversationRow:
         "number": path[-1].last_number,
         "path": path,
     }
-    made: ConversationRow = world.apply(ForkConversation(**(values | fields)))
+    asked = ForkConversation(**(values | fields))
+    world.unit.kept[asked.store_id, path] = (0, asked.number)
+    made: ConversationRow = world.apply(asked)
     return made
 
 

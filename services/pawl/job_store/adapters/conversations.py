@@ -13,7 +13,7 @@ from pawl.job_store.adapters import paging, segments, tables
 from pawl.job_store.app.reading import ConversationFilter, Page
 from pawl.job_store.domain import labels
 from pawl.job_store.domain.conversations import absent
-from pawl.job_store.domain.rows import ClientKey, ConversationRow, Segment
+from pawl.job_store.domain.rows import ClientKey, ConversationRow, RequestKey, RequestRow, Segment
 from pawl.job_store.domain.search import mark
 
 # The statements are made from constants of this package only.
@@ -27,6 +27,9 @@ AND (user_id = $3 OR erase_user_id = $3 OR (sharing > 1 AND user_id <> ''))
 _BY_KEY: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations
 WHERE store_id = $1 AND user_id = $2 AND key_hash = $3
+"""
+_REQUEST: Final = f"""
+SELECT {tables.REQUESTS.names} FROM job_store.requests WHERE store_id = $1 AND user_id = $2 AND request_id = $3
 """
 _SORTED_BY: Final = "store_id, conversation_id, update_time, queue"
 _BEFORE: Final = "(update_time, conversation_id) < (coalesce($6::timestamptz, 'infinity'), $7)"
@@ -148,9 +151,9 @@ class PostgresConversations(DatabaseAdapter):
         async with self._database.acquire() as connection:
             return await segments.of(connection, conversation.store_id, conversation.conversation_id)
 
-    async def kept(self, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-        async with self._database.acquire() as connection:
-            return await segments.kept(connection, store_id, path)
+    async def request(self, key: RequestKey) -> RequestRow | None:
+        record = await self._database.fetchrow(_REQUEST, key.store_id, key.user_id, key.request_id)
+        return None if record is None else tables.request(record)
 
 
 def query(store_id: StoreId, user_id: UserId, words: Sequence[str]) -> str:

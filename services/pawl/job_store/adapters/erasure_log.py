@@ -44,17 +44,20 @@ class JetStreamErasures:
 
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
-        self._connection_number = 0
+        self._opened_number = self._applied_number = 0
 
     async def open(self) -> bool | None:
         """See the port. The list is looked at on each new connection, where it may be that of another server."""
         connection_number = self._bus.connection_number
-        if self._connection_number == connection_number and self._bus.connected:
+        if self._applied_number == connection_number and self._bus.connected:
             return None
         with _translating():
             info = await lifecycle_stream.put_stream(self._bus.jetstream(), _CONFIG)
-        self._connection_number = connection_number
+        self._opened_number = connection_number
         return info.state.messages == 0
+
+    def applied(self) -> None:
+        self._applied_number = self._opened_number
 
     async def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
         with _translating():

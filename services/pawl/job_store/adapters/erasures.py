@@ -44,14 +44,19 @@ FROM unnest($2::text[], $3::text[]) AS k (store_id, conversation_id)
 WHERE c.store_id = k.store_id AND c.conversation_id = k.conversation_id AND c.user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
-# With it go the conversations of agents that have done calls of it.
+# With it go the conversations of agents that have done calls of it. Those that the version before has made are found by
+# the calls.
 _BEGIN_BELOW: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
-FROM job_store.runs AS above
-JOIN job_store.calls AS k ON k.store_id = above.store_id AND k.run_id = above.run_id AND k.child_run_id <> ''
-JOIN job_store.runs AS below ON below.store_id = k.store_id AND below.run_id = k.child_run_id
-WHERE above.store_id = $2 AND above.conversation_id = $3 AND below.parent_run_id = above.run_id
-AND c.store_id = below.store_id AND c.conversation_id = below.conversation_id AND c.user_id <> ''
+WHERE store_id = $2 AND user_id <> '' AND conversation_id IN (
+    SELECT conversation_id FROM job_store.conversations
+    WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> ''
+    UNION ALL
+    SELECT below.conversation_id FROM job_store.runs AS above
+    JOIN job_store.calls AS k ON k.store_id = above.store_id AND k.run_id = above.run_id AND k.child_run_id <> ''
+    JOIN job_store.runs AS below ON below.store_id = k.store_id AND below.run_id = k.child_run_id
+    WHERE above.store_id = $2 AND above.conversation_id = $3 AND below.parent_run_id = above.run_id
+)
 RETURNING c.store_id, c.conversation_id
 """
 # Whoever forks one of these forks locks what it shows, too, and has come before or finds no title. Forks that retention
@@ -83,10 +88,10 @@ WHERE s.store_id = k.store_id AND s.conversation_id = k.conversation_id
 _FORK_TITLES: Final = """
 WITH RECURSIVE forks AS (
     SELECT conversation_id FROM job_store.conversations
-    WHERE store_id = $1 AND user_id = $3 AND parent_run_id = '' AND fork_of = $2
+    WHERE store_id = $1 AND user_id = $3 AND fork_of <> '' AND fork_of = $2
     UNION
     SELECT c.conversation_id FROM forks AS f JOIN job_store.conversations AS c
-    ON c.store_id = $1 AND c.user_id = $3 AND c.parent_run_id = '' AND c.fork_of = f.conversation_id
+    ON c.store_id = $1 AND c.user_id = $3 AND c.fork_of <> '' AND c.fork_of = f.conversation_id
 )
 UPDATE job_store.conversations AS c SET made_title = '' FROM forks AS f
 WHERE c.store_id = $1 AND c.conversation_id = f.conversation_id AND c.made_title <> ''
@@ -112,9 +117,10 @@ ORDER BY i.run_id, i.call_id LIMIT $6
 """
 _KEY: Final = "store_id, conversation_id, erase_user_id"
 _OPEN: Final = f"""
-SELECT {_KEY}, erase_parts FROM job_store.conversations
-WHERE erase_parts <> '{{}}' AND ($1::text[] = '{{}}' OR erase_parts && $1)
-ORDER BY erase_time, store_id, conversation_id LIMIT $2
+SELECT {_KEY}, erase_time, erase_parts FROM job_store.conversations
+WHERE erase_parts <> '{{}}' AND erase_parts && $1::text[] AND NOT erase_parts && $2::text[]
+AND (erase_time, store_id, conversation_id) > (coalesce($3::timestamptz, '-infinity'), $4, $5)
+ORDER BY erase_time, store_id, conversation_id LIMIT $6
 """
 _OPEN_RUNS: Final = f"""
 SELECT run_id, user_id, state FROM job_store.runs
@@ -212,8 +218,12 @@ class PostgresErasures(DatabaseAdapter):
         rows = [_left(record) for record in await self._database.fetch(_LEFT, *arguments)]
         return Page(rows=rows[:rows_max], has_more=len(rows) > rows_max)
 
-    async def open(self, part: Part | None, *, rows_max: int) -> Sequence[Erasure]:
-        return [_erasure(record) for record in await self._database.fetch(_OPEN, [part] if part else [], rows_max)]
+    async def open(
+        self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
+    ) -> Sequence[Erasure]:
+        place = (after.erase_time, after.key.store_id, after.key.conversation_id) if after else (None, "", "")
+        arguments = (list(parts), list(without), *place, rows_max)
+        return [_erasure(record) for record in await self._database.fetch(_OPEN, *arguments)]
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[OpenRun]:
         return [
@@ -312,7 +322,8 @@ def _erasure(record: Record) -> Erasure:
     )
     # A newer version may know further parts, and does them.
     known = {part.value for part in Part}
-    return Erasure(key=key, parts=tuple(Part(part) for part in record["erase_parts"] if part in known))
+    parts = tuple(Part(part) for part in record["erase_parts"] if part in known)
+    return Erasure(key=key, erase_time=record["erase_time"], parts=parts)
 
 
 def _left(record: Record) -> LeftCall:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.database import Connection
 from pawl.chassis.ids import CallKey, RunKey, StoreId
-from pawl.job_store.adapters import tables
+from pawl.job_store.adapters import segments, tables
 from pawl.job_store.domain.rows import (
     ClientKey,
     CommandKey,
@@ -176,6 +176,8 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         await _load_named_runs(connection, unit, named)
     await _load_queues(connection, unit, limits, queues)
     await _load_calls_and_commands(connection, unit, named, entered)
+    for store_id, path in _distinct(named, lambda keys: keys.paths):
+        unit.kept[store_id, path] = await segments.kept(connection, store_id, path)
     return unit
 
 

@@ -60,22 +60,23 @@ WHERE r.store_id = p.store_id AND r.run_id = p.run_id
 """
 _TRIMMED_RUNS_MAX: Final = 100
 
+_IS_SHOWN: Final = """EXISTS (
+    SELECT FROM job_store.conversation_segments AS s
+    WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
+)"""
 # The longest there first. Its conversation is locked, as by whoever removes conversations. A fork from before the
-# summary shows what that stands for.
-_OLD_SUMMARY: Final = """
+# summary shows what that stands for; looked for again once it is locked, as below.
+_OLD_SUMMARY: Final = f"""
 SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time,
     coalesce(nullif(m.user_id, ''), c.user_id) AS user_id FROM (
     SELECT * FROM job_store.messages
     WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
-    AND NOT EXISTS (
-        SELECT FROM job_store.conversation_segments AS s
-        WHERE s.store_id = messages.store_id AND s.source_conversation_id = messages.conversation_id
-        AND s.last_number < messages.number AND s.first_number <= messages.summarised_to
-    )
+    AND NOT {_IS_SHOWN.format("messages.store_id", "messages.conversation_id", "messages.number", "summarised_to")}
     ORDER BY create_time LIMIT 20
 ) AS m JOIN job_store.conversations AS c USING (store_id, conversation_id)
 ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 """
+_SHOWN: Final = f"SELECT {_IS_SHOWN.format('$1', '$2', '$3', '$4')}"
 # Those of its user, or already hidden, that had ended when it was made, and have no message that it does not stand for.
 _SUMMARISED_RUNS: Final = """
 SELECT store_id, run_id FROM job_store.runs
@@ -84,6 +85,15 @@ AND run_id <> ALL (ARRAY(
     SELECT DISTINCT run_id FROM job_store.messages WHERE store_id = $1 AND conversation_id = $2 AND number > $3
 ))
 ORDER BY create_time, run_id LIMIT $5
+"""
+# Other services are told them once the conversation is erased.
+_KEEP_IDS: Final = """
+INSERT INTO job_store.erased_items
+    (store_id, conversation_id, run_id, call_id, tool_name, effect_class, state, has_left)
+SELECT $1, $2, run_id, call_id, '', 0, 0, false FROM (
+    SELECT unnest($3::text[]) AS run_id, '' AS call_id
+    UNION ALL SELECT run_id, call_id FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($3::text[])
+) AS removed ON CONFLICT DO NOTHING
 """
 _SUMMARISED_MESSAGES: Final = """
 WITH gone AS (
@@ -207,12 +217,15 @@ class PostgresRetention(DatabaseAdapter):
             if summary is None:
                 return 0
             store_id, conversation_id, number, end, time, user_id = summary
+            if await connection.fetchval(_SHOWN, store_id, conversation_id, number, end):
+                return 0
             which = (store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX, user_id)
             records = await connection.fetch(_SUMMARISED_RUNS, *which)
             if not records:
                 return await deleted(connection, _SWEPT, store_id, conversation_id, number)
             runs = columns(records)
             await hide(connection, runs)
+            await connection.execute(_KEEP_IDS, store_id, conversation_id, runs[1])
             removed = await deleted(connection, _SUMMARISED_MESSAGES, store_id, conversation_id, end, runs[1], rows_max)
             # Each run is there as long as one of its messages.
             return removed if removed == rows_max else removed + await remove_runs(connection, runs, rows_max=rows_max)

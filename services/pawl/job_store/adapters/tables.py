@@ -65,7 +65,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
     "job_store.conversations",
     [
         *_fixed("text", "store_id", "conversation_id", "user_id", "made_title", "parent_run_id", "fork_of"),
-        *_fixed("text", "erase_user_id", "model_title"),
+        *_fixed("text", "erase_user_id", "parent_conversation_id", "model_title"),
         *_fixed("bytea", "key_hash"),
         *_same("text", "active_run_id", "title", "title_run_id"),
         *_same("boolean", "archived", "shows_arguments"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import AsyncIterator, Awaitable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Protocol, TypeVar
@@ -15,7 +15,7 @@ from pawl.errors import ConversationErased, PawlError
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.reading import ConversationReads, Page
 from pawl.job_store.domain.command import Cancel, Send
-from pawl.job_store.domain.erasure import Erasure, ErasureKey, ErasureReceipt, LeftCall, Part
+from pawl.job_store.domain.erasure import FIRST, OWN, Erasure, ErasureKey, ErasureReceipt, LeftCall, Part
 from pawl.job_store.domain.states import RunState, StopCause
 
 T = TypeVar("T")
@@ -25,6 +25,9 @@ _ERASURES_MAX: Final = 1000
 _RUNS_MAX: Final = 200
 _ROWS_MAX: Final = 500
 _ITEMS_MAX: Final = 1000
+# Each time the life cycle of all of a store is read, for all that was erased since the last time. This is the pause
+# after it, in times of how long it took.
+_PURGE_PAUSE: Final = 9.0
 # What was written to the log so lately may be lost by a crash of it.
 _UNSURE_SECONDS: Final = 3600.0
 
@@ -72,8 +75,10 @@ class Erasures(Protocol):
     async def left(self, key: ErasureKey, *, after: tuple[str, str], rows_max: int) -> Page[LeftCall]:
         """Return calls that had begun, by run and call, from the one after `after` on."""
 
-    async def open(self, part: Part | None, *, rows_max: int) -> Sequence[Erasure]:
-        """Return the oldest erasures of which a part, or any, is to be done."""
+    async def open(
+        self, parts: Collection[Part], *, without: Collection[Part], after: Erasure | None, rows_max: int
+    ) -> Sequence[Erasure]:
+        """Return the oldest erasures of which one of `parts` is to be done, and none of `without`, after another."""
 
     async def open_runs(self, key: ErasureKey, *, runs_max: int) -> Sequence[OpenRun]:
         """Return runs of a conversation that have not ended."""
@@ -98,7 +103,10 @@ class ErasureLog(Protocol):
     """
 
     async def open(self) -> bool | None:
-        """Make sure that the list is there; True if it is a new one, None if nothing can have happened since last."""
+        """Make sure that the list is there; True if it is a new one, None if it was applied and is the same since."""
+
+    def applied(self) -> None:
+        """Take the list for applied, as it was opened."""
 
     def read(self) -> AsyncIterator[Collection[tuple[StoreId, ConversationId]]]:
         """Yield what was ever erased, in parts."""
@@ -121,6 +129,7 @@ class Erasing:
         conversations: ConversationReads,
         ids: IdSource,
         *,
+        monotonic: Callable[[], float],
         cancel: bytes,
     ) -> None:
         self._erasures = erasures
@@ -128,6 +137,8 @@ class Erasing:
         self._group_commit = group_commit
         self._conversations = conversations
         self._ids = ids
+        self._monotonic = monotonic
+        self._purge_at = 0.0
         self._cancel = cancel
         self._begun = asyncio.Event()
 
@@ -149,10 +160,9 @@ class Erasing:
 
     async def due(self, part: Part) -> AsyncIterator[tuple[ErasureKey, ItemPart]]:
         """Yield the ids of what a part has to forget now; the last of each conversation has no more after it."""
-        for erasure in await self._erasures.open(part, rows_max=_ERASURES_MAX):
-            if part in erasure.next_parts:
-                async for items in self._items(erasure.key):
-                    yield erasure.key, items
+        async for erasure in self._open([part], without=FIRST):
+            async for items in self._items(erasure.key):
+                yield erasure.key, items
 
     async def confirm(self, key: ErasureKey, part: Part) -> None:
         """Take a part for done that a service has done."""
@@ -170,16 +180,31 @@ class Erasing:
         """Go as far as that is possible now. What cannot be erased keeps nothing else from going."""
         if self._log is not None:
             await self._attempt(self._apply_log(self._log), "log")
-        erasures = await self._attempt(self._erasures.open(None, rows_max=_ERASURES_MAX), "open")
+        await self._attempt(self._sweep_open(), "open")
+
+    async def _sweep_open(self) -> None:
         purged: dict[StoreId, list[Erasure]] = defaultdict(list)
-        for erasure in erasures or ():
+        async for erasure in self._open(OWN, without=()):
             for part in erasure.next_parts:
                 if part is Part.STREAM:
                     purged[erasure.key.store_id].append(erasure)
                 else:
                     await self._attempt(self._do(erasure.key, part), part.value)
+        began = self._monotonic()
+        if began < self._purge_at:
+            return
         for store_id, each in purged.items():
             await self._attempt(self._purge(store_id, each), Part.STREAM.value)
+        now = self._monotonic()
+        self._purge_at = now + (now - began) * _PURGE_PAUSE
+
+    async def _open(self, parts: Collection[Part], *, without: Collection[Part]) -> AsyncIterator[Erasure]:
+        """Yield all of them, page by page: those with which nothing can be done keep none from its turn."""
+        last: Erasure | None = None
+        while page := await self._erasures.open(parts, without=without, after=last, rows_max=_ERASURES_MAX):
+            for erasure in page:
+                yield erasure
+            last = page[-1]
 
     async def _attempt(self, step: Awaitable[T], name: str) -> T | None:
         try:
@@ -242,6 +267,7 @@ class Erasing:
             if count := await self._erasures.begin_again(conversations):
                 _log.warning("erasing.again", conversations=count)
         await self._erasures.log_again(younger_than_seconds=None if is_new else _UNSURE_SECONDS)
+        log.applied()
 
     async def _items(self, key: ErasureKey) -> AsyncIterator[ItemPart]:
         after, has_more = ("", ""), True

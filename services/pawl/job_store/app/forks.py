@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunKey, StoreId, UserId
-from pawl.errors import ConversationNotFound, ForkPointOpen, RunNotFound
+from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.lanes import Lane
 from pawl.job_store.app.reading import ConversationReads, Reads
 from pawl.job_store.domain import forks
+from pawl.job_store.domain.conversations import same
 from pawl.job_store.domain.forks import ForkConversation, Head
-from pawl.job_store.domain.rows import ConversationRow, MessageRow
+from pawl.job_store.domain.rows import ConversationRow, MessageRow, RequestKey
 
 _HEADS_AT_ONCE: Final = 32
 # So far back the last place is looked for.
@@ -35,7 +36,7 @@ class AskedFork:
 class Forks:
     """Forks conversations. `head_of` reads what a message says of where that can be.
 
-    What is closed stays closed, so the place is found before the transaction.
+    What is closed stays closed, so the place is found before the transaction; that all of it is there is seen in it.
     """
 
     def __init__(
@@ -59,16 +60,15 @@ class Forks:
             PastTooLong: it was forked too often one after the other.
             RequestIdReused: the request id came before with something else.
         """
+        if asked.request_id:
+            key = RequestKey(asked.store_id, asked.user_id, asked.request_id)
+            if earlier := same(await self._conversations.request(key), asked.fingerprint):
+                return await self._conversations.by_id(asked.store_id, asked.user_id, earlier.conversation_id)
         source = await self._conversations.by_id(asked.store_id, asked.user_id, asked.conversation_id)
         if source.user_id != asked.user_id:
             raise ConversationNotFound  # It is shared, to be read.
         number = await self._place(source, asked.number)
         path = forks.path_to(source, await self._conversations.segments(source), number)
-        end_number, kept = await self._conversations.kept(asked.store_id, path)
-        if not forks.is_whole(path, end_number=end_number, kept=kept):
-            raise ForkPointOpen(
-                f"messages before {number} were removed, long after a summary took their place: fork behind the summary"
-            )
         operation = ForkConversation(
             store_id=asked.store_id,
             user_id=asked.user_id,

@@ -15,6 +15,8 @@ from pawl.job_store.domain.rows import (
     CommandRow,
     ConversationRow,
     MessageRow,
+    RequestKey,
+    RequestRow,
     RunRow,
     Segment,
 )
@@ -358,5 +360,5 @@ class ConversationReads(Protocol):
     async def segments(self, conversation: ConversationRow) -> tuple[Segment, ...]:
         """Return where the past of a conversation stands, in order; nothing of one that is no fork."""
 
-    async def kept(self, store_id: StoreId, path: Sequence[Segment]) -> tuple[int, int]:
-        """Return up to which number the newest summary on a path stands for it, and how many messages follow that."""
+    async def request(self, key: RequestKey) -> RequestRow | None:
+        """Return a request that has come before."""

@@ -61,6 +61,17 @@ def absent(conversation: ConversationRow | None, user_id: UserId) -> Conversatio
     return ConversationNotFound()
 
 
+def same(earlier: RequestRow | None, fingerprint: bytes) -> RequestRow | None:
+    """Return the request that came before with a request id, if one did.
+
+    Raises:
+        RequestIdReused: it came with something else.
+    """
+    if earlier is not None and earlier.fingerprint != fingerprint:
+        raise RequestIdReused
+    return earlier
+
+
 class ConversationRequest(msgspec.Struct, frozen=True, kw_only=True):
     """A request about a conversation, of its user; `request_id` is empty for one that is not to be remembered."""
 
@@ -80,10 +91,7 @@ class ConversationRequest(msgspec.Struct, frozen=True, kw_only=True):
         Raises:
             RequestIdReused: the request id came before with something else.
         """
-        earlier = unit.requests.get(self.request_keys[0]) if self.request_id else None
-        if earlier is not None and earlier.fingerprint != self.fingerprint:
-            raise RequestIdReused
-        return earlier
+        return same(unit.requests.get(self.request_keys[0]) if self.request_id else None, self.fingerprint)
 
     def remember(self, unit: UnitOfWork, conversation_id: ConversationId) -> None:
         """Remember the request, with the conversation that it was about or has made."""

@@ -50,6 +50,7 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
             update_time=unit.now,
             made_title=delegation.made_title,
             parent_run_id=parent.run_id,
+            parent_conversation_id=parent.conversation_id,
         )
     )
     budget = (delegation.token_budget, delegation.token_ceiling)

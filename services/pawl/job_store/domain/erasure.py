@@ -36,6 +36,10 @@ class Part(StrEnum):
 
 OF_SERVICES: Final[Mapping[str, Part]] = MappingProxyType({TOOL_REGISTRY: Part.TOOL_REGISTRY, NOTIFIER: Part.NOTIFIER})
 """The part of each service that calls."""
+FIRST: Final = (Part.RUNS, Part.LEDGER)
+"""The parts for which those of services wait."""
+OWN: Final = tuple(part for part in Part if part not in OF_SERVICES.values())
+"""The parts that the job store does itself."""
 
 
 def part_of(credential_id: str) -> Part:
@@ -61,12 +65,13 @@ class Erasure(msgspec.Struct, frozen=True, kw_only=True):
     """A conversation that is being erased, with the parts that are still to be done."""
 
     key: ErasureKey
+    erase_time: datetime
     parts: tuple[Part, ...]
 
     @property
     def next_parts(self) -> tuple[Part, ...]:
         """The parts that may be done now."""
-        for first in (Part.RUNS, Part.LEDGER):
+        for first in FIRST:
             if first in self.parts:
                 return (first, *(part for part in self.parts if part is Part.LOG))
         return self.parts

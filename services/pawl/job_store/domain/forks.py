@@ -11,6 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, ConversationId
 from pawl.errors import ConversationErased, ConversationNotFound, ForkPointOpen, PastTooLong
@@ -113,6 +114,7 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
         return RowKeys(
             requests=self.request_keys,
             conversations=tuple(ConversationKey(self.store_id, source) for source in dict.fromkeys(sources) if source),
+            paths=((self.store_id, self.path),),
         )
 
     def apply(self, unit: UnitOfWork) -> ConversationRow:
@@ -122,11 +124,19 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
             RequestIdReused: the request id came before with something else.
             ConversationNotFound: absent, or of another user.
             ConversationErased: the user has erased it.
+            ForkPointOpen: some of it was removed.
         """
         earlier = self.earlier(unit)
         if earlier is not None:
             return self.found(unit, earlier.conversation_id)
         source = self.found(unit, self.conversation_id)
+        path = tuple(replace(each, source_conversation_id=self._source(unit, each)) for each in self.path)
+        end_number, kept = unit.kept[self.store_id, self.path]
+        if not is_whole(path, end_number=end_number, kept=kept):
+            number = self.number
+            raise ForkPointOpen(
+                f"messages before {number} were removed, long after a summary took their place: fork behind the summary"
+            )
         fork = unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,
@@ -146,9 +156,9 @@ class ForkConversation(ConversationRequest, frozen=True, kw_only=True):
                 conversation_id=fork.conversation_id,
                 first_number=each.first_number,
                 last_number=each.last_number,
-                source_conversation_id=self._source(unit, each),
+                source_conversation_id=each.source_conversation_id,
             )
-            for each in self.path
+            for each in path
         )
         self.remember(unit, fork.conversation_id)
         return fork

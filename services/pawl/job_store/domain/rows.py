@@ -84,7 +84,8 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     `interrupting` are those of them whose message interrupted another run: they stand first, in the order in which
     they came, and each is superseded by the one behind it.
     `title` is what its user called it, `made_title` what was made of its first message, each empty for none.
-    `parent_run_id` is the run whose call its run does; empty for one that people began.
+    `parent_run_id` is the run whose call its run does; empty for one that people began. `parent_conversation_id` is
+    where that run is; empty, too, if a process of the version before has made it.
     Of a fork, `fork_of` is the conversation that it was made of, and its messages up to `past_number` stand under
     others, as its segments say; empty and 0 for any other one.
     `model_title` is what a model has made of it, of the run `title_run_id`, empty for none and as long as none was
@@ -107,6 +108,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     title: str = ""
     archived: bool = False
     parent_run_id: RunId = RunId("")
+    parent_conversation_id: ConversationId = ConversationId("")
     fork_of: ConversationId = ConversationId("")
     past_number: int = 0
     erase_user_id: UserId = UserId("")

@@ -30,6 +30,7 @@ from pawl.job_store.domain.rows import (
     RequestKey,
     RequestRow,
     RunRow,
+    Segment,
     SegmentRow,
 )
 from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
@@ -110,6 +111,10 @@ class Wakeup(msgspec.Struct, frozen=True, kw_only=True):
     run: RunKey
 
 
+Path: TypeAlias = tuple[StoreId, tuple[Segment, ...]]
+"""The path through conversations of a store on which the messages of a fork stand."""
+
+
 class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     """The rows that an operation names, to be loaded and locked before it is applied.
 
@@ -122,9 +127,9 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     conversation. `queues` are stores in which a run may be created, each with the
     most runs that may wait there for a place, and how many places it has: their
     queues come along. All runs that wait in the conversations of `stopped`, which `conversations` names too, come with
-    them, to be stopped. `keyed` names conversations by the keys of clients: those that are there come
-    as if they were named themselves. `schedules` come alone. With `owner` none of this comes, and nothing is locked, if
-    `runs` are not that user's.
+    them, to be stopped. `keyed` names conversations by the keys of clients: those that are there come as if they were
+    named themselves. `schedules` come alone. Of `paths`, which lead through conversations that are named, it is counted
+    what is there. With `owner` none of this comes, and nothing is locked, if `runs` are not that user's.
     """
 
     requests: tuple[RequestKey, ...] = ()
@@ -140,6 +145,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[CommandKey, ...] = ()
     queues: tuple[tuple[StoreId, int, int], ...] = ()
     schedules: tuple[ScheduleKey, ...] = ()
+    paths: tuple[Path, ...] = ()
     owner: UserId = UserId("")
 
 
@@ -149,7 +155,8 @@ class UnitOfWork:
     `now` is the time of their transaction, `ids` gives them new ids.
     `loop_states` are new states of workers by run, `wakeups` the workers to be told
     of a command, `work_ready` says that a run became claimable. `queues` has the
-    stores whose queue was loaded.
+    stores whose queue was loaded. `kept` says of each path up to which number the newest summary on it stands for it,
+    and how many messages follow that.
     """
 
     now: datetime
@@ -169,6 +176,7 @@ class UnitOfWork:
         self.segments: Entries[SegmentRow] = Entries(undo)
         self.events: Entries[Event] = Entries(undo)
         self.wakeups: Entries[Wakeup] = Entries(undo)
+        self.kept: dict[Path, tuple[int, int]] = {}
         self.work_ready = False
         self._undo = undo
         self._calls_of: dict[RunKey, dict[CallKey, None]] = {}

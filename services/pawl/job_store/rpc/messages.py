@@ -174,6 +174,7 @@ CONVERSATION: Final = _WIRE.struct(
             "fork_of",
             "past_number",
             "erase_user_id",
+            "parent_conversation_id",
         ),
     ),
 )

@@ -1,0 +1,38 @@
+"""The list of what was erased is looked at until it was applied, and again on each new connection (I22)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from pawl.job_store.adapters.erasure_log import JetStreamErasures
+
+
+class Bus:
+    """A connection to a server whose streams are empty."""
+
+    connected = True
+    connection_number = 1
+
+    def jetstream(self) -> Any:
+        return self
+
+    async def update_stream(self, _config: object) -> Any:
+        return SimpleNamespace(state=SimpleNamespace(messages=0))
+
+
+async def test_the_list_is_looked_at_until_it_was_applied() -> None:
+    bus = Bus()
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # as it is used
+    assert [await log.open(), await log.open()] == [True, True]
+    log.applied()
+    assert await log.open() is None
+
+
+async def test_a_list_that_was_opened_on_an_earlier_connection_is_looked_at_again() -> None:
+    bus = Bus()
+    log = JetStreamErasures(bus)  # type: ignore[arg-type]  # as it is used
+    await log.open()
+    bus.connection_number = 2
+    log.applied()
+    assert await log.open() is True
