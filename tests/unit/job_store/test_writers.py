@@ -210,3 +210,14 @@ def _end_active(world: World) -> None:
         world.commit(run_id, state=RunState.RUNNING)
     ends = RunState.CANCELLED if run.is_stopping else RunState.COMPLETED
     world.commit(run_id, state=ends)
+
+
+def test_the_run_of_a_writer_makes_no_title() -> None:
+    world, first = shared()
+    world.claim(first)
+    world.commit(first, state=RunState.COMPLETED)
+    for user_id, asks in ((BOB, False), (USER, True)):
+        run_id = world.submit(user_id=user_id, conversation_must_exist=True).run.run_id
+        world.claim(run_id)
+        world.commit(run_id, state=RunState.COMPLETED, asks_title=True)
+        assert (conversation(world).title_run_id == run_id) is asks

@@ -42,11 +42,12 @@ class TitleTask(msgspec.Struct, frozen=True, kw_only=True):
 def ask(unit: UnitOfWork, run: RunRow) -> None:
     """Have a title made of the conversation of a run that has answered.
 
-    Once, and not of one that has a title of its user's, nor of one that does a call of another run.
+    Once, and not of one that has a title of its user's, nor of one that does a call of another run, nor of a run of
+    another user: what is said in it is the writer's.
     """
     conversation = unit.conversation_of(run)
     is_known = conversation.title or conversation.title_run_id or conversation.parent_run_id
-    if not is_known:
+    if not is_known and run.user_id == conversation.user_id:
         unit.put_conversation(replace(conversation, title_at=unit.now, title_run_id=run.run_id))
 
 
