@@ -61,7 +61,10 @@ async def perform(
         content = strict_json.dumps_canonical(plain(await pending))
     except ToolError as error:
         return _error(str(error))
-    except Exception as error:  # noqa: BLE001  # the author's code
+    except (Exception, asyncio.CancelledError) as error:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
         return _error(f"{tool.name} failed unexpectedly: {type(error).__name__}")
     if len(content) > _RESULT_BYTES_MAX:
         return _error(f"the result of {tool.name} has {len(content)} bytes, more than {_RESULT_BYTES_MAX}")

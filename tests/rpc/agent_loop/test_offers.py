@@ -14,6 +14,7 @@ from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.public_values import ResultCommand
 from pawl.chassis.ids import CallId, ClientId, IdSource
+from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2
 from pawl.job_store.domain.rows import Offer
 from tests.fakes.live_events import FakeLive
@@ -282,6 +283,25 @@ async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyn
     await until(lambda: attempts)
     await ledger.offer("call_2")
     assert (await client.offer()).call.call_id in {"call_1", "call_2"}
+
+
+async def test_a_late_result_of_a_lost_lease_does_not_keep_the_call_from_being_leased_again(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = await attached(stub, calls_max=9)
+    await ledger.offer("call_1")
+    old = await client.offer()
+
+    async def away(*_: Any, **__: Any) -> Any:
+        raise DependencyUnavailable
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr(ledger, "lease_offer", away)
+        await ledger.lose_lease("call_1")
+        assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_1"
+        assert (await client.answer(old)).status == WRONG_HOLDER
+    await clock.advance(5)
+    assert (await client.offer()).call.call_id == "call_1"
 
 
 async def test_a_stream_that_was_lost_unnoticed_gives_back_nothing_of_its_successor(

@@ -158,6 +158,12 @@ def crash(title: str) -> None:
 
 
 @tool
+async def give_up(title: str) -> None:
+    """Fail as if it had been cancelled."""
+    raise asyncio.CancelledError
+
+
+@tool
 async def boast(title: str) -> str:
     """Show much."""
     return "x" * 2**20
@@ -175,6 +181,7 @@ def compute(n: int) -> int:
         ("show", b'{"shown":"Plan"}', False),
         ("show_in_a_thread", b'{"shown":"Plan"}', False),
         ("crash", b'"crash failed unexpectedly: RuntimeError"', True),
+        ("give_up", b'"give_up failed unexpectedly: CancelledError"', True),
         ("boast", b'"the result of boast has 1048578 bytes, more than 1048576"', True),
         ("fail", b'"no screen"', True),
         ("absent", b'"there is no tool absent here"', True),
@@ -184,7 +191,7 @@ async def test_an_offered_call_is_answered_in_any_case(
     cluster: Cluster, name: str, content: bytes, is_error: bool
 ) -> None:
     """FE-5: an unknown tool answers with an error, never silence."""
-    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, boast]):
+    async with cluster.client(tools=[show, show_in_a_thread, fail, crash, give_up, boast]):
         await cluster.book.offer("call_1", name, b'{"title": "Plan"}', epoch=3)
         await cluster.book.until(lambda book: bool(book.sent("tool_result")))
     result = cluster.book.sent("tool_result")[0].tool_result

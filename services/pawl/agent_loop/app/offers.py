@@ -117,7 +117,8 @@ class Offers:
         if outcome is None or outcome is Outcome.REFUSED:
             return
         held = self._held.get(call_id)
-        if outcome is Outcome.WRONG_HOLDER and held is not None and held.offer.offer_epoch > offer_epoch:
+        if outcome is Outcome.WRONG_HOLDER and (held is None or held.offer.offer_epoch > offer_epoch):
+            # Of the past: the client has another lease, or will have.
             return
         self._held.pop(call_id, None)
         self._candidates.pop(call_id, None)
