@@ -25,6 +25,7 @@ from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus import Bus
+from pawl.chassis.credentials import gone_from_file
 from pawl.chassis.ids import WorkerId
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
@@ -50,6 +51,7 @@ async def main(stop: asyncio.Event) -> None:
                 ledger=PublicLedgerClient(job_store, worker.wake) if worker else PublicLedgerClient(job_store),
                 agents=AgentLedgerClient(job_store),
                 schedules=ScheduleLedgerClient(job_store),
+                credential_is_gone=gone_from_file(settings, service.clock),
                 live=BusEvents(bus),
                 checker=registry,
                 tools=registry,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -41,7 +42,7 @@ from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
 from pawl.agent_loop.rpc.schedule_servicer import ScheduleServicer
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import CredentialId, IdSource
 from pawl.chassis.rpc_server import RpcServer
 
 
@@ -72,6 +73,7 @@ class ClientSide:
         defaults: RunDefaults,
         takes_images: bool = False,
         schedules: ScheduleLedger | None = None,
+        credential_is_gone: Callable[[CredentialId], bool] = lambda _: False,
         times: ClientTimes = ClientTimes(),
     ) -> None:
         """Wire the parts over these ports; without a ledger of schedules there are none."""
@@ -91,7 +93,11 @@ class ClientSide:
             takes_images=takes_images,
             tools=tools,
         )
-        self.schedules = Schedules(ledger=schedules, messages=self.messages, clock=clock) if schedules else None
+        self.schedules: Schedules | None = None
+        if schedules is not None:
+            self.schedules = Schedules(
+                ledger=schedules, messages=self.messages, clock=clock, credential_is_gone=credential_is_gone
+            )
         self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids)
         self.sessions = Sessions(
             ids,

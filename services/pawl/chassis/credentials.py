@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 UNKNOWN: Final = "the key is not known here: it is wrong, has expired or was revoked"
 """The one answer to every key that is not accepted, so that it does not tell which exist."""
 
+_FILE: Final = "file-"
+"""The beginning of the ids of keys that stand in a file."""
 _LOOK_SECONDS: Final = 1.0
 _GONE_SECONDS: Final = 60.0
 _TELL_SECONDS: Final = 60.0
@@ -86,7 +88,7 @@ def parse_keys(content: bytes) -> dict[bytes, FileCredential]:
     for entry in entries:
         digest = digest_of(entry.key)
         found[digest] = FileCredential(
-            credential_id=CredentialId(f"file-{digest.hex()[:16]}"),
+            credential_id=CredentialId(f"{_FILE}{digest.hex()[:16]}"),
             store_id=StoreId(entry.store_id or ""),
             user_id=UserId(entry.user_id),
             roles=frozenset(entry.roles),
@@ -287,6 +289,26 @@ def read_issuers(settings: ServiceSettings, clock: Clock) -> Issuers | None:
     )
 
 
+def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[bytes, Credential]]:
+    if not settings.api_keys_file:
+        return dict
+    return WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
+
+
+def gone_from_file(settings: ServiceSettings, clock: Clock) -> Callable[[CredentialId], bool]:
+    """Return what tells whether a credential is a key of the file of API keys that is not there any more.
+
+    Raises:
+        StartError: the file cannot be used.
+    """
+    keys = _file_keys(settings, clock)
+
+    def is_gone(credential_id: CredentialId) -> bool:
+        return credential_id.startswith(_FILE) and credential_id not in {each.credential_id for each in keys().values()}
+
+    return is_gone
+
+
 def authenticator(
     settings: ServiceSettings, *, rows: KeyRows | None = None, issuers: Issuers | None = None
 ) -> Authenticator:
@@ -297,10 +319,8 @@ def authenticator(
     """
     clock = SystemClock()
     local_key = settings.local_key.get_secret_value() if settings.local_key else None
-    keys: Callable[[], Mapping[bytes, Credential]] = dict
+    keys = _file_keys(settings, clock)
     services: Callable[[], Mapping[bytes, Principal]] = dict
-    if settings.api_keys_file:
-        keys = WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
     if settings.service_keys_file:
         services = WatchedFile(
             settings.service_keys_file, "PAWL_SERVICE_KEYS_FILE", parse_service_keys, clock, without=b"{}"

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_ports import ScheduleLedger
 from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.agent_loop.app.schedules import Schedules
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RequestId, StoreId, UserId
+from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.errors import AgentNotFound, DependencyUnavailable, InvalidField, Overloaded, PawlError
 from tests.fakes.manual_clock import ManualClock
 
@@ -60,10 +61,17 @@ class Checks:
         return message, None
 
 
-async def played(ledger: Ledger, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
-    schedules = Schedules(
-        ledger=cast("ScheduleLedger", ledger), messages=cast("Messages", Checks(refusals)), clock=clock
+def firing_of(ledger: Ledger, checks: Checks, clock: ManualClock) -> Schedules:
+    return Schedules(
+        ledger=cast("ScheduleLedger", ledger),
+        messages=cast("Messages", checks),
+        clock=clock,
+        credential_is_gone=lambda credential_id: credential_id == "file-gone",
     )
+
+
+async def played(ledger: Ledger, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
+    schedules = firing_of(ledger, Checks(refusals), clock)
     firing = asyncio.create_task(schedules.fire_forever())
     await clock.advance(seconds)
     firing.cancel()
@@ -75,6 +83,16 @@ async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualCl
     await played(ledger, clock, 0.5, gone=AgentNotFound(), wrong=InvalidField("no", field="text"))
     reasons = {text: refusal.partition(":")[0] for text, refusal in ledger.fired}
     assert reasons == {"gone": "AGENT_NOT_FOUND", "wrong": "INVALID_FIELD", "good": ""}
+
+
+async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: ManualClock) -> None:
+    gone = Principal(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=CredentialId("file-gone"))
+    ledger = Ledger([replace(due("look"), caller=gone), due("see")])
+    await played(ledger, clock, 0.5)
+    assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
+        "look": "PERMISSION_DENIED",
+        "see": "",
+    }
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable(), Overloaded(), RuntimeError("a fault")])
@@ -115,7 +133,7 @@ async def test_a_trigger_gives_up_when_the_schedule_changes_all_the_time(clock: 
             return None, due("stale")
 
     ledger = Changing()
-    schedules = Schedules(ledger=cast("ScheduleLedger", ledger), messages=cast("Messages", Checks({})), clock=clock)
+    schedules = firing_of(ledger, Checks({}), clock)
     with pytest.raises(DependencyUnavailable):
         await schedules.trigger(ANN, "x", RequestId("r"))
     assert len(ledger.fired) > 1

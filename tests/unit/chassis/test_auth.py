@@ -16,6 +16,7 @@ from pawl.chassis.credentials import (
     ApiKey,
     FileCredential,
     WatchedFile,
+    gone_from_file,
     parse_keys,
     parse_service_keys,
     service_key,
@@ -250,6 +251,20 @@ async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_not
         await clock.advance(1.0)
         assert keys() == wanted
         before = wanted
+
+
+async def test_a_key_that_is_taken_out_of_its_file_is_gone_and_no_other_credential_is(tmp_path: Path) -> None:
+    path, clock = tmp_path / "keys.json", ManualClock()
+    path.write_text(f"[{ENTRY}]")
+    (found,) = parse_keys(path.read_bytes()).values()
+    settings = ServiceSettings.model_construct(api_keys_file=path)
+    is_gone = gone_from_file(settings, clock)
+    others = [CredentialId(each) for each in ("local", "key_1", "token-1")]
+    assert [is_gone(each) for each in (found.credential_id, *others)] == [False] * 4
+    path.write_text("[]")
+    await clock.advance(1.0)
+    assert [is_gone(each) for each in (found.credential_id, *others)] == [True, False, False, False]
+    assert gone_from_file(ServiceSettings.model_construct(api_keys_file=None), clock)(found.credential_id)
 
 
 async def test_a_file_of_the_same_size_and_time_is_read_again_too(tmp_path: Path) -> None:

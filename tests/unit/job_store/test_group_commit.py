@@ -92,7 +92,7 @@ class Heard:
         raise AssertionError("nothing is relayed here")
 
     def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
-        raise NotImplementedError
+        raise AssertionError("nothing is fired here")
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         raise AssertionError("nothing is counted here")

@@ -29,7 +29,8 @@ class ScheduleServiceStub(object):
     """ScheduleService starts runs again and again: at the times of a cron expression,
     or at intervals. A schedule is of the user who made it, and seen by nobody else;
     its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused.
+    last. Once that API key has ended they are refused; that the person of a token
+    is gone is not known.
 
     Each due time has one fire, however many replicas there are and whatever
     crashes; a refusal is a fire, too.
@@ -87,7 +88,8 @@ class ScheduleServiceServicer(object):
     """ScheduleService starts runs again and again: at the times of a cron expression,
     or at intervals. A schedule is of the user who made it, and seen by nobody else;
     its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused.
+    last. Once that API key has ended they are refused; that the person of a token
+    is gone is not known.
 
     Each due time has one fire, however many replicas there are and whatever
     crashes; a refusal is a fire, too.
@@ -228,7 +230,8 @@ class ScheduleService(object):
     """ScheduleService starts runs again and again: at the times of a cron expression,
     or at intervals. A schedule is of the user who made it, and seen by nobody else;
     its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused.
+    last. Once that API key has ended they are refused; that the person of a token
+    is gone is not known.
 
     Each due time has one fire, however many replicas there are and whatever
     crashes; a refusal is a fire, too.

@@ -30,7 +30,8 @@ class ScheduleServiceStub:
     """ScheduleService starts runs again and again: at the times of a cron expression,
     or at intervals. A schedule is of the user who made it, and seen by nobody else;
     its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused.
+    last. Once that API key has ended they are refused; that the person of a token
+    is gone is not known.
 
     Each due time has one fire, however many replicas there are and whatever
     crashes; a refusal is a fire, too.
@@ -94,7 +95,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """ScheduleService starts runs again and again: at the times of a cron expression,
     or at intervals. A schedule is of the user who made it, and seen by nobody else;
     its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused.
+    last. Once that API key has ended they are refused; that the person of a token
+    is gone is not known.
 
     Each due time has one fire, however many replicas there are and whatever
     crashes; a refusal is a fire, too.
@@ -154,7 +156,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     """ScheduleService starts runs again and again: at the times of a cron expression,
     or at intervals. A schedule is of the user who made it, and seen by nobody else;
     its runs are started with the rights of the credential that saved or resumed it
-    last. Once that API key has ended they are refused.
+    last. Once that API key has ended they are refused; that the person of a token
+    is gone is not known.
 
     Each due time has one fire, however many replicas there are and whatever
     crashes; a refusal is a fire, too.

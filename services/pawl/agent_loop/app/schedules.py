@@ -7,7 +7,7 @@ that its user starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from pawl.agent_loop.app.frames import UserMessage
@@ -19,7 +19,7 @@ from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import ConversationId, RequestId
+from pawl.chassis.ids import ConversationId, CredentialId, RequestId
 from pawl.errors import (
     AgentNotFound,
     DeadlineExceeded,
@@ -27,6 +27,7 @@ from pawl.errors import (
     Internal,
     Overloaded,
     PawlError,
+    PermissionDenied,
     ScheduleNotFound,
     Unavailable,
     Unimplemented,
@@ -48,7 +49,15 @@ _log = logs.get_logger(__name__)
 class Schedules:
     """Keeps schedules, and fires those that are due. Documents are as the contract has them."""
 
-    def __init__(self, *, ledger: ScheduleLedger, messages: Messages, clock: Clock) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: ScheduleLedger,
+        messages: Messages,
+        clock: Clock,
+        credential_is_gone: Callable[[CredentialId], bool],
+    ) -> None:
+        self._credential_is_gone = credential_is_gone
         self._ledger = ledger
         self._messages = messages
         self._clock = clock
@@ -137,6 +146,8 @@ class Schedules:
 
     async def _fire(self, due: DueSchedule, request_id: RequestId) -> object | None:
         try:
+            if self._credential_is_gone(due.caller.credential_id):
+                raise PermissionDenied("the API key is gone with which the schedule was saved or resumed last")
             message = await self._message(due.caller, due.message, request_id)
         except _PASSING:
             raise
