@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import grpc
 
+from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.meter import PrometheusMeter
@@ -20,8 +21,10 @@ from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
+from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.titles import TitleMaker
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
+from pawl.agent_loop.rpc.schedule_servicer import ScheduleServicer
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus import Bus
@@ -50,8 +53,6 @@ async def main(stop: asyncio.Event) -> None:
             clients = ClientSide(
                 ledger=PublicLedgerClient(job_store, worker.wake) if worker else PublicLedgerClient(job_store),
                 agents=AgentLedgerClient(job_store),
-                schedules=ScheduleLedgerClient(job_store),
-                credential_is_gone=gone_from_file(settings, service.clock),
                 live=BusEvents(bus),
                 checker=registry,
                 tools=registry,
@@ -63,8 +64,14 @@ async def main(stop: asyncio.Event) -> None:
             )
             await service.enter(clients.watches)
             clients.add_to(server)
-            if clients.schedules is not None:
-                service.background.start("schedules", clients.schedules.fire_forever)
+            schedules = Schedules(
+                ledger=ScheduleLedgerClient(job_store),
+                messages=clients.messages,
+                clock=service.clock,
+                credential_is_gone=gone_from_file(settings, service.clock),
+            )
+            server.add(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
+            service.background.start("schedules", schedules.fire_forever)
         serving = service.serve(server, stop)
         await (_beside(serving, stop, worker.hand_over) if worker else serving)
 

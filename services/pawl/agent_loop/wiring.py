@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -10,7 +9,6 @@ from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
-from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.agents import Agents
@@ -25,11 +23,9 @@ from pawl.agent_loop.app.public_ports import (
     DocumentReader,
     LiveEvents,
     PublicLedger,
-    ScheduleLedger,
     ToolFinder,
 )
 from pawl.agent_loop.app.run_steps import RunSteps
-from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.session import Sessions
 from pawl.agent_loop.app.session_stream import Parts, SessionTimes
 from pawl.agent_loop.app.undoing import Undoing
@@ -39,10 +35,9 @@ from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.agent_servicer import AgentRegistryServicer
 from pawl.agent_loop.rpc.conversation_servicer import ConversationServicer
 from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
-from pawl.agent_loop.rpc.schedule_servicer import ScheduleServicer
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CredentialId, IdSource
+from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
 
 
@@ -72,11 +67,9 @@ class ClientSide:
         ids: IdSource,
         defaults: RunDefaults,
         takes_images: bool = False,
-        schedules: ScheduleLedger | None = None,
-        credential_is_gone: Callable[[CredentialId], bool] = lambda _: False,
         times: ClientTimes = ClientTimes(),
     ) -> None:
-        """Wire the parts over these ports; without a ledger of schedules there are none."""
+        """Wire the parts over these ports."""
         self.watches = Watches(
             ledger=ledger,
             live=live,
@@ -93,11 +86,6 @@ class ClientSide:
             takes_images=takes_images,
             tools=tools,
         )
-        self.schedules: Schedules | None = None
-        if schedules is not None:
-            self.schedules = Schedules(
-                ledger=schedules, messages=self.messages, clock=clock, credential_is_gone=credential_is_gone
-            )
         self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids)
         self.sessions = Sessions(
             ids,
@@ -138,5 +126,3 @@ class ClientSide:
         server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
         server.add(add_ConversationServiceServicer_to_server, self._conversation_servicer)
         server.add(add_AgentRegistryServiceServicer_to_server, AgentRegistryServicer(self.agents))
-        if self.schedules is not None:
-            server.add(add_ScheduleServiceServicer_to_server, ScheduleServicer(self.schedules))
