@@ -352,7 +352,7 @@ class ClaimSchedulesRequest(_message.Message):
 
     SCHEDULES_MAX_FIELD_NUMBER: _builtins.int
     schedules_max: _builtins.int
-    """Most schedules, from 1 to 128."""
+    """Most schedules, from 1 to 512."""
     def __init__(
         self,
         *,

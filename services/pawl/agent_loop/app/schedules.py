@@ -35,7 +35,7 @@ from pawl.errors import (
 
 TEXT_BYTES_MAX: Final = 16 * 1024
 NOTE_BYTES_MAX: Final = 1000
-_CLAIMED_MAX: Final = 128
+_CLAIMED_MAX: Final = 512
 _TRIGGERS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
 _AWAY_SECONDS: Final = 1.0

@@ -7,7 +7,6 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from itertools import islice, takewhile
 from typing import Final
 from zoneinfo import ZoneInfo
 
@@ -94,14 +93,12 @@ def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) ->
     """Return what a schedule is to fire once `due` was fired: the next due time that is not too late to make up for."""
     begin = max(due, caught_up_from(timing, now))
     times = due_times(timing, schedule_id, begin)
-    most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
-    first = list(islice(times, most + 1))
-    if len(first) <= most or first[-1] > now:
-        return first[0] if first else None
-    # More than can be made up for: the last of them are.
-    kept = deque(first, maxlen=most)
-    kept.extend(takewhile(lambda time: time <= now, times))
-    return kept[0]
+    kept: deque[datetime] = deque(maxlen=CAUGHT_UP_MAX - (not is_missed(timing, due, now)))
+    for time in times:
+        if time > now:
+            return kept[0] if kept else time
+        kept.append(time)
+    return kept[0] if kept else None
 
 
 def is_missed(timing: Timing, due: datetime, now: datetime) -> bool:

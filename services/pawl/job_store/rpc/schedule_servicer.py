@@ -21,7 +21,7 @@ from pawl.job_store.domain.states import RunState
 from pawl.job_store.rpc import operations
 from pawl.job_store.rpc.messages import timestamp
 
-CLAIMED_MAX: Final = 128
+CLAIMED_MAX: Final = 512
 
 _WIRE: Final = Translator(
     lambda unknown: InvalidField(f"{unknown.field} has no known value", field=unknown.field),
