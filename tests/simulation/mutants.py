@@ -58,8 +58,8 @@ MUTANTS = (
     Mutant(
         name="agents_outlive_their_callers",
         module="pawl.job_store.domain.delegation",
-        text="    stop.request(unit, inbox.accept(unit, run, incoming), StopCause.PARENT)",
-        instead="",
+        text="        stop.command(unit, run, StopCause.PARENT, cancel)",
+        instead="        pass",
         checker="callers_wait_for_their_agents",
     ),
     Mutant(

@@ -165,8 +165,9 @@ async def test_what_a_worker_wrote_is_what_the_next_one_reads(replica: Replica, 
     assert (loaded.run.round, loaded.run.tools, loaded.run.usage) == (1, written.run.tools, written.run.usage)
     assert loaded.loop == written.loop
     assert len(loaded.commands) == 2
-    messages = [replace(message, message_id="", run_id=key.run_id) for message in loaded.messages]
-    assert messages == [replace(message, message_id="", run_id=key.run_id) for message in written.messages]
+    # The ledger knows whose messages they are.
+    messages = [replace(message, message_id="", run_id=key.run_id, user_id="") for message in loaded.messages]
+    assert messages == [replace(message, message_id="", run_id=key.run_id, user_id="") for message in written.messages]
     times = ("create_time", "start_time", "end_time", "deadline_time")
     given: dict[str, Any] = {**dict.fromkeys(times), "offer": None, "approval": None}
     for call in loaded.calls:

@@ -221,7 +221,10 @@ async def test_one_that_is_slow_serves_the_stores_of_one_that_is_gone(
         assert await call == ["wait"]
 
 
-async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(serve: Serve, servicer: EchoServicer) -> None:
+async def test_a_replica_that_refuses_as_overloaded_gets_a_rest(
+    serve: Serve, servicer: EchoServicer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rpc_batch_client, "_BUSY_SECONDS", 600.0)
     async with two(serve, unary_calls_max=1) as replicas:
         call = asyncio.ensure_future(replicas.stub.call("unary", "wait"))
         await servicer.entered.wait()
