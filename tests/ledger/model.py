@@ -237,8 +237,11 @@ class Model:
             self._give_turn(run)
         elif policy == "INTERRUPT":
             interrupting = [waiting for waiting in conversation["queue"] if waiting in conversation["interrupting"]]
-            conversation["queue"].insert(len(interrupting), run["id"])
-            conversation["interrupting"].append(run["id"])
+            if ask["user"] == conversation["user"]:
+                conversation["queue"].insert(len(interrupting), run["id"])
+                conversation["interrupting"].append(run["id"])
+            else:
+                conversation["queue"].append(run["id"])
             active = self.runs[ask["store"], conversation["active"]]
             if active["state"] != "CANCELLING":
                 self.post(active, self.new_id("cmd"), "cancel")

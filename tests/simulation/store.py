@@ -256,7 +256,7 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
         if row.key in submitted and row.active_run_id is not None:
             entered.append(RunKey(row.store_id, row.active_run_id))
         passed = len(row.interrupting) if endings[row.key] else 0
-        passed = len(row.queue) if row.key in stopped else passed
+        passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
         waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]

@@ -129,6 +129,19 @@ async def test_images_of_a_run_that_was_refused_an_answer_go_out_no_more(
     assert shown[1].size_bytes == 4
 
 
+async def test_images_that_were_there_before_a_run_without_any_was_refused_go_out_no_more(user: User) -> None:
+    """Another model answered about them, or the run that they came with was cancelled."""
+    owner = await user.start("", parts=[image(3)], conversation_id="c")
+    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="A dot.", model="sees")])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    owner = await user.start("and?", conversation_id="c")
+    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason="PROVIDER_REFUSED")
+    await owner.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
+    owner = await user.start("", parts=[image(5)], conversation_id="c")
+    shown = [message.parts[0].image for message in (await owner.load()).messages if message.parts]
+    assert [len(each.data) for each in shown] == [0, 5]
+
+
 async def test_a_run_is_loaded_with_the_newest_images_only(user: User) -> None:
     owner = await user.start("", parts=[image(900_000)], conversation_id="c")
     for _ in range(9):

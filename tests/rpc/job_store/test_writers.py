@@ -8,11 +8,14 @@ from typing import Any
 import pytest
 
 from pawl.chassis.database import Database
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.rpc_client import translating
 from pawl.errors import ConversationNotFound, RunNotFound, RunOfAnotherUser
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import Owner, User, result
 
 DAY_SECONDS = 86_400
@@ -190,14 +193,36 @@ async def test_when_it_is_private_again_runs_of_writers_are_stopped_and_none_beg
     assert [run.run_id for run in await shared.ann.claim()] == [mine.run_id]
 
 
+@pytest.mark.parametrize("sharing", [conversation_pb2.SHARING_PRIVATE, conversation_pb2.SHARING_READ])
+async def test_undos_of_writers_begin_and_go_on_when_it_is_not_shared_for_writing(shared: Shared, sharing: Any) -> None:
+    theirs = await shared.begin(shared.bob)
+    await ends(theirs)
+    undo = run_pb2.Undo(run_id=theirs.run_id, user_id="bob")
+    begun = await shared.send(shared.bob, undo=undo)
+    other = await shared.send(shared.bob)
+    await shared.share(sharing)
+    assert (await shared.bob.run(other.run_id)).state == run_pb2.RUN_STATE_CANCELLED
+    again = await shared.send(shared.bob, undo=undo)
+    assert [(await shared.bob.run(run.run_id)).state for run in (begun, again)] == [run_pb2.RUN_STATE_QUEUED] * 2
+
+
+async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: Replica) -> None:
+    reads = LedgerReads(replica.channel)
+    where = (StoreId("acme"), UserId("bob"), ConversationId(shared.conversation_id))
+    assert await reads.has_conversation(*where)
+    await shared.share(conversation_pb2.SHARING_READ)
+    assert not await reads.has_conversation(*where)
+
+
 async def test_the_version_before_takes_it_for_sharing_for_reading(shared: Shared, database: Database) -> None:
     """It knows nothing of writing, and must be able to read the row."""
     row = await database.fetchrow("SELECT sharing, writable FROM job_store.conversations")
     assert row is not None
     assert tuple(row) == (conversation_pb2.SHARING_READ, True)
-    await database.execute("UPDATE job_store.conversations SET sharing = 1")
-    with pytest.raises(ConversationNotFound):
-        await shared.send(shared.bob)
+    for sharing in (conversation_pb2.SHARING_PRIVATE, conversation_pb2.SHARING_READ):
+        await database.execute("UPDATE job_store.conversations SET sharing = $1", sharing)
+        with pytest.raises(ConversationNotFound):
+            await shared.send(shared.bob)
 
 
 async def test_a_fork_begins_behind_closed_calls_of_a_writer(shared: Shared) -> None:

@@ -125,6 +125,36 @@ def test_writers_leave_half_of_the_queue_to_its_user() -> None:
     world.submit(queue_max=3)
 
 
+def test_a_writer_who_interrupts_a_run_of_the_writer_goes_before_nobody() -> None:
+    world, first = shared()
+    world.commit(first, state=RunState.COMPLETED)
+    theirs = world.begin(user_id=BOB)
+    mine = world.submit().run.run_id
+    again = [world.submit(MessagePolicy.INTERRUPT, user_id=BOB).run.run_id for _ in range(2)]
+    assert world.run(theirs).stop_cause is StopCause.SUPERSEDED
+    assert conversation(world).queue == (mine, *again)
+    world.commit(theirs, state=RunState.CANCELLED)
+    assert conversation(world).active_run_id == mine
+
+
+@pytest.mark.parametrize("sharing", [Sharing.PRIVATE, Sharing.READ])
+def test_writers_undo_their_own_runs_of_it_whatever_is_shared(sharing: Sharing) -> None:
+    world, first = shared()
+    world.commit(first, state=RunState.COMPLETED)
+    theirs = world.begin(user_id=BOB)
+    world.commit(theirs, state=RunState.COMPLETED)
+    share(world, sharing)
+    assert world.submit(user_id=BOB, undoes=theirs).run.user_id == BOB
+    elsewhere = world.begin(user_id=BOB, conversation_id="other")
+    row = conversation(world)
+    for undone, user_id in ((first, BOB), (theirs, UserId("eve")), ("absent", BOB), (elsewhere, BOB)):
+        with pytest.raises(ConversationNotFound):
+            world.submit(user_id=user_id, undoes=undone)
+    world.unit.put_conversation(replace(row, user_id=UserId(""), erase_user_id=USER))
+    with pytest.raises(ConversationNotFound):
+        world.submit(user_id=BOB, undoes=theirs)
+
+
 @pytest.mark.parametrize("sharing", [Sharing.PRIVATE, Sharing.READ])
 def test_runs_of_writers_are_stopped_when_it_is_not_shared_for_writing_any_more(sharing: Sharing) -> None:
     world, first = shared()

@@ -34,7 +34,8 @@ class _MessagePolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Message
     """
     MESSAGE_POLICY_INTERRUPT: _MessagePolicy.ValueType  # 3
     """The active run is cancelled (SUPERSEDED) and a run with the message
-    follows it, before those that wait. Of several that come before it has
+    follows it, before those that wait; in a conversation of another user
+    after them. Of several that come before it has
     stopped the last one wins: the messages of the others enter the
     conversation, in order, and their runs are cancelled (SUPERSEDED).
     """
@@ -56,7 +57,8 @@ questions and approvals are withdrawn first. Queued runs stay queued.
 """
 MESSAGE_POLICY_INTERRUPT: MessagePolicy.ValueType  # 3
 """The active run is cancelled (SUPERSEDED) and a run with the message
-follows it, before those that wait. Of several that come before it has
+follows it, before those that wait; in a conversation of another user
+after them. Of several that come before it has
 stopped the last one wins: the messages of the others enter the
 conversation, in order, and their runs are cancelled (SUPERSEDED).
 """

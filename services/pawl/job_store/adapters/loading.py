@@ -270,7 +270,7 @@ async def _load_runs(
             entered.append(RunKey(row.store_id, row.active_run_id))
         # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
         passed = len(row.interrupting) if endings[row.key] else 0
-        passed = len(row.queue) if row.key in stopped else passed
+        passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
         waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]

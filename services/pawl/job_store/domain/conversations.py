@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 import msgspec
@@ -125,7 +125,7 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     """Give a conversation a title (an empty one for that which was made) or labels, archive it or not, or share it.
 
     None leaves what is there. Where it is not shared for writing any more, open runs of others are stopped: their
-    owners read `cancel`.
+    owners read `cancel`. Those whose options `is_undo` knows go on: what they have begun to take back, they take back.
     """
 
     conversation_id: ConversationId
@@ -135,12 +135,13 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
     sharing: Sharing | None = None
     shows_arguments: bool | None = None
     cancel: bytes = b""
+    is_undo: Callable[[bytes], bool] = lambda _: False
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
         conversations = (ConversationKey(self.store_id, self.conversation_id),)
-        stopped = conversations if self._ends_writing else ()
+        stopped = ((*conversations, self.user_id),) if self._ends_writing else ()
         return RowKeys(requests=self.request_keys, conversations=conversations, stopped=stopped)
 
     @property
@@ -168,6 +169,6 @@ class UpdateConversation(ConversationRequest, frozen=True, kw_only=True):
         # The active one at last: none of those that go gets the turn from it.
         for run_id in (*changed.queue, changed.active_run_id or RunId("")):
             run = unit.runs.get(RunKey(self.store_id, run_id))
-            if run is not None and run.user_id != self.user_id:
+            if run is not None and run.user_id != self.user_id and not self.is_undo(run.options):
                 stop.command(unit, run, StopCause.USER, self.cancel, user_id=self.user_id)
         return unit.conversations.get(changed.key) or changed

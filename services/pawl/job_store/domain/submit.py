@@ -89,6 +89,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     people: tuple[UserId, ...] = ()
     key_hash: bytes = b""
     made_title: str = ""
+    undoes: RunId = RunId("")
+    """The run that the new one undoes: that of a writer may be undone when the conversation is shared no more."""
     agent_name: str = DEFAULT_AGENT
     labels: Mapping[str, str] = {}
     lacks_agent: bool = False
@@ -109,6 +111,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             requests=(request,) if self.request_id else (),
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
+            runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
             queues=((self.store_id, self.store_queue_max, self.store_places),),
         )
 
@@ -172,7 +175,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             found = unit.conversations.get(key) if self.conversation_id else None
         if found is not None and found.user_id == self.user_id:
             return unit.put_conversation(replace(found, archived=False)) if found.archived else found
-        if found is not None and found.takes_messages_of(self.user_id):
+        if found is not None and (found.takes_messages_of(self.user_id) or self._undoes_own(unit, found)):
             return found
         if found is not None or (self.conversation_id and self.conversation_must_exist):
             raise absent(found, self.user_id)
@@ -186,6 +189,15 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 key_hash=self.key_hash or None,
                 made_title=self.made_title,
             )
+        )
+
+    def _undoes_own(self, unit: UnitOfWork, conversation: ConversationRow) -> bool:
+        undone = unit.runs.get(RunKey(self.store_id, self.undoes)) if self.undoes else None
+        is_erased = not conversation.user_id
+        return (
+            undone is not None
+            and not is_erased
+            and (undone.user_id, undone.conversation_id) == (self.user_id, conversation.conversation_id)
         )
 
     def _deliver(self, unit: UnitOfWork, conversation: ConversationRow) -> Submitted:
@@ -220,7 +232,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
         is_own = conversation.user_id == self.user_id
-        # Those who may write to it leave half of the places to whose it is.
+        # Those who may write to it leave half of the places to whose it is, and do not go before what waits.
+        first = first and is_own
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages wait in this conversation already")

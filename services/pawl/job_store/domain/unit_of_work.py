@@ -126,15 +126,16 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     the call that they do, with its run; the latter also with the active run of a
     conversation. `queues` are stores in which a run may be created, each with the
     most runs that may wait there for a place, and how many places it has: their
-    queues come along. All runs that wait in the conversations of `stopped`, which `conversations` names too, come with
-    them, to be stopped. `keyed` names conversations by the keys of clients: those that are there come as if they were
-    named themselves. `schedules` come alone. Of `paths`, which lead through conversations that are named, it is counted
-    what is there. With `owner` none of this comes, and nothing is locked, if `runs` are not that user's.
+    queues come along. All runs that wait in the conversations of `stopped`, which `conversations` names too, come
+    with them, to be stopped, if those are that user's. `keyed` names conversations by the keys of clients: those that
+    are there come as if they were named themselves. `schedules` come alone. Of `paths`, which lead through
+    conversations that are named, it is counted what is there. With `owner` none of this comes, and nothing is locked,
+    if `runs` are not that user's.
     """
 
     requests: tuple[RequestKey, ...] = ()
     conversations: tuple[ConversationKey, ...] = ()
-    stopped: tuple[ConversationKey, ...] = ()
+    stopped: tuple[tuple[ConversationKey, UserId], ...] = ()
     keyed: tuple[ClientKey, ...] = ()
     runs: tuple[RunKey, ...] = ()
     conversations_of: tuple[RunKey, ...] = ()

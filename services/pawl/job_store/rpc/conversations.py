@@ -7,6 +7,7 @@ from typing import Final
 from pawl.chassis.ids import check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
+from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.app.forks import AskedFork
 from pawl.job_store.app.reading import ConversationFilter
@@ -37,6 +38,7 @@ def update(request: ledger_pb2.UpdateConversationRequest) -> UpdateConversation:
         sharing=enum_member(Sharing, request.sharing, "sharing") if request.sharing else None,
         shows_arguments=request.shows_arguments if has("shows_arguments") else None,
         cancel=CANCEL,
+        is_undo=lambda options: run_pb2.Run.FromString(options).HasField("undo"),
     )
 
 

@@ -140,6 +140,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         people=_people(request.people),
         key_hash=key_hash_of(request),
         made_title=made_title(user_messages.text_of(request)),
+        undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
         labels=check_labels(request.labels),
         lacks_agent=bool(request.asked_agent) and agent is None,

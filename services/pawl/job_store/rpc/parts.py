@@ -67,14 +67,24 @@ def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, P
 
 
 def _without_refused_images(history: Sequence[message_pb2.Message], failures: Mapping[RunId, bytes]) -> None:
-    """Leave images out of messages of runs that were refused an answer: every later request would be refused, too."""
+    """Leave images out that were refused with a run that got no answer: every later request would be refused, too.
+
+    Those of its own message; if it brought none, all that were there before.
+    """
     answered = {message.run_id for message in history if message.role == message_pb2.ROLE_ASSISTANT}
-    for message in history:
-        failure = b"" if message.run_id in answered else failures.get(RunId(message.run_id), b"")
-        if failure and run_pb2.Run.FromString(failure).failure.reason == _PROVIDER_REFUSED:
-            for part in message.parts:
-                if part.HasField("image"):
-                    messages.leave_out(part)
+    refused = {
+        run_id
+        for run_id, failure in failures.items()
+        if run_id not in answered and run_pb2.Run.FromString(failure).failure.reason == _PROVIDER_REFUSED
+    }
+    with_images = {message.run_id for message in history if any(part.HasField("image") for part in message.parts)}
+    leaves_all = False
+    for message in reversed(history):
+        is_refused = message.run_id in refused
+        leaves_all = leaves_all or (is_refused and message.run_id not in with_images)
+        for part in message.parts:
+            if part.HasField("image") and (is_refused or leaves_all):
+                messages.leave_out(part)
 
 
 def _without_old_images(history: Sequence[message_pb2.Message], bytes_max: int) -> None:

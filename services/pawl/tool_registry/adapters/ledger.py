@@ -7,7 +7,7 @@ import grpc
 from pawl.chassis.ids import DEFAULT_AGENT, CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import AgentNotFound, CallNotFound, ConversationNotFound, RunNotFound
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job.v1 import agents_pb2, agents_pb2_grpc, ledger_pb2, ledger_pb2_grpc
 
 
@@ -32,7 +32,8 @@ class LedgerReads:
             found = (await translated(self._ledger.GetConversation(request))).conversation
         except ConversationNotFound:
             return False
-        return found.user_id == user_id  # Others may share theirs.
+        # Others may share theirs. A rule is about calls of its own user.
+        return found.user_id == user_id or found.sharing == conversation_pb2.SHARING_WRITE
 
     async def gated_tool(self, key: CallKey, user_id: UserId) -> str | None:
         call = await self._call(key, user_id)
