@@ -14,7 +14,7 @@ from pawl.job_store.app.agents import Agents, Save, SaveDraft
 from pawl.job_store.app.reading import Page
 from pawl.job_store.domain.agents import AgentRow, AgentVersionRow
 from pawl.job_store.domain.usage import UsedOnDay
-from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
+from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
 from tests.simulation.job_store import Channel, answer
 
 TIME = datetime(2026, 1, 1, tzinfo=UTC)
@@ -114,6 +114,6 @@ class MemoryAgents(AgentLedgerClient):
     def __init__(self) -> None:
         self.repository = MemoryAgentRepository()
         self.usage = MemoryUsage()
-        servicer: Any = AgentLedgerServicer(Agents(self.repository, self.usage))
+        servicer: Any = AgentLedgerServicer(Agents(self.repository, self.usage, daily_tokens_max))
         channel: Any = Channel(lambda method, request: answer(servicer, method, request))
         super().__init__(channel)

@@ -47,7 +47,7 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
 from pawl.job_store.app.schedules import ScheduleRepository, Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
-from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer
+from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
 from pawl.job_store.rpc.messages import encode_event, head_of, text_of, usage_of
@@ -202,5 +202,5 @@ def on_postgres(
         ids=ids,
     )
     keys = Keys(PostgresKeyRepository(database), clock, ids)
-    agents = Agents(PostgresAgentRepository(database), PostgresUsage(database))
-    return wire(ports, limits, upkeep, keys, agents, titles=PostgresTitles(database, said))
+    agents = Agents(PostgresAgentRepository(database), PostgresUsage(database), daily_tokens_max)
+    return wire(ports, limits, upkeep, keys, agents, titles=PostgresTitles(database, said, agents.quota))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC
 from typing import Any
 
 from pawl.event.v1 import message_pb2, run_pb2
@@ -14,6 +15,7 @@ from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.test_erasures import erase
+from tests.rpc.job_store.test_usage import budget
 from tests.rpc.job_store.user import Owner, User
 
 
@@ -72,6 +74,43 @@ async def test_a_title_is_made_once_by_one_of_several(start: StartReplica) -> No
     await answered(user, "And tomorrow?", conversation_id=conversation_id)
     await pass_time(one)
     assert not await claim(one)
+
+
+async def test_a_conversation_that_was_answered_before_is_not_named_after_a_later_message(
+    replica: Replica, user: User
+) -> None:
+    began = await user.start("Plan the trip to Oslo")
+    conversation_id = (await user.run(began.run_id)).conversation_id
+    await began.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    await answered(user, "Thanks!", conversation_id=conversation_id)
+    assert not await claim(replica)
+    assert await replica.database.fetchval("SELECT title_at FROM job_store.conversations") is None
+
+
+async def test_one_whose_first_run_failed_is_named_after_the_next(replica: Replica, user: User) -> None:
+    failed = await user.start("Plan the trip to Oslo")
+    conversation_id = (await user.run(failed.run_id)).conversation_id
+    failure = run_pb2.RunFailure(failure_class=run_pb2.FAILURE_CLASS_PROVIDER, reason="PROVIDER_REFUSED")
+    await failed.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure)
+    await answered(user, "Once more: the trip to Oslo", conversation_id=conversation_id)
+    (task,) = await claim(replica)
+    assert task.user_text == "Once more: the trip to Oslo"
+
+
+async def test_none_is_asked_for_while_the_budget_of_the_agent_is_used_up(replica: Replica, user: User) -> None:
+    agents = AgentLedgerServiceStub(replica.channel)
+    await agents.PutAgent(budget(100))
+    owner = await user.start(agent={"name": "clerk", "version": 1})
+    await owner.commit(usage=run_pb2.Usage(input_tokens=100))
+    await answer(user, owner)
+    assert not await claim(replica)
+    title_at = await replica.database.fetchval("SELECT title_at FROM job_store.conversations")
+    request = agents_pb2.GetAgentQuotaRequest(store_id="acme", name="clerk")
+    assert title_at == (await agents.GetAgentQuota(request)).day_end_time.ToDatetime(tzinfo=UTC)
+    await agents.PutAgent(budget(200))
+    await pass_time(replica)
+    (task,) = await claim(replica)
+    assert task.attempt == 1
 
 
 async def test_what_its_user_calls_it_stands(replica: Replica, user: User) -> None:

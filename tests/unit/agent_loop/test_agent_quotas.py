@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.agent_quotas import NONE_SECONDS_MAX, AgentQuotas
+from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, NONE_SECONDS_MAX, AgentQuotas
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
 from pawl.agent_loop.domain.event import Warned
@@ -51,7 +51,15 @@ def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
 
         run, row = world.ledger.run(key), world.ledger.row(key)
         assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
-        assert row.claim_at == world.agents.usage.day_end_time
+        waits = [300, 1200, 2100]
+        day_end = world.agents.usage.day_end_time
+        for seconds in waits:
+            row = world.ledger.row(key)
+            assert row.claim_at is not None
+            assert abs((row.claim_at - world.ledger.time()).total_seconds() - seconds) < 1
+            if seconds != waits[-1]:
+                await world.drive()
+        assert world.ledger.row(key).claim_at == day_end
         (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
         assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
         # The next day has begun.
@@ -60,6 +68,23 @@ def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
         assert world.ledger.time() >= world.agents.usage.day_end_time
         assert world.ledger.run(key).output_text == "Done."
         assert len(world.model.requests) == 1
+
+    virtual_time.run(main())
+
+
+def test_it_pauses_also_by_a_clock_for_which_the_day_has_ended() -> None:
+    async def main() -> None:
+        world = World(VERDICTS, [says("Done.")])
+        await give(world, 100)
+        use(world, 100)
+        key = submit(world)
+        world.agents.usage.day_end_time = world.ledger.time() - timedelta(seconds=2)
+
+        assert await world.drive() is Left.PARKED
+
+        claim_at = world.ledger.row(key).claim_at
+        assert claim_at is not None
+        assert claim_at > world.ledger.time() + timedelta(seconds=0.5)
 
     virtual_time.run(main())
 
@@ -135,25 +160,35 @@ class Reader:
         return self.quota
 
 
-async def test_only_that_there_is_none_is_remembered_and_only_for_a_moment() -> None:
+async def test_that_there_is_none_is_remembered_for_a_moment() -> None:
     world = World(VERDICTS, [])
     run = world.ledger.run(submit(world))
-    quotas, reader = AgentQuotas(), Reader(AgentQuota(tokens_max=9, tokens_used=8))
-    assert quotas.may_have_one(run, 100.0)
-    assert await quotas.read(run, reader.read, 100.0) == reader.quota
-    assert quotas.may_have_one(run, 100.0)
-    reader.quota = AgentQuota()
+    quotas, reader = AgentQuotas(), Reader()
+    assert quotas.must_be_read(run, 0, 100.0)
     assert await quotas.read(run, reader.read, 100.0) == AgentQuota()
-    assert not quotas.may_have_one(run, 99.9 + NONE_SECONDS_MAX)
-    assert quotas.may_have_one(run, 100.0 + NONE_SECONDS_MAX)
-    assert reader.asked == [(STORE, "clerk")] * 2
+    assert not quotas.must_be_read(run, 10**9, 99.9 + NONE_SECONDS_MAX)
+    assert quotas.must_be_read(run, 0, 100.0 + NONE_SECONDS_MAX)
+    assert reader.asked == [(STORE, "clerk")]
+
+
+async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_left() -> None:
+    world = World(VERDICTS, [])
+    run = world.ledger.run(submit(world))
+    quotas, reader = AgentQuotas(), Reader(AgentQuota(tokens_max=1000, tokens_used=900))
+    await quotas.read(run, reader.read, 100.0)
+    assert quotas.must_be_read(run, 0, 100.0), "90 % are used"
+    reader.quota = AgentQuota(tokens_max=1000, tokens_used=800)
+    await quotas.read(run, reader.read, 100.0)
+    assert not quotas.must_be_read(run, 60, 99.9 + ENOUGH_SECONDS_MAX)
+    assert quotas.must_be_read(run, 0, 100.0 + ENOUGH_SECONDS_MAX)
+    assert quotas.must_be_read(run, 40, 100.1), "its own runs have used the rest"
 
 
 async def test_drafts_and_the_default_of_the_deployment_have_none() -> None:
     world = World(VERDICTS, [])
     run: Run = world.ledger.run(submit(world))
     for agent in (None, PinnedAgent(name="draft/clerk", version=1)):
-        assert not AgentQuotas().may_have_one(replace(run, agent=agent), 0.0)
+        assert not AgentQuotas().must_be_read(replace(run, agent=agent), 0, 0.0)
 
 
 async def test_beside_a_ledger_of_the_version_before_there_are_none() -> None:

@@ -24,6 +24,7 @@ from pawl.job_store.domain.states import (
     WaitKind,
     WaitReason,
 )
+from pawl.job_store.domain.usage import day_end
 from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
 from tests.unit.job_store.world import DIGEST, World, change, delegation
 
@@ -231,9 +232,8 @@ def test_a_run_without_tokens_waits_for_its_user() -> None:
 
 
 def test_a_run_whose_agent_has_used_up_its_day_waits_for_the_next_one() -> None:
-    end = NOW + timedelta(hours=3)
-    waiting = told(RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), claim_at=end)
-    assert (waiting.reason, waiting.deadline_time) == (WaitReason.AGENT_QUOTA, end)
+    waiting = told(RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), claim_at=NOW + timedelta(minutes=5))
+    assert (waiting.reason, waiting.deadline_time) == (WaitReason.AGENT_QUOTA, day_end(NOW))
     assert waiting.sentence == "It waits for the next day: the agent default has used up its tokens of this one."
     assert (waiting.user_ids, waiting.roles) == ((), ("admin",))
 

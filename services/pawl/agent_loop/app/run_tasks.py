@@ -123,6 +123,8 @@ class RunTasks(Tasks):
         self._tools: tuple[Tool, ...] | None = None
         self._model_call: ModelCall | None = None
         self._model_before: ModelCall | None = None
+        # Of the run, when its last model call was to be made.
+        self._tokens_used = run.usage.total_tokens
         # Not while a model call is ahead of the step that announces it.
         self._is_durable = asyncio.Event()
         self._is_durable.set()
@@ -303,7 +305,9 @@ class RunTasks(Tasks):
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
         """Return that a call is not made, if the agent of its run has used up its tokens of the day."""
         needed, now = self._dependencies, self._dependencies.clock.monotonic()
-        if not needed.quotas.may_have_one(run, now):
+        used = run.usage.total_tokens - self._tokens_used
+        self._tokens_used = run.usage.total_tokens
+        if not needed.quotas.must_be_read(run, used, now):
             return None
         # What the last call has used is counted then.
         await self._is_durable.wait()

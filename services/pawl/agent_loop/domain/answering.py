@@ -70,9 +70,10 @@ def failed(state: State, fact: ModelFailed) -> tuple[State, tuple[OwnerEvent, ..
     if opened is None:
         return state, ()
     if fact.quota_end_time is not None:
-        held = replace(state.loop, model_call=replace(opened, held=True))
+        held = replace(state.loop, model_call=replace(opened, held=True, quota_waits=opened.quota_waits + 1))
         state = replace(state, loop=held, model_starts_in=None, quota_end_time=fact.quota_end_time)
-        return state, (Warned(reason=fact.error.reason, message=fact.error.message),)
+        told = Warned(reason=fact.error.reason, message=fact.error.message)
+        return state, () if opened.quota_waits else (told,)
     if fact.tokens_needed:
         return _not_made(state, opened, fact.tokens_needed)
     limits = state.run.options.limits

@@ -21,6 +21,8 @@ from pawl.agent_loop.domain.state import State
 _BYTES_PER_TOKEN: Final = 3
 # So much has no text on average: a server that counts less leaves something out, as what it had in its cache.
 _BYTES_PER_TOKEN_MAX: Final = 8
+_QUOTA_WAIT_SECONDS: Final = 300.0
+_QUOTA_WAITS_COUNTED_MAX: Final = 8
 _CUT_SHORT: Final = frozenset({"length", "max_tokens"})
 
 
@@ -104,13 +106,19 @@ def quota_used_up(quota: AgentQuota) -> Problem:
     )
 
 
-def waits_for_day(state: State, day_end_time: float) -> Decision:
-    """Return what a run does whose agent has used up its tokens of the day: it fails, or waits for the next one."""
+def waits_for_day(state: State, day_end_time: float, now: float) -> Decision:
+    """Return what a run does whose agent has used up its tokens of the day: it fails, or waits for the next one.
+
+    It looks again after 5 minutes, then after 20 and so on: the ledger wakes the runs that wait when the agent is given
+    more, and may do so just before this one does. Each time it pauses, also if this clock is ahead of the ledger's.
+    """
     if state.run.options.token_budget_policy is TokenBudgetPolicy.FAIL:
         message = "The runs of its agent have used up the tokens that they may use in a day (UTC)."
         failure = RunFailure(failure_class=FailureClass.LIMIT, reason=AGENT_QUOTA_EXHAUSTED, message=message)
         return Fail(failure=failure)
-    return Park(state=RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), wake_time=day_end_time)
+    waits = min(state.loop.model_call.quota_waits, _QUOTA_WAITS_COUNTED_MAX) if state.loop.model_call else 1
+    wake_time = min(max(day_end_time, now + 1), now + _QUOTA_WAIT_SECONDS * 4 ** (waits - 1))
+    return Park(state=RunState.WAITING, waits=(WaitKind.AGENT_QUOTA,), wake_time=wake_time)
 
 
 def needed(state: State, prompt_tokens: int) -> int:

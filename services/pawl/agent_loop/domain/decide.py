@@ -162,8 +162,8 @@ def _go_on_with_model(state: State, now: float) -> Decision:
         return TakeOver()
     if budget.is_used_up(state):
         return budget.exhausted(state, now)
-    if state.quota_end_time is not None and now < state.quota_end_time:
-        return budget.waits_for_day(state, state.quota_end_time)
+    if state.quota_end_time is not None:
+        return budget.waits_for_day(state, state.quota_end_time, now)
     return StartModel(delay_seconds=state.model_starts_in or 0.0)
 
 

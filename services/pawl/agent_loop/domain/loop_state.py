@@ -32,7 +32,8 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     before this attempt: while it is open, the run's usage has an estimate of it.
     `held`: the attempt is not made before the token budget is raised.
     `tokens_needed` is what its request was found to cost where the budget had less.
-    `empty_answers` counts those failures in which the model said nothing.
+    `empty_answers` counts those failures in which the model said nothing, `quota_waits` how often the call was put off
+    because the agent had used up its tokens of the day.
     """
 
     attempt: int
@@ -44,6 +45,7 @@ class OpenModelCall(msgspec.Struct, frozen=True, kw_only=True):
     held: bool = False
     empty_answers: int = 0
     tokens_needed: int = 0
+    quota_waits: int = 0
 
     @property
     def summary(self) -> bool:

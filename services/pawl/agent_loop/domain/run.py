@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.limits import TOKENS_MAX, Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
 
 
@@ -173,7 +173,7 @@ class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
-    """The usage of model calls, summed; `model_calls` counts failed attempts too.
+    """The usage of model calls, summed up to what the ledger counts; `model_calls` counts failed attempts too.
 
     `estimated_tokens` are those of the input and output tokens that the model server did not report.
     """
@@ -191,7 +191,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         return self.input_tokens + self.output_tokens
 
     def __add__(self, other: Usage) -> Usage:
-        return self._with_each(operator.add, other)
+        return self._with_each(lambda one, more: min(one + more, TOKENS_MAX), other)
 
     def __sub__(self, other: Usage) -> Usage:
         return self._with_each(operator.sub, other)

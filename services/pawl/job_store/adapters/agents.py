@@ -37,7 +37,7 @@ INSERT INTO job_store.agents (store_id, name, version, delegates_to) VALUES ($1,
 ON CONFLICT (store_id, name) DO UPDATE SET version = excluded.version, delegates_to = excluded.delegates_to,
     delete_time = NULL, delete_user_id = '', delete_credential_id = ''
 """
-# Its runs that wait for its budget look again: it may have another one.
+# Its runs that wait for its budget look again: it may have another one, or none any more.
 _WAKE: Final = f"""
 WITH waiting AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs
@@ -135,7 +135,9 @@ class PostgresAgentRepository:
     async def delete(self, store_id: StoreId, name: str, user_id: UserId, credential_id: CredentialId) -> bool:
         async with self._database.transaction() as connection:
             await connection.execute(_LOCK, store_id)
-            return bool(affected(await connection.execute(_DELETE, store_id, name, user_id, credential_id)))
+            is_deleted = bool(affected(await connection.execute(_DELETE, store_id, name, user_id, credential_id)))
+            await connection.execute(_WAKE, store_id, name, bytes([WaitKind.AGENT_QUOTA]))
+        return is_deleted
 
     async def put_draft(
         self, store_id: StoreId, user_id: UserId, save: SaveDraft, *, validate_only: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -11,22 +11,34 @@ from pawl.chassis.ids import ConversationId, StoreId
 from pawl.job_store.adapters import usage
 from pawl.job_store.adapters.columns import joined
 from pawl.job_store.adapters.search_index import put_title
+from pawl.job_store.domain.states import RunState
 from pawl.job_store.domain.titles import ATTEMPTS_MAX, TEXT_CHARACTERS_MAX, Said, TitleTask, said_title
-from pawl.job_store.domain.usage import UsageKey, Used, day_of
+from pawl.job_store.domain.usage import Quota, UsageKey, Used, day_of
 
-# One that was given often enough, or is nobody's any more, is given to nobody.
-_CLAIM: Final = """
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
+
+# One that was given often enough, or is nobody's any more, is given to nobody; nor is one whose user has had an answer
+# before, as in a conversation from before there were such titles.
+_CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
     ORDER BY title_at LIMIT $1 FOR UPDATE SKIP LOCKED
 ), claimed AS (
     UPDATE job_store.conversations AS c SET title_attempts = c.title_attempts + 1,
-        title_at = CASE WHEN c.title_attempts < $2 AND c.user_id <> '' THEN now() + $3::interval END
+        title_at = CASE WHEN c.title_attempts < $2 AND c.user_id <> '' AND NOT EXISTS (
+            SELECT FROM job_store.runs AS before JOIN job_store.runs AS own USING (store_id, conversation_id)
+            WHERE before.store_id = c.store_id AND before.conversation_id = c.conversation_id
+            AND before.user_id = c.user_id AND before.state = {RunState.COMPLETED.value} AND NOT before.imported
+            AND own.run_id = c.title_run_id AND before.end_time < own.end_time
+        ) THEN now() + $3::interval END
     FROM due WHERE c.store_id = due.store_id AND c.conversation_id = due.conversation_id
     RETURNING c.store_id, c.conversation_id, c.title_attempts, c.title_at, c.title_run_id
 )
-SELECT c.store_id, c.conversation_id, c.title_attempts AS attempt, asked.body AS asked, answered.body AS answered
-FROM claimed AS c CROSS JOIN LATERAL (
+SELECT c.store_id, c.conversation_id, c.title_attempts AS attempt, asked.body AS asked, answered.body AS answered,
+    r.agent_name
+FROM claimed AS c JOIN job_store.runs AS r ON r.store_id = c.store_id AND r.run_id = c.title_run_id
+CROSS JOIN LATERAL (
     SELECT m.body FROM job_store.messages AS m
     WHERE m.store_id = c.store_id AND m.conversation_id = c.conversation_id AND m.run_id = c.title_run_id
     ORDER BY m.number LIMIT 1
@@ -48,20 +60,35 @@ SELECT r.user_id, r.agent_name, now() AS time FROM job_store.conversations AS c
 JOIN job_store.runs AS r ON r.store_id = c.store_id AND r.run_id = c.title_run_id
 WHERE c.store_id = $1 AND c.conversation_id = $2 AND r.user_id <> ''
 """
+_PUT_OFF: Final = """
+UPDATE job_store.conversations SET title_at = $4, title_attempts = title_attempts - 1
+WHERE store_id = $1 AND conversation_id = $2 AND title_attempts = $3 AND title_at IS NOT NULL
+"""
 _LEASE: Final = timedelta(minutes=2)
 _PAUSE: Final = timedelta(minutes=1)
 
 
 class PostgresTitles(DatabaseAdapter):
-    """See `ports.Titles`. `said` reads the body of a message."""
+    """See `ports.Titles`. `said` reads the body of a message, `quota` the budget of an agent."""
 
-    def __init__(self, database: Database, said: Callable[[bytes], Said]) -> None:
+    def __init__(
+        self,
+        database: Database,
+        said: Callable[[bytes], Said],
+        quota: Callable[[StoreId, str], Awaitable[Quota]],
+    ) -> None:
         super().__init__(database)
         self._said = said
+        self._quota = quota
 
     async def claim(self, *, titles_max: int) -> Sequence[TitleTask]:
         tasks = []
         for record in await self._database.fetch(_CLAIM, titles_max, ATTEMPTS_MAX, _LEASE):
+            quota = await self._quota(record["store_id"], record["agent_name"])
+            if quota.is_used_up:
+                place = record["store_id"], record["conversation_id"]
+                await self._database.execute(_PUT_OFF, *place, record["attempt"], quota.day_end_time)
+                continue
             asked, answered = self._said(record["asked"]), self._said(record["answered"])
             tasks.append(
                 TitleTask(

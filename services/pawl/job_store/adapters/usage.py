@@ -19,7 +19,9 @@ from pawl.job_store.domain.usage import UsageKey, Used, UsedOnDay
 
 _FIGURES: Final = Used.__struct_fields__
 _NAMES: Final = ", ".join(("store_id", "agent_name", "day", "user_id", *_FIGURES))
-_SUMS: Final = ", ".join(f"u.{name} + excluded.{name}" for name in _FIGURES)
+# What is beyond that is not counted: the sums of all users must be numbers, too.
+_COUNT_MAX: Final = 2**62
+_SUMS: Final = ", ".join(f"least(u.{name}, {_COUNT_MAX}) + excluded.{name}" for name in _FIGURES)
 _ADD: Final = Statement(
     f"""INSERT INTO job_store.usage_days AS u (slot, {_NAMES})
     SELECT pg_backend_pid() % 8, k.* FROM ({{rows}}) AS k ({_NAMES})
@@ -27,17 +29,23 @@ _ADD: Final = Statement(
     ("text", "text", "date", "text", *["bigint"] * len(_FIGURES)),
     gathered=False,
 )
-# An answer that was estimated too high on the day before may leave less than nothing.
+
+
+def _count(total: str) -> str:
+    # An answer that was estimated too high on the day before may leave less than nothing.
+    return f"greatest(least(coalesce({total}, 0), {_COUNT_MAX}), 0)::bigint"
+
+
 _OF_AGENT: Final = f"""
-SELECT day, count(DISTINCT user_id) AS users, {", ".join(f"greatest(sum({n}), 0)::bigint AS {n}" for n in _FIGURES)}
+SELECT day, count(DISTINCT user_id) AS users, {", ".join(f"{_count(f'sum({n})')} AS {n}" for n in _FIGURES)}
 FROM job_store.usage_days
 WHERE store_id = $1 AND agent_name = $2 AND day > (now() AT TIME ZONE 'UTC')::date - $3::integer
 GROUP BY day ORDER BY day DESC
 """
 
 
-_TODAY: Final = """
-SELECT greatest(coalesce(sum(input_tokens + output_tokens), 0), 0)::bigint AS tokens,
+_TODAY: Final = f"""
+SELECT {_count("sum(input_tokens) + sum(output_tokens)")} AS tokens,
     ((now() AT TIME ZONE 'UTC')::date + 1)::timestamp AT TIME ZONE 'UTC' AS day_end_time
 FROM job_store.usage_days WHERE store_id = $1 AND agent_name = $2 AND day = (now() AT TIME ZONE 'UTC')::date
 """

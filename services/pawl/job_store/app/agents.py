@@ -72,11 +72,14 @@ class UsageReads(Protocol):
 
 
 class Agents:
-    """The use cases of agents in the ledger."""
+    """The use cases of agents in the ledger. `tokens_max_of` reads the budget of a version, 0 for none."""
 
-    def __init__(self, repository: AgentRepository, usage: UsageReads) -> None:
+    def __init__(
+        self, repository: AgentRepository, usage: UsageReads, tokens_max_of: Callable[[AgentVersionRow], int]
+    ) -> None:
         self._repository = repository
         self._usage = usage
+        self._tokens_max_of = tokens_max_of
         self.usage = usage.of_agent
         self.put = repository.put
         self.list = repository.list
@@ -94,11 +97,11 @@ class Agents:
             raise AgentNotFound
         return found
 
-    async def quota(self, store_id: StoreId, name: str, tokens_max_of: Callable[[AgentVersionRow], int]) -> Quota:
+    async def quota(self, store_id: StoreId, name: str) -> Quota:
         """Return the budget of an agent that is not deleted, and what is used of it."""
         newest = await self._repository.get(store_id, name, 0)
         used, day_end_time = await self._usage.today(store_id, name)
-        tokens_max = tokens_max_of(newest) if newest is not None else 0
+        tokens_max = self._tokens_max_of(newest) if newest is not None else 0
         return Quota(tokens_max=tokens_max, tokens_used=used, day_end_time=day_end_time)
 
     async def versions(self, store_id: StoreId, name: str, *, before: int, rows_max: int) -> Page[AgentVersionRow]:

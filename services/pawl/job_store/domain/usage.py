@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, time, timedelta
 from typing import Final
 
 import msgspec
@@ -56,10 +56,20 @@ class Quota(msgspec.Struct, frozen=True, kw_only=True):
     tokens_used: int
     day_end_time: datetime
 
+    @property
+    def is_used_up(self) -> bool:
+        """True if no model call for the agent is to be made before the day ends."""
+        return 0 < self.tokens_max <= self.tokens_used
+
 
 def day_of(now: datetime) -> date:
     """Return the day to which a time belongs."""
     return now.astimezone(UTC).date()
+
+
+def day_end(now: datetime) -> datetime:
+    """Return when the day of a time ends."""
+    return datetime.combine(day_of(now) + timedelta(days=1), time.min, UTC)
 
 
 def added(

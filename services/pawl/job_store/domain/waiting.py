@@ -15,6 +15,7 @@ from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.states import AttentionReason, CallState, RunState, WaitKind, WaitReason
+from pawl.job_store.domain.usage import day_end
 
 NAMED_MAX: Final = 20
 """Most calls, and most runs, that a reason names."""
@@ -209,12 +210,20 @@ def _parked(situation: Situation, below: Mapping[RunId, Waiting]) -> Waiting:
         sentence=_cut(sentence),
         remedy=there.remedy if there else _REMEDIES[first],
         since_time=min((call.state_time or call.create_time for call in about), default=_since(run)),
-        deadline_time=run.claim_at if run.claim_at is not None and run.claim_at > situation.time else None,
+        deadline_time=_deadline(situation, first),
         user_ids=there.user_ids if there else own,
         roles=there.roles if there else _ROLES.get(first, ()),
         call_ids=tuple(call.call_id for call in about[:NAMED_MAX]),
         run_ids=tuple(children[:NAMED_MAX]) if first is _W.AGENT else (),
     )
+
+
+def _deadline(situation: Situation, reason: WaitReason) -> datetime | None:
+    due_time, now = situation.run.claim_at, situation.time
+    if due_time is None or due_time <= now:
+        return None
+    # Its worker looks again before that.
+    return day_end(now) if reason is _W.AGENT_QUOTA else due_time
 
 
 def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:

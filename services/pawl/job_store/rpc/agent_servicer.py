@@ -79,7 +79,7 @@ class AgentLedgerServicer(agents_pb2_grpc.AgentLedgerServiceServicer):
 
     async def GetAgentQuota(self, request: pb.GetAgentQuotaRequest, context: Context) -> pb.GetAgentQuotaResponse:
         store_id, name = check_id(request.store_id, "store_id"), check_id(request.name, "name")
-        found = await self._agents.quota(store_id, name, _daily_tokens_max)
+        found = await self._agents.quota(store_id, name)
         return pb.GetAgentQuotaResponse(
             tokens_max=found.tokens_max, tokens_used=found.tokens_used, day_end_time=timestamp(found.day_end_time)
         )
@@ -126,7 +126,8 @@ def _asked(request: pb.PutAgentRequest | pb.PutDraftRequest) -> partial[AgentVer
     )
 
 
-def _daily_tokens_max(row: AgentVersionRow) -> int:
+def daily_tokens_max(row: AgentVersionRow) -> int:
+    """Return the tokens that all runs of an agent may use in a day; 0 for any number."""
     return agent_pb2.AgentDefinition.FromString(row.definition).daily_tokens_max
 
 

@@ -7,6 +7,7 @@ from typing import Final, TypeVar, assert_never
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
+from msgspec.structs import astuple
 
 from pawl.chassis.ids import CallId
 from pawl.chassis.translate import Exceptions, Translator, kinds_of
@@ -432,7 +433,7 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
 def used_of(usage: run_pb2.Usage) -> Used:
     """Return a usage; InvalidField if it has more than can be counted."""
     used = _USAGE.read(usage)
-    if max(used.input_tokens, used.output_tokens, used.model_calls) > TOKENS_MAX:
+    if max(astuple(used)) > TOKENS_MAX:
         raise InvalidField("usage is too large", field="usage")
     return used
 

@@ -198,6 +198,7 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
 
 
 def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
+    messages.used_of(request.usage)
     return run_pb2.Run(usage=request.usage, tokens_needed=request.tokens_needed).SerializeToString()
 
 
