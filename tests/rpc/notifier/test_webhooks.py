@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from pawl.chassis.database import Database
 from pawl.notify.v1 import notify_pb2
 from pawl.notify.v1 import webhook_pb2 as pb
 from tests.rpc.notifier.test_inbox import ANN, ANN_ELSEWHERE, BOB, reason_of
@@ -71,6 +72,18 @@ async def test_urls_that_the_deployment_does_not_allow_are_refused(webhooks: Web
     webhook.url = url
     change = webhooks.UpdateWebhook(pb.UpdateWebhookRequest(webhook=webhook), metadata=ANN)
     assert await reason_of(change) == "INVALID_FIELD"
+
+
+async def test_who_may_no_longer_reach_a_url_can_disable_its_webhook(
+    webhooks: WebhookServiceAsyncStub, database: Database
+) -> None:
+    webhook = (await created(webhooks)).webhook
+    webhook.url = "https://elsewhere.example/"
+    await database.execute("UPDATE notifier.webhooks SET url = $1", webhook.url)
+    change = pb.UpdateWebhookRequest(webhook=webhook)
+    assert await reason_of(webhooks.UpdateWebhook(change, metadata=ANN)) == "INVALID_FIELD"
+    change.webhook.enabled = False
+    assert not (await webhooks.UpdateWebhook(change, metadata=ANN)).webhook.enabled
 
 
 async def test_http_goes_where_the_deployment_has_opened_it(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -16,6 +17,7 @@ from pawl.notifier.domain.notification import Draft, EventId, Inbox, Notificatio
 from pawl.notifier.domain.webhook import (
     AGES,
     FAILING_MAX,
+    FAILING_TRIES_MAX,
     JITTER,
     TRIES_MAX_AT_ONCE,
     Candidate,
@@ -30,6 +32,7 @@ from pawl.notifier.domain.webhook import (
     choose,
     crowded,
     judge,
+    notice,
 )
 
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
@@ -89,12 +92,17 @@ def test_a_webhook_is_disabled_when_a_delivery_is_given_up_and_none_came_through
 
 
 candidates = st.builds(
-    lambda host, user, store: Candidate(
-        delivery_id=DeliveryId("dlv"), inbox=Inbox(store_id=StoreId(store), user_id=UserId(user)), host=host
+    lambda host, user, store, is_failing: Candidate(
+        delivery_id=DeliveryId("dlv"),
+        webhook_id=WebhookId(f"{host}/{user}/{store}/{is_failing}"),
+        inbox=Inbox(store_id=StoreId(store), user_id=UserId(user)),
+        host=host,
+        is_failing=is_failing,
     ),
     st.sampled_from(["hangs", "b", "c"]),
     st.sampled_from(["ann", "bob"]),
     st.sampled_from(["acme", "other", "third"]),
+    st.booleans(),
 )
 
 
@@ -106,9 +114,20 @@ def test_no_place_gets_more_than_it_may_and_what_is_left_over_has_a_full_one(
     chosen = choose(due, at_work)
     taken = Counter(place for each in [*at_work, *chosen] for place in each.places.items())
     assert all(count <= TRIES_MAX_AT_ONCE[name] for (name, _), count in taken.items())
+    failing = Counter(each.webhook_id for each in [*at_work, *chosen] if each.is_failing)
+    assert all(count <= FAILING_TRIES_MAX for count in failing.values())
     left = Counter(due) - Counter(chosen)
     full = {place for place, count in taken.items() if count == TRIES_MAX_AT_ONCE[place[0]]}
-    assert all(full & set(each.places.items()) for each in left)
+    assert all(full & set(each.places.items()) or failing[each.webhook_id] for each in left)
+
+
+@pytest.mark.parametrize("name", ["a" * 200, ""])
+def test_the_title_of_a_notice_has_its_reason_however_long_the_name_is(name: str) -> None:
+    disabled = replace(WEBHOOK, name=name, disable_reason="it is gone")
+    title = notice(ANN, disabled, DeliveryId("dlv"), NOW).title
+    assert title.startswith(f"Webhook {name[:10] or 'hook_1'}")
+    assert title.endswith(" was disabled: it is gone")
+    assert len(title) <= 200
 
 
 def test_a_host_with_enough_at_work_is_crowded() -> None:

@@ -91,6 +91,7 @@ told AS (
     JOIN draft USING (store_id, user_id, notification_id)
     JOIN notifier.webhooks AS w USING (store_id, user_id)
     WHERE w.enabled AND (w.kinds = '{}' OR draft.told_kind = ANY (w.kinds))
+    FOR KEY SHARE OF w
 )
 SELECT count(*) FROM added
 """

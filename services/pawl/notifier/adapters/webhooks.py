@@ -15,9 +15,12 @@ from pawl.notifier.adapters.postgres import ADD, added_columns, inbox_of
 from pawl.notifier.app.ports import NewWebhook
 from pawl.notifier.domain.notification import Inbox, NotificationKind
 from pawl.notifier.domain.webhook import (
+    FAILING_TRIES_MAX,
     FORMER_SECRET_SECONDS,
     FORMER_SECRETS_MAX,
     TEST,
+    TESTS_KEPT,
+    TRIES_MAX_AT_ONCE,
     WEBHOOKS_MAX,
     Attempt,
     Candidate,
@@ -46,7 +49,7 @@ _UPDATE: Final = """
 UPDATE notifier.webhooks SET
     name = $4, url = $5, host = $6, kinds = $7, enabled = $8,
     disable_reason = CASE WHEN $8 OR enabled THEN '' ELSE disable_reason END,
-    failing_since = CASE WHEN $8 AND NOT enabled THEN NULL ELSE failing_since END
+    failing_since = CASE WHEN $8 AND NOT enabled OR $5 <> url THEN NULL ELSE failing_since END
 WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3
 RETURNING *
 """
@@ -63,9 +66,18 @@ WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3
 RETURNING webhook_id
 """
 
-_LOCK: Final = "SELECT * FROM notifier.webhooks WHERE webhook_id = $1 FOR NO KEY UPDATE"
+# Who disables or deletes a webhook waits for who writes deliveries to it, and the other way round.
+_LOCK: Final = f"{_FIND} FOR UPDATE"
+_LOCK_INBOX: Final = "SELECT FROM notifier.inboxes WHERE store_id = $1 AND user_id = $2 FOR UPDATE"
 _WAITING_TEST: Final = """
 SELECT * FROM notifier.webhook_deliveries WHERE webhook_id = $1 AND number IS NULL AND due_time IS NOT NULL
+"""
+_FORGET_TESTS: Final = """
+DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
+    SELECT delivery_id FROM notifier.webhook_deliveries
+    WHERE webhook_id = $1 AND number IS NULL AND due_time IS NULL
+    ORDER BY insert_time DESC OFFSET $2
+)
 """
 _ADD_TEST: Final = """
 INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user_id, type, body)
@@ -87,35 +99,61 @@ WHERE store_id = $1 AND user_id = $2 AND delivery_id = $3
 RETURNING *
 """
 
+# From one webhook for which something waits to the next, and of each the oldest: what a long row holds costs nothing.
 _DUE: Final = """
-SELECT d.delivery_id, d.store_id, d.user_id, w.host
-FROM notifier.webhook_deliveries AS d
+WITH RECURSIVE waiting AS (
+    SELECT min(webhook_id) AS webhook_id FROM notifier.webhook_deliveries WHERE due_time IS NOT NULL
+    UNION ALL
+    SELECT (
+        SELECT min(webhook_id) FROM notifier.webhook_deliveries
+        WHERE due_time IS NOT NULL AND webhook_id > waiting.webhook_id
+    ) FROM waiting WHERE webhook_id IS NOT NULL
+),
+at_work AS (
+    SELECT store_id, user_id, count(*) AS tries FROM unnest($4::text[], $5::text[]) AS each (store_id, user_id)
+    GROUP BY store_id, user_id
+)
+SELECT d.delivery_id, webhook_id, store_id, user_id, w.host, w.failing_since IS NOT NULL AS is_failing
+FROM waiting
 JOIN notifier.webhooks AS w USING (webhook_id)
-WHERE d.due_time <= now()
-AND w.host <> ALL ($1::text[])
-AND d.store_id <> ALL ($2::text[])
-AND (d.store_id, d.user_id) NOT IN (SELECT * FROM unnest($3::text[], $4::text[]))
-ORDER BY d.due_time LIMIT $5
+LEFT JOIN at_work USING (store_id, user_id)
+CROSS JOIN LATERAL (
+    SELECT delivery_id, due_time FROM notifier.webhook_deliveries AS each
+    WHERE each.webhook_id = w.webhook_id AND each.due_time <= now()
+    ORDER BY each.due_time LIMIT CASE WHEN w.failing_since IS NULL THEN $6::int ELSE $7::int END
+) AS d
+WHERE w.host <> ALL ($1::text[])
+AND store_id <> ALL ($2::text[])
+AND (w.failing_since IS NULL OR webhook_id <> ALL ($3::text[]))
+AND coalesce(tries, 0) < $8
+ORDER BY coalesce(tries, 0) + row_number() OVER (PARTITION BY store_id, user_id ORDER BY d.due_time), d.due_time
+LIMIT $9
 """
+# Of a disabled webhook, what a process that died had claimed is over; what waits unclaimed was sent again.
 _CLAIM: Final = """
 WITH held AS (
-    SELECT delivery_id FROM notifier.webhook_deliveries
+    SELECT delivery_id, each.claimed AND number IS NOT NULL AND NOT w.enabled AS is_over
+    FROM notifier.webhook_deliveries AS each
+    JOIN notifier.webhooks AS w USING (webhook_id)
     WHERE delivery_id = ANY ($1::text[]) AND due_time <= now()
     ORDER BY delivery_id
-    FOR UPDATE SKIP LOCKED
+    FOR UPDATE OF each SKIP LOCKED
 )
-UPDATE notifier.webhook_deliveries AS d
-SET claimed = true, tries = tries + 1, due_time = now() + make_interval(secs => $2)
+UPDATE notifier.webhook_deliveries AS d SET
+    claimed = NOT is_over,
+    due_time = CASE WHEN is_over THEN NULL ELSE now() + make_interval(secs => $2) END,
+    state = CASE WHEN is_over THEN 'dead' ELSE state END,
+    last_error = CASE WHEN is_over THEN 'the webhook was disabled' ELSE last_error END
 FROM held, notifier.webhooks AS w
 WHERE d.delivery_id = held.delivery_id AND w.webhook_id = d.webhook_id
-RETURNING d.delivery_id, d.webhook_id, d.type, d.body, d.tries, d.due_time, w.url, w.secret, ARRAY(
+RETURNING d.delivery_id, d.claimed, d.type, d.body, d.tries + 1 AS tries, d.due_time, w.url, w.secret, ARRAY(
     SELECT former FROM unnest(w.former_secrets, w.former_times) AS each (former, until) WHERE until > now()
 ) AS former_secrets
 """
 _SETTLE: Final = """
 UPDATE notifier.webhook_deliveries SET
-    claimed = false, state = $3, due_time = now() + make_interval(secs => $4), try_time = now(), status = $5,
-    latency_ms = $6, last_error = $7
+    claimed = false, tries = tries + 1, state = $3, due_time = now() + make_interval(secs => $4), try_time = now(),
+    status = $5, latency_ms = $6, last_error = $7
 WHERE delivery_id = $1 AND claimed AND due_time = $2
 RETURNING delivery_id
 """
@@ -124,7 +162,8 @@ UPDATE notifier.webhooks SET failing_since = NULL WHERE webhook_id = $1 AND fail
 """
 _FAILED: Final = """
 UPDATE notifier.webhooks SET
-    failing_since = coalesce(failing_since, now()), enabled = enabled AND $2 = '',
+    failing_since = CASE WHEN $3 THEN coalesce(failing_since, now()) ELSE failing_since END,
+    enabled = enabled AND $2 = '',
     disable_reason = CASE WHEN $2 = '' THEN disable_reason ELSE $2 END
 WHERE webhook_id = $1
 """
@@ -137,7 +176,7 @@ _COUNT_WAITING: Final = "SELECT count(*) FROM notifier.webhook_deliveries WHERE 
 
 
 class PostgresWebhooks(DatabaseAdapter):
-    """See `ports.WebhookRepository`. Where both are locked, a webhook is before its deliveries."""
+    """See `ports.WebhookRepository`. Locked in this order: an inbox, a webhook, its deliveries."""
 
     async def create(self, new: NewWebhook) -> Webhook:
         inbox, webhook = new.inbox, new.webhook
@@ -176,6 +215,7 @@ class PostgresWebhooks(DatabaseAdapter):
     async def update(self, inbox: Inbox, webhook: Webhook, *, host: str) -> Webhook:
         said = (webhook.name, webhook.url, host, list(webhook.kinds), webhook.enabled)
         async with self._database.transaction() as connection:
+            await connection.execute(_LOCK, inbox.store_id, inbox.user_id, webhook.webhook_id)
             row = await connection.fetchrow(_UPDATE, inbox.store_id, inbox.user_id, webhook.webhook_id, *said)
             if not webhook.enabled:
                 await connection.execute(_END_WAITING, _there(row)["webhook_id"])
@@ -192,9 +232,8 @@ class PostgresWebhooks(DatabaseAdapter):
 
     async def add_test(self, inbox: Inbox, test: WebhookDelivery, body: str) -> WebhookDelivery:
         async with self._database.transaction() as connection:
-            row = await connection.fetchrow(_LOCK, test.webhook_id)
-            if row is None or inbox_of(row) != inbox:
-                raise WebhookNotFound
+            _there(await connection.fetchrow(_LOCK, inbox.store_id, inbox.user_id, test.webhook_id))
+            await connection.execute(_FORGET_TESTS, test.webhook_id, TESTS_KEPT)
             row = await connection.fetchrow(_WAITING_TEST, test.webhook_id) or await connection.fetchrow(
                 _ADD_TEST,
                 test.delivery_id,
@@ -219,17 +258,27 @@ class PostgresWebhooks(DatabaseAdapter):
         return _delivery(row)
 
     async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
-        users = crowded((each.inbox for each in at_work), "user")
         rows = await self._database.fetch(
             _DUE,
             crowded((each.host for each in at_work), "host"),
             crowded((each.inbox.store_id for each in at_work), "store"),
-            [user.store_id for user in users],
-            [user.user_id for user in users],
+            [each.webhook_id for each in at_work],
+            [each.inbox.store_id for each in at_work],
+            [each.inbox.user_id for each in at_work],
+            TRIES_MAX_AT_ONCE["host"],
+            FAILING_TRIES_MAX,
+            TRIES_MAX_AT_ONCE["user"],
             limit,
         )
         return [
-            Candidate(delivery_id=DeliveryId(row["delivery_id"]), inbox=inbox_of(row), host=row["host"]) for row in rows
+            Candidate(
+                delivery_id=DeliveryId(row["delivery_id"]),
+                webhook_id=WebhookId(row["webhook_id"]),
+                inbox=inbox_of(row),
+                host=row["host"],
+                is_failing=row["is_failing"],
+            )
+            for row in rows
         ]
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
@@ -237,7 +286,6 @@ class PostgresWebhooks(DatabaseAdapter):
         return [
             Attempt(
                 candidate=by_id[row["delivery_id"]],
-                webhook_id=WebhookId(row["webhook_id"]),
                 url=row["url"],
                 secrets=(row["secret"], *row["former_secrets"]),
                 type=row["type"],
@@ -246,6 +294,7 @@ class PostgresWebhooks(DatabaseAdapter):
                 claim_until=row["due_time"],
             )
             for row in await self._database.fetch(_CLAIM, list(by_id), seconds)
+            if row["claimed"]
         ]
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
@@ -254,7 +303,7 @@ class PostgresWebhooks(DatabaseAdapter):
             verdict = Verdict(state=DeliveryState.DELIVERED)
             if await self._database.fetchrow(_SETTLE, *_settlement(attempt, outcome, verdict)) is None:
                 return None
-            await self._database.execute(_SUCCEEDED, attempt.webhook_id)
+            await self._database.execute(_SUCCEEDED, attempt.candidate.webhook_id)
             return verdict
         async with self._database.transaction() as connection:
             return await _settle_failure(connection, attempt, outcome, chance)
@@ -265,28 +314,32 @@ class PostgresWebhooks(DatabaseAdapter):
 
 
 async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Outcome, chance: float) -> Verdict | None:
-    row = await connection.fetchrow(_LOCK, attempt.webhook_id)
+    inbox, webhook_id = attempt.candidate.inbox, attempt.candidate.webhook_id
+    await connection.execute(_LOCK_INBOX, inbox.store_id, inbox.user_id)
+    row = await connection.fetchrow(_LOCK, inbox.store_id, inbox.user_id, webhook_id)
     if row is None:
         return None
+    is_test, is_former = attempt.type == TEST, attempt.url != row["url"]
     now: datetime = await connection.fetchval(_NOW)
     verdict = judge(
         outcome,
         tries=attempt.tries,
-        is_test=attempt.type == TEST,
+        is_test=is_test,
         enabled=row["enabled"],
         failing_since=row["failing_since"] or now,
         now=now,
         chance=chance,
     )
-    if not row["enabled"]:
+    if not row["enabled"] or is_former:
         verdict = replace(verdict, disable_reason="")
     if await connection.fetchrow(_SETTLE, *_settlement(attempt, outcome, verdict)) is None:
         return None
-    await connection.execute(_FAILED, attempt.webhook_id, verdict.disable_reason)
+    await connection.execute(_FAILED, webhook_id, verdict.disable_reason, not (is_test or is_former))
     if verdict.disable_reason:
-        await connection.execute(_END_WAITING, attempt.webhook_id)
+        await connection.execute(_END_WAITING, webhook_id)
+    if verdict.disable_reason and not is_test:
         disabled = replace(_webhook(row), disable_reason=verdict.disable_reason)
-        told = notice(attempt.candidate.inbox, disabled, attempt.candidate.delivery_id, now)
+        told = notice(inbox, disabled, attempt.candidate.delivery_id, now)
         await connection.fetchval(ADD, *added_columns([told]))
     return verdict
 

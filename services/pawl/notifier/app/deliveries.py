@@ -30,7 +30,7 @@ class Deliveries:
 
     A delivery is claimed before it is tried, so replicas do not try the same one; what a process that died had claimed
     is tried again when the claim is over, under the same id. Tries to one host, of one user and of one store are
-    limited: a receiver that hangs holds up its own.
+    limited, and a webhook that fails has one: a receiver that hangs holds up its own.
     """
 
     def __init__(
@@ -114,5 +114,5 @@ class Deliveries:
             return
         self._counters.delivery_tried(verdict.state, outcome.latency_seconds)
         if verdict.disable_reason:
-            _log.info("webhook.disabled", webhook=attempt.webhook_id, reason=verdict.disable_reason)
+            _log.info("webhook.disabled", webhook=attempt.candidate.webhook_id, reason=verdict.disable_reason)
             self._on_notice()

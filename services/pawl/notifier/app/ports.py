@@ -159,7 +159,7 @@ class WebhookRepository(Protocol):
         """Give a webhook another secret; those before sign for a day, too."""
 
     async def add_test(self, inbox: Inbox, test: WebhookDelivery, body: str) -> WebhookDelivery:
-        """Keep a test of a webhook, or return the one that waits."""
+        """Keep a test of a webhook, or return the one that waits. Of those that have ended the newest 20 stay."""
 
     async def deliveries(
         self, inbox: Inbox, webhook_id: WebhookId, before: tuple[datetime, str] | None, *, limit: int
@@ -174,15 +174,18 @@ class WebhookRepository(Protocol):
         """
 
     async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
-        """Return deliveries that are due, the longest due first; none of hosts, users, stores with enough at work."""
+        """Return deliveries that are due; none of hosts, users, stores and failing webhooks with enough at work.
+
+        Those of users with the fewest at work are first, then the longest due.
+        """
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
-        """Claim deliveries that are still due; nobody else tries them for so long. Counts a try of each."""
+        """Claim deliveries that are still due; nobody else tries them for so long."""
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
-        """Write what came of a try; None if the claim was over and somebody else has taken it, or it is deleted.
+        """Write what came of a try, and count it; None if the claim was over and somebody else has it, or it is gone.
 
-        Where that disables the webhook, its user is notified in the same transaction.
+        Where that disables the webhook, its user is notified in the same transaction; not of what a test disables.
         """
 
     async def count_waiting(self) -> int:

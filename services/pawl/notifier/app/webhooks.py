@@ -79,9 +79,12 @@ class Webhooks:
 
         Raises:
             WebhookNotFound: the user has none of that id.
-            InvalidField: it has no meaning, or its URL is not allowed.
+            InvalidField: it has no meaning, or its URL is not allowed; that of one that is not enabled may stay.
         """
-        return await self._repository.update(inbox, asked, host=self._host(inbox, checked(asked)))
+        before = await self._repository.webhook(inbox, checked(asked).webhook_id)
+        stays = asked.url == before.url and not asked.enabled
+        host = read_target(asked.url).host if stays else self._host(inbox, asked)
+        return await self._repository.update(inbox, asked, host=host)
 
     async def rotate(self, inbox: Inbox, webhook_id: WebhookId) -> bytes:
         """Give a webhook another secret, and return it.

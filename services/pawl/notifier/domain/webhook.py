@@ -23,12 +23,15 @@ PlaceT = TypeVar("PlaceT", bound=Hashable)
 WEBHOOKS_MAX: Final = 10
 """Webhooks of one user."""
 NAME_CHARACTERS_MAX: Final = 200
+TITLE_CHARACTERS_MAX: Final = 200
 URL_CHARACTERS_MAX: Final = 2048
 FORMER_SECRETS_MAX: Final = 4
 FORMER_SECRET_SECONDS: Final = 86400.0
 """The time for which a secret that was replaced still signs."""
 TEST: Final = "webhook.test"
 """The type of a test."""
+TESTS_KEPT: Final = 20
+"""Tests of one webhook that stay when another one is made."""
 
 AGES: Final = (0.0, 5.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0)
 """The times at which tries are due, in seconds after the first one."""
@@ -41,6 +44,9 @@ FAILING_MAX: Final = timedelta(days=3)
 
 TRIES_MAX_AT_ONCE: Final[Mapping[str, int]] = {"host": 16, "user": 32, "store": 64, "all": 128}
 """Tries of one process at the same time: to one host, of one user, of one store, and of all."""
+
+FAILING_TRIES_MAX: Final = 1
+"""Tries of one process at the same time to a webhook whose last one failed."""
 
 _OK: Final = range(200, 300)
 _GONE: Final = 410
@@ -91,8 +97,11 @@ class Candidate:
     """A delivery that is due."""
 
     delivery_id: DeliveryId
+    webhook_id: WebhookId
     inbox: Inbox
     host: str
+    is_failing: bool
+    """True if the last try for its webhook failed."""
 
     @property
     def places(self) -> Mapping[str, Hashable]:
@@ -105,7 +114,6 @@ class Attempt:
     """A try of a delivery that a process has claimed; `secrets` sign it, the newest first."""
 
     candidate: Candidate
-    webhook_id: WebhookId
     url: str
     secrets: Sequence[bytes]
     type: str
@@ -168,10 +176,13 @@ def judge(
 def choose(candidates: Sequence[Candidate], at_work: Sequence[Candidate]) -> list[Candidate]:
     """Return those that may be tried now, beside those at work, in their order."""
     taken = Counter(place for each in at_work for place in each.places.items())
+    tried = Counter(each.webhook_id for each in at_work)
     chosen: list[Candidate] = []
     for candidate in candidates:
         places = list(candidate.places.items())
-        if all(taken[name, place] < TRIES_MAX_AT_ONCE[name] for name, place in places):
+        has_room = all(taken[name, place] < TRIES_MAX_AT_ONCE[name] for name, place in places)
+        if has_room and not (candidate.is_failing and tried[candidate.webhook_id] >= FAILING_TRIES_MAX):
+            tried[candidate.webhook_id] += 1
             taken.update(places)
             chosen.append(candidate)
     return chosen
@@ -216,13 +227,15 @@ def _body(kind: str, time: datetime, data: Mapping[str, str]) -> str:
 def notice(inbox: Inbox, webhook: Webhook, delivery_id: DeliveryId, now: datetime) -> Draft:
     """Return what a user is told of a webhook that was disabled."""
     digest = hashlib.sha256(f"{webhook.webhook_id}/{delivery_id}/{now.isoformat()}".encode()).hexdigest()
+    told = f" was disabled: {webhook.disable_reason}"
+    name = (webhook.name or webhook.webhook_id)[: TITLE_CHARACTERS_MAX - len("Webhook ") - len(told)]
     return Draft(
         inbox=inbox,
         notification_id=NotificationId(f"ntf_{digest[:40]}"),
         kind=NotificationKind.WEBHOOK_DISABLED,
         webhook_id=webhook.webhook_id,
         event_id=EventId(delivery_id),
-        title=f"Webhook {webhook.name or webhook.webhook_id} was disabled: {webhook.disable_reason}"[:200],
+        title=f"Webhook {name}{told}",
         create_time=now,
     )
 
