@@ -38,6 +38,8 @@ _NEXT: Final = {
         "`pawl conversations list` lists yours; one that another user shares can be read, and written to if it says so."
     ),
     "CONVERSATION_EXISTS": "`pawl conversations show --key` with it shows that one; go on there, or take another key.",
+    "WEBHOOK_NOT_FOUND": "`pawl notify list` shows yours.",
+    "DELIVERY_NOT_FOUND": "`pawl notify list` shows your webhooks, `pawl notify deliveries HOOK` what each was sent.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",
     "ALREADY_DECIDED": "`pawl inbox` lists the calls that wait.",
@@ -50,6 +52,8 @@ _NEXT: Final = {
     "INTERNAL": "The log of the service has the details under that id.",
 }
 
+# The reasons whose advice says what lists the ids of a field.
+_LISTED: Final = {"webhook_id": "WEBHOOK_NOT_FOUND", "delivery_id": "DELIVERY_NOT_FOUND"}
 
 # What gRPC says of a connection on which the two sides do not agree about TLS, and what to do.
 _OF_TLS: Final = (
@@ -121,6 +125,8 @@ def _speaks_tls(address: str) -> bool:
 def _sentence(error: PawlError) -> str:
     message = error.message.rstrip(". ")
     following = _NEXT.get(error.reason, "")
+    if error.reason == "INVALID_ID":
+        following = _NEXT.get(_LISTED.get(error.message.partition(" ")[0], ""), "")
     if error.reason == "UNAUTHENTICATED" and os.environ.get(_KEY):
         following = _NOT_TAKEN
     first = message.partition(" ")[0]

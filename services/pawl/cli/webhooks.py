@@ -39,9 +39,23 @@ class NotificationKind(StrEnum):
     WEBHOOK_DISABLED = "webhook-disabled"
 
 
+def _kind(text: str) -> NotificationKind:
+    """Return a kind, spelled as an option or as the type of a message."""
+    try:
+        return NotificationKind(text.replace(".", "-"))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(NotificationKind)}.") from None
+
+
 WebhookId = Annotated[str, typer.Argument(help="Id of the webhook.", show_default=False)]
 Kinds = Annotated[
-    list[NotificationKind] | None, typer.Option("--kind", help="Tell only of this kind. Repeatable; all if not given.")
+    list[NotificationKind] | None,
+    typer.Option(
+        "--kind",
+        parser=_kind,
+        metavar=f"[{'|'.join(NotificationKind)}]",
+        help="Tell only of this kind. Repeatable; all if not given.",
+    ),
 ]
 Name = Annotated[str | None, typer.Option("--name", help="What it is for.")]
 
@@ -109,6 +123,10 @@ async def update(
     ] = None,
 ) -> None:
     """Change a webhook; what is not named stays as it is."""
+    if kind and all_kinds:
+        raise CommandError("Give --kind or --all-kinds, not both.")
+    if not (kind or all_kinds) and url is None and name is None and enable is None:
+        raise CommandError("Say what to change: --url, --kind, --all-kinds, --name, --enable or --disable.")
     webhook = await _found(target, webhook_id)
     webhook.url = webhook.url if url is None else url
     webhook.name = webhook.name if name is None else name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import grpc
 import pytest
 
 from pawl.chassis.database import Database
@@ -84,6 +85,11 @@ async def test_who_may_no_longer_reach_a_url_can_disable_its_webhook(
     assert await reason_of(webhooks.UpdateWebhook(change, metadata=ANN)) == "INVALID_FIELD"
     change.webhook.enabled = False
     assert not (await webhooks.UpdateWebhook(change, metadata=ANN)).webhook.enabled
+
+
+async def test_a_refusal_of_http_says_what_to_use(webhooks: WebhookServiceAsyncStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="use https"):
+        await created(webhooks, "http://example.com/")
 
 
 async def test_http_goes_where_the_deployment_has_opened_it(

@@ -320,6 +320,7 @@ def test_an_error_is_a_sentence_that_says_what_to_do_next(error: Exception, sent
             "`pawl-store` names another store: leave it out.",
         ),
         (InvalidId("pawl-user must match ^x$"), "pawl-user must match ^x$."),
+        (InvalidId("webhook_id must match ^x$"), "webhook_id must match ^x$. `pawl notify list` shows yours."),
     ],
 )
 def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
@@ -327,6 +328,24 @@ def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
 ) -> None:
     monkeypatch.setenv("PAWL_API_KEY", "k")
     assert explain(error, [NOBODY]) == sentence
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ((), "Say what to change: --url"),
+        (("--kind", "run-failed", "--all-kinds"), "not both"),
+        (("--kind", "run.failed"), f"notifier does not answer at {NOBODY}"),
+        (("--kind", "foo"), "'foo' is not one of run-completed, run-failed"),
+    ],
+)
+def test_a_webhook_is_changed_by_what_is_said_and_by_no_contradiction(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
+    code, output = invoke("notify", "update", "hook_1", *options)
+    assert code == 2
+    assert told in output
 
 
 @pytest.mark.parametrize("elsewhere", ["203.0.113.9:7601", "example.com:7601", "nonsense"])

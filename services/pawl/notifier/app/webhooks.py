@@ -130,7 +130,8 @@ class Webhooks:
             self._egress.check(inbox.store_id, webhook.url, with_secrets=True)
             return read_target(webhook.url).host
         except EgressRefused as refused:
-            raise InvalidField(f"url: {refused}", field="webhook.url") from None
+            advice = "; use https" if webhook.url.lower().startswith("http:") else ""
+            raise InvalidField(f"url: {refused}{advice}", field="webhook.url") from None
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(self._clock.now(), UTC)
