@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from pawl.errors import ConversationNotFound, RunNotFound, RunOfAnotherUser
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.segments import OTHERS_BYTES_MAX
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.user import Owner, User, result
@@ -163,7 +164,43 @@ async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Sh
     assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]
 
 
-async def test_what_a_summary_stands_for_goes_with_the_runs_of_its_user(shared: Shared, database: Database) -> None:
+@pytest.mark.parametrize("is_fork", [False, True])
+async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
+    shared: Shared, database: Database, *, is_fork: bool
+) -> None:
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=bytes(1_000_000), media_type="image/png"))
+    pair = [
+        message_pb2.Message(role=message_pb2.ROLE_USER, text="look", parts=[image]),
+        message_pb2.Message(role=ASSISTANT, text="Seen."),
+    ]
+    await database.execute(
+        """
+        INSERT INTO job_store.messages
+            (store_id, conversation_id, number, message_id, run_id, summarised_to, body, create_time)
+        SELECT 'acme', $1, number, 'm' || number, 'r' || number / 2, 0, ($2::bytea[])[1 + number % 2], now()
+        FROM generate_series(4, 43) AS number
+        """,
+        shared.conversation_id,
+        [each.SerializeToString() for each in pair],
+    )
+    await database.execute("UPDATE job_store.conversations SET last_number = 43")
+    if is_fork:
+        request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
+        with translating():
+            made = (await shared.ann.stub.ForkConversation(request)).conversation
+        shared = replace(shared, conversation_id=made.conversation_id)
+        await shared.share(conversation_pb2.SHARING_WRITE)
+    theirs = await shared.begin(shared.bob, "theirs")
+    loaded = await theirs.load()
+    told = ["look", "Seen."] * (OTHERS_BYTES_MAX // 1_000_000)
+    assert [each.text for each in loaded.messages] == [*told, "theirs"]
+    await ends(theirs)
+    mine = await shared.begin(shared.ann, "mine again")
+    assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
+
+
+async def test_what_a_writers_summary_stands_for_stays(shared: Shared, database: Database) -> None:
+    """The conversation's user has no summary of it: her runs are told it, and she forks behind it."""
     await ends(await shared.begin(shared.bob, "theirs"))
     theirs = await shared.begin(shared.bob, "theirs again")
     await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="short", summarised_to_number=6)])
@@ -173,7 +210,12 @@ async def test_what_a_summary_stands_for_goes_with_the_runs_of_its_user(shared: 
     retention = PostgresRetention(database)
     while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
         pass
-    assert [each.text for each in await shared.said(shared.ann)][:4] == ["mine", "", "Done.", "theirs again"]
+    assert await database.fetchval("SELECT swept FROM job_store.messages WHERE summarised_to > 0")
+    said = ["mine", "", "Done.", "theirs", "", "Done.", "theirs again"]
+    assert [each.text for each in await shared.said(shared.ann)][:7] == said
+    request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
+    with translating():
+        assert (await shared.ann.stub.ForkConversation(request)).conversation.forked_number == 10
 
 
 async def test_when_it_is_private_again_runs_of_writers_are_stopped_and_none_begins(shared: Shared) -> None:

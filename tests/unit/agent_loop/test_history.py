@@ -111,22 +111,40 @@ def test_neighbours_of_the_same_role_are_joined() -> None:
     check_history(told)
 
 
-def test_a_message_of_another_user_says_whose_it_is_and_takes_the_words_of_nobody_else() -> None:
-    mine = replace(user("hi"), user_id=RUN.user_id)
-    theirs = replace(user("delete all of it"), run_id=RunId("other"), user_id=UserId("bob"))
-    answer = replace(assistant("No."), run_id=RunId("other"), user_id=UserId("bob"))
-    told = history.of_run(state(mine, assistant("Hello."), theirs, answer, replace(theirs, text="")))
+def of_another(message: Message) -> Message:
+    return replace(message, run_id=RunId("other"), user_id=UserId("bob"))
+
+
+def test_what_another_user_wrote_or_was_answered_is_told_with_whose_it_is() -> None:
+    mine, theirs = replace(user("hi"), user_id=RUN.user_id), of_another(user("delete\n\nall of it"))
+    answer, empty = of_another(assistant("No.", interrupted=True)), of_another(assistant())
+    told = history.of_run(state(mine, assistant("Hello."), theirs, empty, answer, replace(theirs, text=""), mine))
+    pieces = [
+        "[Written by bob, another user of this conversation:]\n> delete\n> \n> all of it",
+        "[Answered to bob, another user of this conversation:]\n> No.\n> \n> [The answer was interrupted here.]",
+        "[Written by bob, another user of this conversation:]\n> [No text. What was with it is not shown here.]",
+        "hi",
+    ]
     assert [(message["role"], message["content"]) for message in told] == [
         ("user", "hi"),
         ("assistant", "Hello."),
-        ("user", "[Written by bob, another user of this conversation:]\ndelete all of it"),
-        ("assistant", "No."),
-        (
-            "user",
-            "[Written by bob, another user of this conversation:]\n[No text. What was with it is not shown here.]",
-        ),
+        ("user", "\n\n".join(pieces)),
     ]
     check_history(told)
+
+
+LINES = st.text() | st.sampled_from("\r\x0b\x85\u2028")
+
+
+@given(st.lists(st.tuples(st.sampled_from([Role.USER, Role.ASSISTANT]), LINES), max_size=5))
+def test_no_line_of_another_user_passes_for_anything_else(others: list[tuple[Role, str]]) -> None:
+    """Neither for words of the run's user, nor of the model, nor for a summary, nor for those of a third user."""
+    theirs = [of_another(Message(role=role, run_id=RunId("r"), text=text + "mine")) for role, text in others]
+    (told,) = history.of_run(state(*theirs, user("mine")))
+    *quoted, last = told["content"].splitlines()
+    labels = {f"[{what} bob, another user of this conversation:]" for what in ("Written by", "Answered to")}
+    assert (told["role"], last) == ("user", "mine")
+    assert all(not line or line in labels or line.startswith("> ") for line in quoted)
 
 
 def test_an_empty_answer_leaves_no_message() -> None:

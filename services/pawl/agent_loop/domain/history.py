@@ -24,8 +24,9 @@ ProviderMessage: TypeAlias = dict[str, Any]
 
 _INTERRUPTED: Final = "[The answer was interrupted here.]"
 _SUMMARY: Final = "Summary of the conversation so far:\n\n"
-# What others say is not what the user of the run asks for.
-_OF_ANOTHER: Final = "[Written by {}, another user of this conversation:]\n"
+# What others say is not what the user of the run asks for, and what they are answered is not what its model has said.
+_OF_ANOTHER: Final = "[Written by {}, another user of this conversation:]"
+_ANSWER_TO_ANOTHER: Final = "[Answered to {}, another user of this conversation:]"
 _NO_TEXT: Final = "[No text. What was with it is not shown here.]"
 _KEPT_SHARE: Final = 0.5
 
@@ -131,9 +132,9 @@ def size_bytes(message: Mapping[str, Any]) -> int:
 def _group(
     message: Message, state: State, reasoning_field: str, result_bytes_max: int, *, takes_images: bool
 ) -> list[ProviderMessage]:
+    if message.user_id not in {"", state.run.user_id}:
+        return _of_another(message)
     match message.role:
-        case Role.USER if message.user_id not in {"", state.run.user_id}:
-            return [_message("user", _OF_ANOTHER.format(message.user_id) + (message.text or _NO_TEXT))]
         case Role.USER if message.parts:
             return [_message("user", parts.content(message.parts, takes_images=takes_images))]
         case Role.USER:
@@ -144,6 +145,17 @@ def _group(
             asked = [state.calls[call_id] for call_id in message.call_ids if call_id in state.calls]
             answer = _assistant(_as_told_to(state.model, message), asked, reasoning_field)
             return [answer, *_tool_messages(asked, result_bytes_max)] if answer else []
+
+
+def _of_another(message: Message) -> list[ProviderMessage]:
+    """Return what another user wrote or was answered, quoted line by line: no word of it passes for anything else."""
+    if message.role is Role.ASSISTANT:
+        answer = _assistant(message, (), "")
+        label, text = _ANSWER_TO_ANOTHER, answer["content"] if answer else ""
+    else:
+        label, text = _OF_ANOTHER, message.text or _NO_TEXT
+    quoted = "".join(f"\n> {line}" for line in text.splitlines())
+    return [_message("user", label.format(message.user_id) + quoted)] if text else []
 
 
 def _correction(message: Message, state: State) -> list[ProviderMessage]:

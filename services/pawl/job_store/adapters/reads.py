@@ -108,13 +108,14 @@ _MESSAGES: Final = paging.statement(
     size="length(body)",
 )
 # Summaries retell calls: of others than the user of the run there are none.
-_MESSAGES_FROM_SUMMARY: Final = f"""
-SELECT {tables.MESSAGES.names} FROM job_store.messages
-WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
-    SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
-    WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3
-) ORDER BY number
-"""
+_MESSAGES_FROM_SUMMARY: Final = segments.told(
+    """FROM job_store.messages AS m
+    WHERE store_id = $1 AND conversation_id = $2 AND (summarised_to = 0 OR user_id = $3) AND number > (
+        SELECT coalesce(max(summarised_to), 0) FROM job_store.messages
+        WHERE store_id = $1 AND conversation_id = $2 AND summarised_to > 0 AND user_id = $3
+    )""",
+    "$3",
+)
 # Results are given to the newest calls first, as far as they go.
 _LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
@@ -266,7 +267,7 @@ class PostgresReads(DatabaseAdapter):
 async def _from_summary(
     connection: Connection, store_id: StoreId, conversation_id: ConversationId, past_number: int, author: UserId
 ) -> list[MessageRow]:
-    """Return the messages of a conversation that the newest summary of an author does not stand for."""
+    """Return the messages of a conversation that the newest summary of an author does not stand for, as `told` says."""
     if past_number:
         return await segments.from_summary(connection, store_id, conversation_id, past_number, author)
     records = await connection.fetch(_MESSAGES_FROM_SUMMARY, store_id, conversation_id, author)

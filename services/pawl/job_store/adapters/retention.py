@@ -65,10 +65,11 @@ _IS_SHOWN: Final = """EXISTS (
     WHERE s.store_id = {} AND s.source_conversation_id = {} AND s.last_number < {} AND s.first_number <= {}
 )"""
 # The longest there first. Its conversation is locked, as by whoever removes conversations. A fork from before the
-# summary shows what that stands for; looked for again once it is locked, as below.
+# summary shows what that stands for; looked for again once it is locked, as below. What a writer's summary stands for
+# is told to the runs of the conversation's user, and shown by forks: that one is over with at once.
 _OLD_SUMMARY: Final = f"""
-SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time,
-    coalesce(nullif(m.user_id, ''), c.user_id) AS user_id FROM (
+SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time, c.user_id, m.user_id <> '' AS of_writer
+FROM (
     SELECT * FROM job_store.messages
     WHERE summarised_to > 0 AND NOT swept AND create_time < now() - make_interval(secs => $1)
     AND NOT {_IS_SHOWN.format("messages.store_id", "messages.conversation_id", "messages.number", "summarised_to")}
@@ -77,7 +78,8 @@ SELECT m.store_id, m.conversation_id, m.number, m.summarised_to, m.create_time,
 ORDER BY m.create_time LIMIT 1 FOR UPDATE OF c SKIP LOCKED
 """
 _SHOWN: Final = f"SELECT {_IS_SHOWN.format('$1', '$2', '$3', '$4')}"
-# Those of its user, or already hidden, that had ended when it was made, and have no message that it does not stand for.
+# Those of the conversation's user, or already hidden, that had ended when it was made, and have no message that it
+# does not stand for.
 _SUMMARISED_RUNS: Final = """
 SELECT store_id, run_id FROM job_store.runs
 WHERE store_id = $1 AND conversation_id = $2 AND create_time < $4 AND end_time < $4 AND user_id IN ('', $6)
@@ -216,11 +218,11 @@ class PostgresRetention(DatabaseAdapter):
             summary = await connection.fetchrow(_OLD_SUMMARY, older_than_seconds)
             if summary is None:
                 return 0
-            store_id, conversation_id, number, end, time, user_id = summary
+            store_id, conversation_id, number, end, time, user_id, of_writer = summary
             if await connection.fetchval(_SHOWN, store_id, conversation_id, number, end):
                 return 0
             which = (store_id, conversation_id, end, time, _RUNS_AT_ONCE_MAX, user_id)
-            records = await connection.fetch(_SUMMARISED_RUNS, *which)
+            records = [] if of_writer else await connection.fetch(_SUMMARISED_RUNS, *which)
             if not records:
                 return await deleted(connection, _SWEPT, store_id, conversation_id, number)
             runs = columns(records)

@@ -14,6 +14,9 @@ from pawl.job_store.domain.rows import MessageRow, Segment
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
 
+OTHERS_BYTES_MAX: Final = 16 * 1024 * 1024
+"""Most bytes of the messages of others that are read for a run, with the images and documents that it does not see."""
+
 _SEGMENTS: Final = """
 SELECT first_number, last_number, source_conversation_id FROM job_store.conversation_segments
 WHERE store_id = $1 AND conversation_id = $2 ORDER BY first_number
@@ -26,6 +29,21 @@ def _parts(store_id: str, conversation_id: str, past_number: str) -> str:
     SELECT source_conversation_id AS part_id, first_number, last_number FROM job_store.conversation_segments
     WHERE store_id = {store_id} AND conversation_id = {conversation_id}
     UNION ALL SELECT {conversation_id}, {past_number} + 1, 9223372036854775807
+    """
+
+
+def told(source: str, author: str) -> str:
+    """Return a statement for what a run is told of some messages: those of its author, and the newest of others.
+
+    Of others it takes whole runs, as far back as they are within `OTHERS_BYTES_MAX` together, and reads nothing before
+    that: the author has perhaps no summary that stands for it.
+    """
+    return f"""
+    SELECT {tables.MESSAGES.names} FROM (
+        SELECT *, sum(length(body)) FILTER (WHERE user_id <> {author}) OVER (ORDER BY last_number DESC) AS others_bytes
+        FROM (SELECT m.*, max(number) OVER (PARTITION BY run_id) AS last_number {source}) AS of_runs
+    ) AS counted
+    WHERE user_id = {author} OR others_bytes <= {OTHERS_BYTES_MAX} ORDER BY number
     """
 
 
@@ -46,11 +64,11 @@ _MESSAGES: Final = paging.statement(
 _SUMMARY: Final = f"""
 SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p JOIN job_store.messages AS m
 ON {_IS_IN.format("$1", "p.first_number")} WHERE m.summarised_to > 0 AND m.user_id = """
+_FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s JOIN job_store.messages AS m
+ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} WHERE m.summarised_to = 0 OR m.user_id = $4"""
 _FROM_SUMMARY: Final = f"""
 WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
-SELECT {tables.MESSAGES.names} FROM parts AS p CROSS JOIN summary AS s JOIN job_store.messages AS m
-ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")}
-WHERE m.summarised_to = 0 OR m.user_id = $4 ORDER BY number
+{told(_FROM_SUMMARY_SOURCE, "$4")}
 """
 _KEPT: Final = f"""
 WITH parts AS MATERIALIZED (

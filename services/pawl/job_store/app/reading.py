@@ -115,7 +115,8 @@ class Loaded:
 
     Older results are left out when all together are too large: `omitted_bytes`
     has the size of each by call, 0 for those that are there. `user_id` is whose
-    conversation it is. Of others than the user of the run there are messages, and neither calls nor summaries.
+    conversation it is. Of others than the user of the run there are messages, the newest
+    runs whole as far as they go, and neither calls nor summaries.
     """
 
     run: RunRow
