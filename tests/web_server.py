@@ -30,6 +30,8 @@ class Reply:
     """The last byte of the body comes again and again."""
     waits: bool = False
     """Nothing comes at all."""
+    interim: bytes = b""
+    """What comes first, before the answer."""
     breaks: bool = False
     """The connection is closed in place of an answer."""
 
@@ -76,6 +78,7 @@ class WebServer:
             return
         length = {} if reply.is_endless else {"Content-Length": str(len(reply.body))}
         fields = {"Connection": "close", "Content-Type": "text/html; charset=utf-8"} | length | dict(reply.headers)
+        writer.write(reply.interim)
         writer.write(f"HTTP/1.1 {reply.status} OK\r\n".encode())
         writer.write("".join(f"{name}: {value}\r\n" for name, value in fields.items()).encode() + b"\r\n")
         writer.write(reply.body)

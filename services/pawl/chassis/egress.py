@@ -62,16 +62,16 @@ class GuardedEgress:
             rules.check_secrets(target)
 
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
-        sent = _Sent()
+        sent, transport = _Sent(), self.transport(store_id)
         try:
             async with asyncio.timeout(request.timeout_seconds):
-                return await self._follow(self.transport(store_id), request, sent)
+                return await self._follow(transport, request, sent)
         except EgressRefused as refused:
             _log.warning("egress.refused", store=store_id, reason=str(refused))
             raise
         except TimeoutError:
             message = f"no response of {sent.authority} within {request.timeout_seconds:g} s"
-            raise RequestFailed(message, was_sent=sent.is_sent) from None
+            raise RequestFailed(message, was_sent=sent.is_sent, lookup=transport.lookup) from None
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
             raise RequestFailed(f"{sent.authority} cannot be connected to", was_sent=False) from None
         except httpx2.LocalProtocolError:
@@ -138,6 +138,11 @@ def _as_sent(request: OutboundRequest, target: Target, headers: Mapping[str, str
 
 async def _read(request: OutboundRequest, target: Target, response: httpx2.Response) -> OutboundResponse:
     """Read the body as far as it is wanted, unpacking as it comes."""
+    content_type = response.headers.get("content-type", "")
+    if request.bytes_max == 0:
+        return OutboundResponse(
+            status=response.status_code, url=target.url, content_type=content_type, body=b"", is_cut=False
+        )
     unpacker = Unpacker(response.headers.get("content-encoding", ""), bytes_max=request.bytes_max)
     received = 0
     async with aclosing(response.aiter_raw()) as parts:
@@ -151,7 +156,7 @@ async def _read(request: OutboundRequest, target: Target, response: httpx2.Respo
     return OutboundResponse(
         status=response.status_code,
         url=target.url,
-        content_type=response.headers.get("content-type", ""),
+        content_type=content_type,
         body=bytes(unpacker.body[: request.bytes_max]),
         is_cut=unpacker.is_full or received > request.bytes_max,
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -14,10 +15,12 @@ REDIRECTS_MAX: Final = 5
 class RequestFailed(Exception):
     """No response came, or none that can be read. The text is fit for the model."""
 
-    def __init__(self, message: str, *, was_sent: bool) -> None:
+    def __init__(self, message: str, *, was_sent: bool, lookup: asyncio.Future[Sequence[str]] | None = None) -> None:
         super().__init__(message)
         self.was_sent = was_sent
         """True if the server may have had the request: then nobody knows what it did."""
+        self.lookup = lookup
+        """The look-up of a name, if it may go on: its thread cannot be stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +35,7 @@ class OutboundRequest:
     timeout_seconds: float = 20.0
     """For all of it: names, redirects and the body."""
     bytes_max: int = 1024 * 1024
-    """Bytes of the body, as sent and as unpacked."""
+    """Bytes of the body, as sent and as unpacked; with 0 nothing of it is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,8 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, cast
 
+import h11
+import httpcore2
 import httpx2
 
 from pawl.chassis.egress_addresses import Address, plain_address
@@ -21,7 +23,8 @@ CONNECT_SECONDS: Final = 5.0
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 """From host and port to addresses, the preferred ones first; raises OSError if there are none."""
 
-_ONE_CONNECTION: Final = httpx2.Limits(max_connections=1, max_keepalive_connections=0)
+INFORMATIONAL_MAX: Final = 10
+"""Answers of the statuses 100 to 199 before the one that counts."""
 
 
 async def resolve_by_system(host: str, port: int) -> list[str]:
@@ -58,6 +61,8 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self._with_secrets = with_secrets
         self._resolve = resolve
         self._tls = tls
+        self.lookup: asyncio.Future[Sequence[str]] | None = None
+        """The last look-up of a name, which goes on when the request is cancelled: its thread cannot be stopped."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         target = read_target(str(request.url))
@@ -78,8 +83,10 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         if target.address is not None:
             return [target.address]
         try:
-            found = await self._resolve(target.host, target.port)
-            return list(dict.fromkeys(map(plain_address, found)))
+            self.lookup = lookup = asyncio.ensure_future(self._resolve(target.host, target.port))
+            lookup.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            await asyncio.wait({lookup})
+            return list(dict.fromkeys(map(plain_address, lookup.result())))
         except (OSError, ValueError):
             raise no_address(target) from None
 
@@ -99,7 +106,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             stream=request.stream,
             extensions=extensions,
         )
-        connection = httpx2.AsyncHTTPTransport(verify=self._tls, trust_env=False, limits=_ONE_CONNECTION)
+        connection = _OneRequest(self._tls)
         try:
             response = await connection.handle_async_request(pinned)
         except BaseException:
@@ -112,6 +119,46 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             stream=_Stream(stream, connection),
             extensions=response.extensions,
         )
+
+
+class _OneRequest(httpx2.AsyncHTTPTransport):
+    """A transport for one request, without proxies of the environment."""
+
+    def __init__(self, tls: ssl.SSLContext) -> None:
+        self._pool = _Pool(ssl_context=tls, max_connections=1, max_keepalive_connections=0)
+
+
+class _Pool(httpcore2.AsyncConnectionPool):
+    """The connection of one request."""
+
+    def create_connection(self, origin: httpcore2.Origin) -> _Connection:
+        return _Connection(origin, ssl_context=self._ssl_context)
+
+
+class _Connection(httpcore2.AsyncHTTPConnection):
+    """A connection that speaks HTTP/1.1, for one request."""
+
+    async def handle_async_request(self, request: httpcore2.Request) -> httpcore2.Response:
+        try:
+            stream = await self._connect(request)
+        except BaseException:
+            self._connect_failed = True
+            raise
+        self._connection = _Http11(self._origin, stream)
+        return await self._connection.handle_async_request(request)
+
+
+class _Http11(httpcore2.AsyncHTTP11Connection):
+    """Ends after too many informational answers, which httpcore reads without a bound and without a pause."""
+
+    _informational = 0
+
+    async def _receive_event(self, timeout: float | None = None) -> h11.Event | type[h11.PAUSED]:
+        event = await super()._receive_event(timeout)
+        self._informational += isinstance(event, h11.InformationalResponse)
+        if self._informational > INFORMATIONAL_MAX:
+            raise httpcore2.RemoteProtocolError(f"more than {INFORMATIONAL_MAX} informational answers")
+        return event
 
 
 class _Stream(httpx2.AsyncByteStream):

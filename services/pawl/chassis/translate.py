@@ -58,7 +58,10 @@ def timestamp(time: float) -> dict[str, int]:
 
 
 class Unknown(NamedTuple):
-    """A value that has no counterpart here: of a newer version, or UNSPECIFIED. `field` is the path of what has it."""
+    """A value that has no counterpart here: of a newer version, UNSPECIFIED, or no time.
+
+    `field` is the path of what has it.
+    """
 
     field: str
     value: str
@@ -170,6 +173,17 @@ class Translator:
 
         return EnumTranslation(_Members(members, missing), {member: names[member.name] for member in kind})
 
+    def moment(self, field: str) -> Callable[[Timestamp], datetime]:
+        """Return what reads a time; one that is not of the years 1 to 9999 is the `error`."""
+
+        def read(time: Timestamp) -> datetime:
+            try:
+                return time.ToDatetime(tzinfo=UTC)
+            except (ValueError, OverflowError):
+                raise self._error(Unknown(field, f"the time {time.seconds} s {time.nanos} ns", 0)) from None
+
+        return read
+
     def struct(
         self,
         struct: type[S],
@@ -245,7 +259,7 @@ class _Maker:
         self._exceptions = exceptions
         self._field = field
         self._wire: Mapping[str, Any] = message.DESCRIPTOR.fields_by_name
-        self._scope: dict[str, Any] = {"message_type": message, "seconds": seconds, "timestamp": timestamp, "UTC": UTC}
+        self._scope: dict[str, Any] = {"message_type": message, "seconds": seconds, "timestamp": timestamp}
         self._problems: list[str] = []
         self._names: set[str] = set()
         self._writes: dict[str, str] = {}
@@ -356,9 +370,10 @@ class _Maker:
             if hint is float:
                 return _Code(read=lambda code: f"seconds({code})", write=lambda code: f"timestamp({code})")
             if hint is datetime:
+                moment = self._named(self._translator.moment(self._path(field)), "moment")
                 # The constructors of messages take one as it is too, for five times the price.
                 return _Code(
-                    read=lambda code: f"{code}.ToDatetime(tzinfo=UTC)",
+                    read=lambda code: f"{moment}({code})",
                     write=lambda code: f"timestamp({code}.timestamp())",
                 )
         elif field.message_type is not None and _is_struct(hint):

@@ -31,7 +31,8 @@ async def main(stop: asyncio.Event) -> None:
         await service.migrate(database, SCHEMA, MIGRATIONS)
         bus = await service.open_bus()
 
-        # Names are resolved in threads, and one that is resolved slowly must not hold up others.
+        # Names are resolved in threads, and one that is resolved slowly must not hold up others: there is a thread
+        # for each try, which keeps its places for as long as its name is looked up.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(TRIES_MAX_AT_ONCE["all"]))
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         store = PostgresStore(database)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx2
 
@@ -53,6 +54,10 @@ if TYPE_CHECKING:  # The chassis comes before gRPC.
     import grpc
 
 
+RESOLVING_MAX: Final = 128
+"""Names that are looked up at the same time."""
+
+
 async def main(stop: asyncio.Event) -> None:
     """Serve until `stop`."""
     settings = load(ToolRegistrySettings)
@@ -64,6 +69,8 @@ async def main(stop: asyncio.Event) -> None:
         threads = await service.enter(PythonRunner(threads_max=settings.tool_threads_max))
         processes = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
         secrets = FileSecrets.read(settings.tool_secrets_file)
+        # Names are resolved in threads, and a few that are resolved slowly must not hold up all others.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(RESOLVING_MAX))
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         helpers = await service.enter(Helpers())
         mcp = await service.enter(_mcp(service, settings, database, secrets, egress=egress, helpers=helpers))

@@ -16,6 +16,7 @@ from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId
 from pawl.chassis.tasks import end
+from pawl.notifier.adapters import webhook_sender
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.domain.notification import Draft
 from pawl.notify.v1 import notify_pb2
@@ -87,6 +88,7 @@ class Desk:
 
 
 _AT_WORK = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
+_ALL_TRIED = "SELECT bool_and(tries > 0 AND NOT claimed) FROM notifier.webhook_deliveries"
 _ALL_TRIED_ONCE = "SELECT bool_and(tries = 1 AND NOT claimed) FROM notifier.webhook_deliveries"
 
 
@@ -272,6 +274,39 @@ async def test_a_receiver_that_hangs_holds_up_nobody_else(
     assert (await settled(desk, other)).state == DELIVERED
     assert time.monotonic() - started < 5
     assert len(await desk.deliveries(slow)) == 50, "a page of what waits"
+
+
+async def test_a_name_that_is_resolved_slowly_keeps_the_place_of_its_try(
+    desk: Desk, store: PostgresStore, draft: Drafts, egress: GuardedEgress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A name is looked up by a thread, which goes on when the try is over."""
+    answered, asked = asyncio.Event(), []
+
+    async def resolve(host: str, _: int) -> list[str]:
+        asked.append(host)
+        if host == "slow.test":
+            await answered.wait()
+        return ["127.0.0.1"]
+
+    monkeypatch.setattr(webhook_sender, "TRY_SECONDS", 0.5)
+    monkeypatch.setattr(egress, "_resolve", resolve)
+    slow, _ = await desk.hook(host="slow.test")
+    await store.add([draft(f"slow{number}") for number in range(40)])
+
+    async def have_ended() -> bool:
+        return sum(bool(each.last_error) for each in await desk.deliveries(slow)) >= 16
+
+    await until(have_ended)
+    other, _ = await desk.hook(host="other.test")
+    await store.add([draft("fast")])
+    assert (await settled(desk, other)).state == DELIVERED
+    assert asked.count("slow.test") == 16
+    answered.set()
+
+    async def all_are_tried() -> bool:
+        return await desk.database.fetchval(_ALL_TRIED) is True
+
+    await until(all_are_tried)
 
 
 async def settled(desk: Desk, webhook_id: str) -> pb.WebhookDelivery:

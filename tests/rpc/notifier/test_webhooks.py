@@ -50,6 +50,12 @@ async def test_a_request_makes_one_webhook_and_tells_its_secret_once(webhooks: W
     assert await reason_of(created(webhooks, "https://example.com/else", request_id="r1")) == "REQUEST_ID_REUSED"
 
 
+async def test_a_time_that_is_none_is_refused(webhooks: WebhookServiceAsyncStub) -> None:
+    webhook = pb.Webhook(url="https://example.com/", create_time={"seconds": 2**62})
+    making = webhooks.CreateWebhook(pb.CreateWebhookRequest(webhook=webhook), metadata=ANN)
+    assert await reason_of(making) == "INVALID_FIELD"
+
+
 async def test_a_user_has_ten_at_most(webhooks: WebhookServiceAsyncStub) -> None:
     for _ in range(10):
         await created(webhooks)

@@ -56,6 +56,9 @@ async def site() -> AsyncIterator[WebServer]:
         "/bomb": Reply(BOMB, headers={"Content-Encoding": "gzip"}),
         "/broken": Reply(gzip.compress(b"hello")[:-4], headers={"Content-Encoding": "gzip"}),
         "/brotli": Reply(b"hello", headers={"Content-Encoding": "br"}),
+        "/never": Reply(headers={"Content-Length": "10"}),
+        "/hints": Reply(b"hello", interim=b"HTTP/1.1 103 Early Hints\r\n\r\n" * 10),
+        "/too-many-hints": Reply(b"hello", interim=b"HTTP/1.1 103 Early Hints\r\n\r\n" * 11),
         "/twice": Reply(b"hello", headers={"Content-Encoding": "gzip, gzip"}),
         "/endless": Reply(b"a", is_endless=True),
         "/packed-nothing": Reply(ENDLESS_NAME, headers={"Content-Encoding": "gzip"}, is_endless=True),
@@ -92,6 +95,19 @@ async def test_a_packed_body_is_unpacked(site: WebServer, path: str, body: bytes
 async def test_a_body_that_cannot_be_unpacked_is_an_error(site: WebServer, path: str) -> None:
     with pytest.raises(RequestFailed, match="did not answer as it should"):
         await get(site, path)
+
+
+@pytest.mark.parametrize("path", ["/broken", "/brotli", "/never"])
+async def test_a_body_that_is_not_wanted_is_not_waited_for(site: WebServer, path: str) -> None:
+    found = await get(site, path, bytes_max=0)
+    assert (found.status, found.body, found.is_cut) == (200, b"", False)
+
+
+async def test_informational_answers_are_skipped_up_to_a_limit(site: WebServer) -> None:
+    assert (await get(site, "/hints")).body == b"hello"
+    with pytest.raises(RequestFailed, match="did not answer as it should") as failed:
+        await get(site, "/too-many-hints")
+    assert failed.value.was_sent
 
 
 async def test_a_bomb_is_cut_while_it_is_unpacked(site: WebServer) -> None:

@@ -147,6 +147,19 @@ def test_times_are_seconds_or_datetimes_to_the_microsecond() -> None:
     assert not notes.write(note).HasField("read_time")
 
 
+@pytest.mark.parametrize("fields", [{"seconds": 2**62}, {"nanos": -1}, {"seconds": 253402300800}])
+def test_a_time_of_no_year_is_the_error(fields: dict[str, int]) -> None:
+    class Note(msgspec.Struct, frozen=True, kw_only=True):
+        create_time: datetime
+
+    others = set(notify_pb2.Notification.DESCRIPTOR.fields_by_name) - {"create_time"}
+    notes = Translator(lambda unknown: LookupError(unknown.field)).struct(
+        Note, notify_pb2.Notification, Exceptions(of_message=others), field="note"
+    )
+    with pytest.raises(LookupError, match=r"^note\.create_time$"):
+        notes.read(notify_pb2.Notification(create_time=fields))
+
+
 def test_absent_scalars_are_none_or_the_default() -> None:
     class Progress(msgspec.Struct, frozen=True, kw_only=True):
         fraction: float | None = None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Final
 
@@ -10,7 +12,7 @@ from standardwebhooks.webhooks import Webhook as Signature
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress, OutboundRequest, RequestFailed
 from pawl.chassis.egress_rules import EgressRefused
-from pawl.notifier.domain.webhook import Attempt, Outcome
+from pawl.notifier.domain.webhook import Attempt, DeliveryId, Outcome
 
 TRY_SECONDS: Final = 15.0
 
@@ -21,6 +23,7 @@ class SignedPosts:
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress
         self._clock = clock
+        self._lookups: dict[DeliveryId, asyncio.Future[Sequence[str]]] = {}
 
     async def send(self, attempt: Attempt) -> Outcome:
         store_id = attempt.candidate.inbox.store_id
@@ -39,8 +42,15 @@ class SignedPosts:
         except EgressRefused as refused:
             return Outcome(error=f"the deployment does not allow it: {refused}")
         except RequestFailed as failed:
+            if failed.lookup is not None:
+                self._lookups[attempt.candidate.delivery_id] = failed.lookup
             return Outcome(error=str(failed), latency_seconds=self._clock.monotonic() - started)
         return Outcome(status=response.status, latency_seconds=self._clock.monotonic() - started)
+
+    async def rest(self, attempt: Attempt) -> None:
+        lookup = self._lookups.pop(attempt.candidate.delivery_id, None)
+        if lookup is not None:
+            await asyncio.wait({lookup})
 
     def _headers(self, attempt: Attempt) -> dict[str, str]:
         now = datetime.fromtimestamp(int(self._clock.now()), UTC)

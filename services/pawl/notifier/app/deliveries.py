@@ -88,7 +88,7 @@ class Deliveries:
         chosen = choose(found, at_work)
         attempts = await self._repository.claim(chosen, seconds=CLAIM_SECONDS) if chosen else ()
         for attempt in attempts:
-            task = asyncio.create_task(self._try(attempt), name="delivery")
+            task = asyncio.create_task(self._hold(attempt), name="delivery")
             self._at_work[task] = attempt.candidate
             task.add_done_callback(self._ended)
         return bool(attempts)
@@ -96,6 +96,11 @@ class Deliveries:
     def _ended(self, task: asyncio.Task[None]) -> None:
         del self._at_work[task]
         self.wake()
+
+    async def _hold(self, attempt: Attempt) -> None:
+        """Try a delivery; its places are taken for as long as anything of that goes on."""
+        await self._try(attempt)
+        await self._sender.rest(attempt)
 
     async def _try(self, attempt: Attempt) -> None:
         delivery_id = attempt.candidate.delivery_id

@@ -198,6 +198,9 @@ class WebhookSender(Protocol):
     async def send(self, attempt: Attempt) -> Outcome:
         """Try a delivery; returns within 15 s, whatever the receiver does. Safe to cancel."""
 
+    async def rest(self, attempt: Attempt) -> None:
+        """Return when nothing of a try goes on, such as the look-up of a name that took too long. Safe to cancel."""
+
 
 class Counters(Protocol):
     """The counters of the use cases."""
