@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.database import Database
 from pawl.notify.v1 import notify_pb2
@@ -51,7 +52,7 @@ async def test_a_request_makes_one_webhook_and_tells_its_secret_once(webhooks: W
 
 
 async def test_a_time_that_is_none_is_refused(webhooks: WebhookServiceAsyncStub) -> None:
-    webhook = pb.Webhook(url="https://example.com/", create_time={"seconds": 2**62})
+    webhook = pb.Webhook(url="https://example.com/", create_time=Timestamp(seconds=2**62))
     making = webhooks.CreateWebhook(pb.CreateWebhookRequest(webhook=webhook), metadata=ANN)
     assert await reason_of(making) == "INVALID_FIELD"
 

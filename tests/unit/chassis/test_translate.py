@@ -12,6 +12,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 from google.protobuf.descriptor_pool import DescriptorPool
 from google.protobuf.message_factory import GetMessageClass
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
@@ -157,7 +158,7 @@ def test_a_time_of_no_year_is_the_error(fields: dict[str, int]) -> None:
         Note, notify_pb2.Notification, Exceptions(of_message=others), field="note"
     )
     with pytest.raises(LookupError, match=r"^note\.create_time$"):
-        notes.read(notify_pb2.Notification(create_time=fields))
+        notes.read(notify_pb2.Notification(create_time=Timestamp(**fields)))
 
 
 def test_absent_scalars_are_none_or_the_default() -> None:
