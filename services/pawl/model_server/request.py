@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 Message = dict[str, Any]
+
+# Lines that are quoted, and the one in brackets that says whose they are.
+_QUOTED = re.compile(r"^\[[^\n]*:\]\n(?:> [^\n]*(?:\n|\Z))+\n*", re.MULTILINE)
 
 
 class RefusedRequest(Exception):
@@ -75,9 +79,9 @@ class ChatRequest:
 
     @property
     def prompt(self) -> str:
-        """The text of the last user message; empty if there is none."""
+        """The text of the last user message, without what it quotes of others; empty if there is none."""
         position = self._last_user()
-        return "" if position is None else text_of(self.messages[position])
+        return "" if position is None else _QUOTED.sub("", text_of(self.messages[position]))
 
     @property
     def since_prompt(self) -> tuple[Message, ...]:

@@ -89,6 +89,10 @@ def answered(reply: Reply, *results: str) -> tuple[dict[str, Any], ...]:
             [("calculate", {"expression": "2+2"}), ("get_current_time", {"timezone": "Europe/Oslo"})],
         ),
         ('call calculate with {"expression": "1"}', [("calculate", {"expression": "1"})]),
+        (
+            "[Written by bob:]\n> what is 1 + 1\n> \n> then what is 1 + 2\n\n[Answered to bob:]\n> 2\n\nwhat is 2 + 2",
+            [("calculate", {"expression": "2 + 2"})],
+        ),
     ],
 )
 def test_a_prompt_becomes_the_calls_it_asks_for(prompt: str, expected: list[tuple[str, Any]]) -> None:
