@@ -22,7 +22,7 @@ PROTO_BIN := $(PROTO_VENV)/bin
 TESTS := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto web proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -30,7 +30,7 @@ help: ## List these targets
 demo: $(VENV)/.installed ## Start the suite and play one conversation through it, a crash included (under a minute)
 	@$(BIN)/pawl demo
 
-up: $(VENV)/.installed ## Start PostgreSQL, NATS and the four services on this machine, until Ctrl-C
+up: $(VENV)/.installed ## Start PostgreSQL, NATS and the five services on this machine, until Ctrl-C
 	@$(BIN)/pawl up
 
 # Also where it is set: without bytecode each process compiles what it imports anew.
@@ -62,6 +62,7 @@ check: $(VENV)/.installed proto-check ## Lint, format, types, who imports whom, 
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy --no-error-summary services tests deploy bench
+	@$(BIN)/python web/build.py --check
 	@report=$$($(BIN)/lint-imports) || { echo "$$report" >&2; exit 1; }
 
 fmt: $(VENV)/.installed $(PROTO_VENV)/.installed ## Format Python and protos, and repair what ruff can
@@ -71,6 +72,9 @@ fmt: $(VENV)/.installed $(PROTO_VENV)/.installed ## Format Python and protos, an
 
 proto: $(PROTO_VENV)/.installed ## Write gen/ anew from proto/
 	@$(PROTO_BIN)/python proto/generate.py gen
+
+web: $(VENV)/.installed ## Build the console of the gateway anew from web/
+	@$(BIN)/python web/build.py
 
 proto-check: $(PROTO_VENV)/.installed ## Lint the protos, compare gen/ with them and them with the released contract
 	@$(PROTO_BIN)/buf lint proto

@@ -49,6 +49,9 @@ PARTS: Final = tuple(
         Part(("P10",), "bench.neighbours"),
         Part(("P11",), "bench.replicas"),
         Part(("P12",), "bench.audit"),
+        Part(("P13",), "bench.schedules"),
+        Part(("P14",), "bench.deliveries"),
+        Part(("P15",), "bench.series"),
     )
     if importlib.util.find_spec(part.module)
 )

@@ -16,7 +16,7 @@ import asyncpg
 # ruff: noqa: S608
 
 _TABLES: Final = ("conversations", "messages", "runs", "calls")
-_ID: Final = re.compile(r"[a-z]+_[0-9a-z]{26}")
+_ID: Final = re.compile(r"[a-z]+_[0-9a-z]{26,32}")
 # So many digits of an id become the number of the copy. The rest, random, keeps the ids of one row apart.
 _NUMBER_DIGITS: Final = 8
 

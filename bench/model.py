@@ -2,8 +2,9 @@
 
 `python -m bench.model --port 0` prints its URL. It answers streamed chat completions: as long as the request has fewer
 tool results than `--tool-rounds`, with one call of the first tool that it names; then with an answer of `--chunks`
-chunks. It keeps no state between requests. With `--chunk-milliseconds` the pieces of an answer go one by one: the role
-at once, the first output one interval later, and what ends the answer in one piece, an interval after the last output.
+chunks. With `--interval` the calls go on in the background, again after so many seconds, `--stop-after` times. It keeps
+no state between requests. With `--chunk-milliseconds` the pieces of an answer go one by one: the role at once, the
+first output one interval later, and what ends the answer in one piece, an interval after the last output.
 
 `GET /times` gives, for each request that was answered since the last `GET /times`, when its last byte came and when the
 first bytes of its answer, the first output and the last bytes went, in seconds on the clock that all processes of a
@@ -56,9 +57,9 @@ def end(finish: str) -> list[bytes]:
     return [delta(finish), event([], usage=usage), chunk(b"data: [DONE]\n\n")]
 
 
-def tool_answer(tool: str, number: int) -> list[bytes]:
-    """Return the events of an answer that asks for one call, its arguments in fragments."""
-    arguments = json.dumps({"key": f"item-{number}"})
+def tool_answer(tool: str, number: int, more: str = "{}") -> list[bytes]:
+    """Return the events of an answer that asks for one call, its arguments in fragments, with `more` of them."""
+    arguments = json.dumps({"key": f"item-{number}"} | json.loads(more))
     first = {"index": 0, "id": f"call_{number}", "type": "function", "function": {"name": tool, "arguments": ""}}
     fragments = [arguments[at : at + 6] for at in range(0, len(arguments), 6)]
     return [
@@ -82,9 +83,17 @@ def tool_name(request: bytes) -> bytes:
 
 
 @functools.cache
-def answers(tool: bytes, tool_rounds: int, chunks: int) -> list[list[bytes]]:
+def answers(tool: bytes, tool_rounds: int, chunks: int, more: str = "{}") -> list[list[bytes]]:
     """Return the answers to requests with no tool result, with one, and so on."""
-    return [*(tool_answer(tool.decode(), number) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
+    return [*(tool_answer(tool.decode(), number, more) for number in range(1, tool_rounds + 1)), text_answer(chunks)]
+
+
+def series(interval: float, stop_after: int, *, delay_first: bool) -> str:
+    """Return the arguments by which a call is made again and again, as JSON; none without an interval."""
+    if not interval:
+        return "{}"
+    said = {"_executeAsync": True, "_interval": interval, "_stopAfter": stop_after, "_delayFirst": delay_first}
+    return json.dumps(said | {"_reports": "end"})
 
 
 class Model(asyncio.Protocol):
@@ -151,11 +160,11 @@ class Model(asyncio.Protocol):
         self._times.append((arrived, went[0], went[1], went[-1]))
 
 
-async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float) -> None:
+async def serve(port: int, *, tool_rounds: int, chunks: int, chunk_seconds: float, more: str) -> None:
     """Serve until cancelled."""
     times: Times = []
     loop = asyncio.get_running_loop()
-    told = functools.partial(answers, tool_rounds=tool_rounds, chunks=chunks)
+    told = functools.partial(answers, tool_rounds=tool_rounds, chunks=chunks, more=more)
     server = await loop.create_server(lambda: Model(told, chunk_seconds, times), "127.0.0.1", port)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1", flush=True)
     await server.serve_forever()
@@ -168,6 +177,9 @@ def main() -> None:
     parser.add_argument("--tool-rounds", type=int, default=3)
     parser.add_argument("--chunks", type=int, default=100)
     parser.add_argument("--chunk-milliseconds", type=float, default=0)
+    parser.add_argument("--interval", type=float, default=0)
+    parser.add_argument("--stop-after", type=int, default=1)
+    parser.add_argument("--delay-first", type=int, default=0)
     options = parser.parse_args()
     uvloop.run(
         serve(
@@ -175,6 +187,7 @@ def main() -> None:
             tool_rounds=options.tool_rounds,
             chunks=options.chunks,
             chunk_seconds=options.chunk_milliseconds / 1000,
+            more=series(options.interval, options.stop_after, delay_first=bool(options.delay_first)),
         )
     )
 

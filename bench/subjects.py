@@ -79,7 +79,7 @@ class Pawl:
         self._is_split = is_split
         options = SuiteOptions(
             data=data,
-            replicas={**replicas, "agent-loop": 2} if is_split else replicas,
+            replicas={"agent-loop": 2, **replicas} if is_split else replicas,
             service_environment=_SPLIT if is_split else {},
             scripted_model=False,
             environment={
@@ -102,10 +102,10 @@ class Pawl:
         await self._stack.enter_async_context(self.suite)
         await self._check_fsync()
         addresses = ",".join(self.suite.endpoints.addresses("agent-loop")[: 1 if self._is_split else None])
-        channel = await self._stack.enter_async_context(
+        self.channel = await self._stack.enter_async_context(
             open_channel(addresses, service_key=self.suite.local_key, deadline_seconds=_DEADLINE_SECONDS)
         )
-        self.agents = AgentServiceStub(channel)
+        self.agents = AgentServiceStub(self.channel)
         return self
 
     async def __aexit__(self, *_: object) -> None:

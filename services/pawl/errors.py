@@ -8,19 +8,21 @@ a reason that comes from a peer back into the same class.
       InvalidArgument: MalformedRequest, InvalidField, InvalidId, InvalidJson, InvalidSchema, InvalidArguments,
         InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
-        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, WebhookNotFound, DeliveryNotFound,
-        ScheduleNotFound
+        DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, ChannelNotFound, DeliveryNotFound,
+        ScheduleNotFound, TriggerNotFound
       Unimplemented: MethodNotFound
-      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists
-      FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, DigestMismatch,
+      AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists,
+        TriggerExists
+      FailedPrecondition: RunEnded, RunNotEnded, CallNotPending, AlreadyDecided, GrantNotOffered, DigestMismatch,
         IllegalTransition, ConversationBusy, RunOfAnotherUser, DeadlinePassed, ApprovalRequired,
-        AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen
+        AttentionNotNeeded, SourceChanged, NoTokenBudget, AgentCycle, ForkPointOpen,
+        TriggerPaused
       OutOfRange: SeqBeyondEnd
       Aborted: LeaseLost, InboxChanged
       ResourceExhausted: TooLarge, Overloaded, QueueFull, TokenCeiling, PastTooLong, SlowConsumer
-      Unauthenticated
-      PermissionDenied
-      Unavailable: DependencyUnavailable, SourceUnreachable, ShuttingDown
+      Unauthenticated: SessionExpired
+      PermissionDenied: BadSignature, WebhookTooOld, ForeignOrigin, ForeignHost
+      Unavailable: DependencyUnavailable, SourceUnreachable, MailboxUnreachable, ShuttingDown
       DeadlineExceeded
       Cancelled
       Internal
@@ -191,16 +193,20 @@ class AgentNotFound(NotFound):
     """No such agent, or none that the caller may use."""
 
 
-class WebhookNotFound(NotFound):
-    """No such webhook, or none that the caller may see."""
+class ChannelNotFound(NotFound):
+    """No such channel, or none that the caller may see."""
 
 
 class DeliveryNotFound(NotFound):
-    """No such delivery of a webhook, or none that the caller may see."""
+    """No such delivery of a channel, or none that the caller may see."""
 
 
 class ScheduleNotFound(NotFound):
     """You have no such schedule."""
+
+
+class TriggerNotFound(NotFound):
+    """You have no such trigger."""
 
 
 class Unimplemented(PawlError):
@@ -235,6 +241,10 @@ class ScheduleExists(AlreadyExists):
     """You have a schedule of this name that does something else. Update it, or choose another name."""
 
 
+class TriggerExists(AlreadyExists):
+    """You have a trigger of this name that does something else. Update it, or choose another name."""
+
+
 class FailedPrecondition(PawlError):
     """The state does not allow the request; read it again before another attempt."""
 
@@ -257,6 +267,10 @@ class CallNotPending(FailedPrecondition):
 
 class AlreadyDecided(FailedPrecondition):
     """The call was decided before, by another decision."""
+
+
+class GrantNotOffered(FailedPrecondition):
+    """The call is decided by itself: no series can be granted with it."""
 
 
 class DigestMismatch(FailedPrecondition):
@@ -304,6 +318,10 @@ class ForkPointOpen(FailedPrecondition):
 
 class ConversationErased(FailedPrecondition):
     """The conversation was erased: it takes no messages, and nothing of it can be read. Begin another one."""
+
+
+class TriggerPaused(FailedPrecondition):
+    """The trigger is paused and takes no events. Deliver it again later."""
 
 
 class OutOfRange(PawlError):
@@ -363,10 +381,30 @@ class Unauthenticated(PawlError):
     reason = "UNAUTHENTICATED"
 
 
+class SessionExpired(Unauthenticated):
+    """The session of a browser is over. Log in again."""
+
+
 class PermissionDenied(PawlError):
     """The credential does not allow the method."""
 
     reason = "PERMISSION_DENIED"
+
+
+class BadSignature(PermissionDenied):
+    """The webhook shows no signature, or key, of the trigger that it is for."""
+
+
+class WebhookTooOld(PermissionDenied):
+    """The time of the webhook is more than five minutes from now. Send it again, signed anew."""
+
+
+class ForeignOrigin(PermissionDenied):
+    """A page of another origin made the request, with the session of this one."""
+
+
+class ForeignHost(PermissionDenied):
+    """The gateway does not answer to the host that was asked for."""
 
 
 class Unavailable(PawlError):
@@ -382,6 +420,10 @@ class DependencyUnavailable(Unavailable):
 
 class SourceUnreachable(Unavailable):
     """A source of tools does not answer, or not as it should. Look at the source, then try again."""
+
+
+class MailboxUnreachable(Unavailable):
+    """A mailbox does not answer, or not as it should, or refuses the password. Look at it, then try again."""
 
 
 class ShuttingDown(Unavailable):

@@ -7,12 +7,14 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.job_store.domain.jobs import GENERATIONS_MAX, PROGRESS_TURNS_MAX
 from pawl.notify.v1 import notify_pb2
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
 from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
 from tests.chaos.prompts import GATED, READS
 from tests.chaos.record import Record
+from tests.simulation import jobs
 from tests.simulation.checkers import LEDGER_CHECKERS
 from tests.simulation.record import call_state, run_state, seconds
 from tests.simulation.reference import ENDED
@@ -111,9 +113,13 @@ def runs_end(record: Record) -> Iterator[str]:
 
 
 def runs_do_not_fail(record: Record) -> Iterator[str]:
-    """OPS-3: no fault that passes fails a run; a refused history (I6) or a fault of Pawl never does."""
+    """OPS-3: no fault that passes fails a run; a refused history (I6) or a fault of Pawl never does.
+
+    A job fails with its call, which somebody may have rejected, and of which nobody may know what became.
+    """
     for run in record.runs.values():
-        if run_state(run.state) == "FAILED":
+        is_of_call = run.HasField("job") and run.failure.failure_class == run_pb2.FAILURE_CLASS_TOOL
+        if run_state(run.state) == "FAILED" and not is_of_call:
             yield f"run {run.run_id} failed: {run.failure.reason}: {run.failure.message}"
 
 
@@ -257,7 +263,8 @@ def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
 def people_are_told_of_every_end(record: Record) -> Iterator[str]:
     """I15: each end is told, unless the user brought it about, and each event under one id.
 
-    What a wipe of NATS took away on its way is lost by design.
+    That of a job is told by the turn that it begins, in which the model may have nothing to say. What a wipe of NATS
+    took away on its way is lost by design.
     """
     wipes = [fault for fault in record.history.faults if fault.name == WIPE and not fault.skipped]
     told = {told.event_id for notifications in record.notifications.values() for told in notifications}
@@ -265,7 +272,9 @@ def people_are_told_of_every_end(record: Record) -> Iterator[str]:
         for event in log:
             is_lost = any(w.begin_time - _WIPED_SECONDS < seconds(event) < w.end_time + _WIPED_SECONDS for w in wipes)
             superseded = event.run_changed.run.stop_cause == run_pb2.STOP_CAUSE_SUPERSEDED
-            if _is_end(event) and event.event_id not in told and not (is_lost or superseded):
+            run = event.run_changed.run
+            is_silent = run.HasField("job") or (jobs.is_turn(run) and not run.output_text)
+            if _is_end(event) and event.event_id not in told and not (is_lost or superseded or is_silent):
                 yield f"nobody was told that {run_id} ended with {event.type}"
     for owner, notifications in record.notifications.items():
         yield from _repeated(owner, notifications)
@@ -276,6 +285,31 @@ def _repeated(owner: tuple[str, str], notifications: list[notify_pb2.Notificatio
         for value, count in Counter(getattr(told, name) for told in notifications).items():
             if count > 1:
                 yield f"{owner} has {count} notifications with the {name} {value}"
+
+
+def ends_of_jobs_are_told(record: Record) -> Iterator[str]:
+    """ASYNC-5: the model has answered it, or the user has dismissed it, or there was no turn left to tell it in."""
+    for job in record.runs.values():
+        conversation_id = job.reports_to_conversation_id
+        if not conversation_id or job.stop_cause == run_pb2.STOP_CAUSE_MODEL:
+            continue
+        end = job.end_time.ToNanoseconds()
+        beside = [run for run in record.runs.values() if run.conversation_id == conversation_id]
+        turns = [run for run in beside if jobs.is_turn(run)]
+        stopped = [run for run in turns if run.stop_cause == run_pb2.STOP_CAUSE_USER]
+        if any(run.end_time.ToNanoseconds() >= end for run in stopped):
+            continue
+        notices = list(jobs.entered(record, conversation_id))
+        numbers = [number for number, told in notices if told["job_id"] == job.run_id and "iteration" not in told]
+        if not numbers and job.generation < GENERATIONS_MAX and len(turns) < PROGRESS_TURNS_MAX:
+            yield f"nobody is told of the end of {job.run_id}"
+        answers = (
+            message.number > min(numbers, default=0)
+            for message in record.messages[conversation_id]
+            if message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
+        )
+        if numbers and not any(answers) and all(run_state(run.state) == "COMPLETED" for run in beside):
+            yield f"the end of {job.run_id} is told, and nothing was answered"
 
 
 def nobody_saw_what_never_should_be_seen(record: Record) -> Iterator[str]:
@@ -316,7 +350,9 @@ CHECKERS: tuple[Checker, ...] = (
     nothing_crosses_stores_or_users,
     people_are_told_of_every_end,
     nobody_saw_what_never_should_be_seen,
+    ends_of_jobs_are_told,
     *LEDGER_CHECKERS,
+    *jobs.LEDGER_CHECKERS,
 )
 
 

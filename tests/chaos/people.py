@@ -15,7 +15,10 @@ from tests.chaos.prompts import prompt
 from tests.simulation.record import run_state
 from tests.simulation.reference import ENDED
 
+_STATE = "RUN_STATE_"
 _OPEN_RUNS_MAX = 5
+_LOOKS_FOR_JOBS = 0.2
+_OPEN = [number for name, number in run_pb2.RunState.items() if number and name.removeprefix(_STATE) not in ENDED]
 _POLICIES = {
     Kind.SEND: types_pb2.MESSAGE_POLICY_QUEUE,
     Kind.STEER: types_pb2.MESSAGE_POLICY_STEER,
@@ -36,6 +39,7 @@ class Person:
         self._others = others
         self._pace_seconds = pace_seconds
         self._ended_runs: set[str] = set()
+        self._found: set[str] = set()
         self._conversations: list[str] = []
 
     def calm_down(self) -> None:
@@ -48,15 +52,17 @@ class Person:
         async with asyncio.TaskGroup() as tasks:
             front_end = tasks.create_task(self._front_end.live())
             bringing = tasks.create_task(self._bring_messages())
-            while not (self.calm and bringing.done() and not self.open_runs):
+            while not (self.calm and bringing.done() and not self.open_runs and not await self._find()):
                 await asyncio.sleep(0.2 + 0.4 * self._draw.random())
+                if self._draw.random() < _LOOKS_FOR_JOBS:
+                    await self._find()
                 await self._tend()
             front_end.cancel()
 
     async def _bring_messages(self) -> None:
         async with asyncio.TaskGroup() as tasks:
             while not self.calm:
-                if len(self.open_runs) < _OPEN_RUNS_MAX:
+                if len(self.open_runs.keys() - self._found) < _OPEN_RUNS_MAX:
                     tasks.create_task(self._bring())
                 await asyncio.sleep(self._pace_seconds * (0.5 + self._draw.random()))
 
@@ -110,6 +116,19 @@ class Person:
             self.open_runs[run_id] = None
         if conversation_id and conversation_id not in self._conversations:
             self._conversations.append(conversation_id)
+
+    async def _find(self) -> bool:
+        """Look for runs that nobody has brought a message for: jobs, and the turns that tell of them."""
+
+        async def listed(stub: Stub) -> list[run_pb2.Run]:
+            request = agent_pb2.ListRunsRequest(page_size=200, states=_OPEN)
+            return list((await stub.ListRuns(request, metadata=self.caller.metadata, timeout=ATTEMPT_SECONDS)).runs)
+
+        runs = await self.caller.read(listed)
+        new = {run.run_id for run in runs} - self.open_runs.keys() - self._ended_runs
+        self._found |= new
+        self.open_runs.update(dict.fromkeys(new))
+        return bool(new)
 
     async def _tend(self) -> None:
         """Look at every open run once, and do what it asks for."""

@@ -20,7 +20,7 @@ def prompt(draw: random.Random, tag: str) -> str:
 
 
 def _stage(draw: random.Random, tag: str) -> str:
-    kind = draw.choices(("batch", "text", "gated", "panel", "question", "mixed"), (40, 15, 15, 15, 8, 7))[0]
+    kind = draw.choices(("batch", "text", "gated", "panel", "question", "mixed", "job"), (40, 15, 15, 15, 8, 7, 15))[0]
     match kind:
         case "text":
             return f"{_back_end(draw, tag)} then count to {draw.randrange(20, 60)} slowly"
@@ -28,6 +28,10 @@ def _stage(draw: random.Random, tag: str) -> str:
             return call(GATED, tag=tag, seconds=_seconds(draw))
         case "panel":
             return call(PANEL, title=tag)
+        case "job":
+            how = draw.choice(("", "", ", every 2 seconds 2 times"))
+            wanted = call(GATED, tag=tag, seconds=_seconds(draw)) if draw.random() < 0.2 else _back_end(draw, tag)
+            return f"in the background{how}: {wanted}"
         case "question":
             return f"ask me whether {tag} is right"
         case "mixed":

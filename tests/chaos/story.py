@@ -14,9 +14,19 @@ from tests.chaos.history import History, Kind, Outcome
 from tests.chaos.prompts import GATED, PANEL
 from tests.chaos.record import Record
 
-MAIN, STOPPED, FOREIGN = "run-main", "run-stopped", "run-foreign"
+MAIN, STOPPED, FOREIGN, JOB = "run-main", "run-stopped", "run-foreign", "run-job"
 BUTTON, ROCKET, PANEL_CALL, QUESTION = "call-button", "call-rocket", "call-panel", "call-question"
-OWNERS = {MAIN: ("north", "ann"), STOPPED: ("north", "ann"), FOREIGN: ("south", "bob")}
+DETACHED, ITERATION = "call-detached", "call-iteration"
+OWNERS = {MAIN: ("north", "ann"), STOPPED: ("north", "ann"), JOB: ("north", "ann"), FOREIGN: ("south", "bob")}
+
+_TOOLS = {
+    BUTTON: "press_button",
+    ROCKET: GATED,
+    PANEL_CALL: PANEL,
+    QUESTION: "ask_user",
+    DETACHED: "set_valve",
+    ITERATION: "set_valve",
+}
 
 
 class Story:
@@ -91,7 +101,15 @@ class Story:
         self.write(run_id, round_started=event_pb2.RoundStarted(round=number, model_attempt=1))
         self.record.runs[run_id].round = number
 
-    def say(self, run_id: str, role: message_pb2.Role.ValueType, text: str, *, first_output_seq: int = 0) -> None:
+    def say(
+        self,
+        run_id: str,
+        role: message_pb2.Role.ValueType,
+        text: str,
+        *,
+        first_output_seq: int = 0,
+        notices_json: bytes = b"",
+    ) -> None:
         """A message is added to the conversation."""
         run = self.record.runs[run_id]
         messages = self.record.messages.setdefault(run.conversation_id, [])
@@ -102,6 +120,7 @@ class Story:
             text=text,
             first_output_seq=first_output_seq,
             last_output_seq=first_output_seq,
+            notices_json=notices_json,
         )
         messages.append(message)
         self.write(run_id, message_added=event_pb2.MessageAdded(message=message))
@@ -112,16 +131,16 @@ class Story:
         self.say(run_id, message_pb2.ROLE_ASSISTANT, text, first_output_seq=event.seq)
 
     def call(self, call_id: str, *states: str, result: str = "") -> None:
-        """The call of the main run takes these states one after the other; with the last comes its result."""
+        """The call takes these states one after the other; with the last comes its result."""
         call = self.record.calls.get(call_id) or _new_call(call_id)
         self.record.calls[call_id] = call
         for state in states:
             call.state = call_pb2.CallState.Value(f"CALL_STATE_{state}")
-            if state == "SUCCEEDED":
+            if state in {"SUCCEEDED", "DETACHED"}:
                 call.result.content_json = result.encode()
             changed = event_pb2.CallChanged()
             changed.call.CopyFrom(call)
-            self.write(MAIN, call_changed=changed)
+            self.write(call.run_id, call_changed=changed)
 
     def happens(self, call_id: str) -> None:
         """The call has its effect, outside."""
@@ -133,13 +152,37 @@ class Story:
                 pid=1,
                 tool_name=call.tool_name,
                 key=call_id,
-                run_id=MAIN,
+                run_id=call.run_id,
                 store_id="north",
                 user_id="ann",
                 arguments=json.loads(call.arguments_json),
                 seen_bytes=0,
             )
         )
+
+    def play_job(self) -> None:
+        """A call of the main run goes on in the background, and its conversation is told of the end."""
+        self.call(DETACHED, "DETACHED", result='{"job_id":"run-job"}')
+        self.record.owners[JOB] = [OWNERS[JOB]]
+        self.record.runs[JOB] = run_pb2.Run(
+            store_id="north",
+            user_id="ann",
+            run_id=JOB,
+            conversation_id=f"conversation-{JOB}",
+            parent_run_id=MAIN,
+            parent_call_id=DETACHED,
+            reports_to_conversation_id=f"conversation-{MAIN}",
+            job=run_pb2.Job(tool_name=_TOOLS[DETACHED], iterations_max=1),
+        )
+        self.record.logs[JOB] = []
+        self.becomes(JOB, "QUEUED")
+        self.becomes(JOB, "RUNNING", attempt=1)
+        self.call(ITERATION, "RUNNING")
+        self.happens(ITERATION)
+        self.call(ITERATION, "SUCCEEDED", result='"set"')
+        self.becomes(JOB, "COMPLETED", attempt=1)
+        notices = json.dumps([{"job_id": JOB, "state": "COMPLETED", "result": "set"}]).encode()
+        self.say(MAIN, message_pb2.ROLE_NOTICE, "set_valve: completed", notices_json=notices)
 
     def ask(self, kind: Kind, run_id: str, *, call_id: str = "", content: str = "", run_state: str = "") -> None:
         """A user asks for something, and gets it."""
@@ -152,12 +195,13 @@ class Story:
 
 
 def _new_call(call_id: str) -> call_pb2.Call:
-    back_end = call_id in {BUTTON, ROCKET}
+    back_end = call_id in {BUTTON, ROCKET, DETACHED, ITERATION}
     return call_pb2.Call(
         store_id="north",
-        run_id=MAIN,
+        run_id=JOB if call_id == ITERATION else MAIN,
         call_id=call_id,
-        tool_name={BUTTON: "press_button", ROCKET: GATED, PANEL_CALL: PANEL, QUESTION: "ask_user"}[call_id],
+        round=1,
+        tool_name=_TOOLS[call_id],
         tool_version=1,
         context=call_pb2.EXECUTION_CONTEXT_BACKEND if back_end else call_pb2.EXECUTION_CONTEXT_FRONTEND,
         effect_class=call_pb2.EFFECT_CLASS_AT_MOST_ONCE,
@@ -183,6 +227,7 @@ def told(foreign_end: str = "COMPLETED") -> Record:
     story.call(ROCKET, "RUNNING")
     story.happens(ROCKET)
     story.call(ROCKET, "SUCCEEDED", result='"launched"')
+    story.play_job()
     story.round(MAIN, 2)
     story.answer(MAIN, "All is done.")
     story.ends(MAIN, "COMPLETED")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.agents import OfferedTool
+from pawl.agent_loop.domain.call import Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
 from pawl.agent_loop.domain.tool import Tool
@@ -42,7 +43,9 @@ class FakeChecker:
             raise InvalidSchema("the schema is not valid")
         return OutputChecked()
 
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(
+        self, store_id: str, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
+    ) -> EditVerdict:
         self.edited_with += [tool.name for tool in run.brought_tools if tool.name == call.tool_name]
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")

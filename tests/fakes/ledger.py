@@ -35,7 +35,7 @@ from tests.simulation.store import Database, MemoryJournal, Tables
 # A request and its answer take this long each.
 _WAY_SECONDS = 0.001
 
-_OF_THE_LEDGER = {"run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"}
+_OF_THE_LEDGER = {"run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up", "starter_paused"}
 
 STORE, USER = "store", "user"
 _PLACES = PlaceLimits(per_store=1000, per_user=1000)

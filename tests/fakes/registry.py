@@ -62,6 +62,8 @@ class FakeRegistry:
     error: type[PawlError] = DependencyUnavailable
     cancelled: list[str] = field(default_factory=list)
     asked: list[Execution] = field(default_factory=list)
+    contexts: list[CallContext] = field(default_factory=list)
+    """The contexts of `asked`."""
     checked: list[ProposedCall] = field(default_factory=list)
     own_verdict: Verdict = field(default_factory=lambda: tool("OFFER", context="FRONTEND"))
     """What is said of calls of tools that came with their run."""
@@ -109,6 +111,8 @@ class FakeRegistry:
             replace(self._verdict(call), call_id=call.call_id, arguments_json=call.arguments_json, tool_version=1)
             for call in calls
         ]
+        if context.in_background:
+            verdicts = [replace(verdict, timeout_seconds=verdict.async_timeout_seconds) for verdict in verdicts]
         may_read = reads is not None and self.reads_at_once
         if may_read and all(verdict.effect_class is EffectClass.READ_ONLY for verdict in verdicts):
             ended = await asyncio.gather(*(self._perform(call.call_id, call.tool_name) for call in calls))
@@ -144,6 +148,7 @@ class FakeRegistry:
     async def execute(self, context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
         self._answer()
         self.asked.append(execution)
+        self.contexts.append(context)
         name, call_id = execution.tool_name, execution.call_id
         if self.tells_progress:
             yield ExecutionProgress(fraction=0.5, message="half")

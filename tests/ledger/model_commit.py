@@ -8,6 +8,7 @@ from tests.ledger.model import Model, Refusal, Row
 from tests.simulation.reference import CALL_MOVES, ENDED, ONCE_BEGUN, RUN_MOVES, SETTLED
 
 _WAITS_FOR_SOMEBODY = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+_WITH_CHILD = {"DELEGATED", "DETACHED"}
 _MAY_HAVE_ITS_EFFECT = {"OFFERED", "RUNNABLE", "RUNNING", "DELEGATED"}
 _ILLEGAL, _CHANGED, _INVALID = "ILLEGAL_TRANSITION", "INBOX_CHANGED", "INVALID_FIELD"
 
@@ -74,7 +75,7 @@ def _against_starting(run: Row, ask: Row, left: list[Row]) -> set[str]:
 
 def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
     """TOOL-7: a step creates a run for each call that it delegates, and none besides."""
-    wanted = {wish["call"]: wish["child"] for wish in ask["calls"] if wish["state"] == "DELEGATED"}
+    wanted = {wish["call"]: wish["child"] for wish in ask["calls"] if wish["state"] in _WITH_CHILD}
     reasons = set() if ask["delegations"] == wanted else {_INVALID}
     is_there = any((run["store"], name) in model.runs for name in ask["delegations"].values())
     return reasons | ({_ILLEGAL} if is_there else set())
@@ -83,9 +84,9 @@ def _against_delegations(model: Model, run: Row, ask: Row) -> set[str]:
 def _against_child(call: Row | None, wish: Row) -> set[str]:
     """TOOL-7: a call has the run that does it from its delegation on, and is settled when that has ended."""
     reasons = set()
-    if wish["state"] == "DELEGATED" and not wish["child"]:
+    if wish["state"] in _WITH_CHILD and not wish["child"]:
         reasons.add(_INVALID)
-    if wish["state"] != "DELEGATED" and wish["child"] != (call["child"] if call else ""):
+    if wish["state"] not in _WITH_CHILD and wish["child"] != (call["child"] if call else ""):
         reasons.add(_ILLEGAL)
     if call and call["state"] == "DELEGATED" and not call["reserved"] and wish["state"] != "CANCELLED":
         reasons.add(_ILLEGAL)

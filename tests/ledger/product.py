@@ -17,10 +17,11 @@ from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job_store.app.group_commit import GroupCommit
 from pawl.job_store.app.ports import Operation
 from pawl.job_store.app.reading import Claimed
+from pawl.job_store.domain.approval import Decision
 from pawl.job_store.domain.attention import Quarantine
 from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.offers import Leased, ReleaseOffers, RenewOffers
-from pawl.job_store.domain.rows import CallRow, ConversationRow, Decision, LastCommit, RunRow
+from pawl.job_store.domain.rows import CallRow, ConversationRow, LastCommit, RunRow
 from pawl.job_store.domain.submit import Submitted
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 from tests.ledger.model import Model, Row

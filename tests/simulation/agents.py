@@ -22,7 +22,8 @@ def each_call_has_its_run(record: Record) -> Iterator[str]:
     for run_id, run in record.runs.items():
         if run.parent_call_id and record.calls[run.parent_call_id].child_run_id != run_id:
             yield f"run {run_id} does call {run.parent_call_id}, which does not know"
-        if run.depth > _DEPTH_MAX or bool(run.depth) != bool(run.parent_run_id):
+        is_below = bool(run.parent_run_id) and not run.reports_to_conversation_id
+        if run.depth > _DEPTH_MAX or bool(run.depth) != is_below:
             yield f"run {run_id} stands below {run.depth} others"
 
 
@@ -43,6 +44,8 @@ def callers_wait_for_their_agents(record: Record) -> Iterator[str]:
                 answer = msgspec.json.decode(call.result.content_json)["answer"]
                 if answer != child.output_text:
                     yield f"call {call_id} says {answer!r}, and run {child.run_id} {child.output_text!r}"
+        elif state == "DETACHED":
+            continue
         elif how not in {"CANCELLED", "FAILED"} and record.written_at(child.run_id, child.last_seq) > _settled_at(
             record, call
         ):

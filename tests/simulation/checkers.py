@@ -117,6 +117,8 @@ def effects_happen_once(record: Record) -> Iterator[str]:
             yield f"{call.tool_name} {call_id} had its effect {count} times"
         if state == "SUCCEEDED" and count == 0 and call_id not in happened:
             yield f"{call.tool_name} {call_id} is said to have succeeded and has not happened"
+        if state == "DETACHED" and count:
+            yield f"{call.tool_name} {call_id} goes on in the background and has happened in its run"
         if state == "REJECTED" and count:
             yield f"{call.tool_name} {call_id} was rejected and has happened"
 

@@ -8,10 +8,13 @@ from typing import Any
 
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
+from pawl.agent_loop.app.schedules import Schedules as AgentLoopSchedules
 from pawl.agent_loop.app.session_stream import SessionTimes
+from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
@@ -21,8 +24,10 @@ from pawl.chassis.lifecycle import Background
 from pawl.errors import TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.app.ports import Limits as JobStoreLimits
+from pawl.job_store.app.schedules import Schedules
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
@@ -36,6 +41,7 @@ from tests.simulation.job_store import Channel, Unmetered, answer, ports_on
 from tests.simulation.model import SimulatedModel
 from tests.simulation.network import Network
 from tests.simulation.process import Process
+from tests.simulation.schedules import MemorySchedules, are_played
 from tests.simulation.store import Database, Tables
 
 LIMITS = Limits(
@@ -85,6 +91,8 @@ class JobStore:
         self._bus = SimulatedBus(broker, process)
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         self._servicer: LedgerServicer | None = None
+        self._schedules: ScheduleLedgerServicer | None = None
+        self._of_schedules = MemorySchedules(Database(tables, chance, history, f"schedules of {process.name}"))
 
     async def serve(self) -> None:
         """Serve until the process ends."""
@@ -94,6 +102,8 @@ class JobStore:
         async with parts.group_commit, Background() as background:
             for name, loop in parts.loops.items():
                 background.start(name, loop)
+            schedules = Schedules(self._of_schedules, parts.group_commit, Unmetered(), self._ids)
+            self._schedules = ScheduleLedgerServicer(schedules, self._limits)
             self._servicer = parts.servicer
             await asyncio.Event().wait()
 
@@ -101,7 +111,7 @@ class JobStore:
         """Serve one request; returns all responses."""
         while self._servicer is None:
             await asyncio.sleep(0.001)
-        return await answer(self._servicer, method, request)
+        return await answer(self._servicer if hasattr(self._servicer, method) else self._schedules, method, request)
 
 
 class Replicas:
@@ -169,6 +179,15 @@ class AgentLoop:
             defaults=RunDefaults(model="model", limits=LIMITS),
             times=_TIMES,
         )
+        # They have a network of their own, so that seeds without them play as if there were none.
+        network = Network(chance, history, f"schedules of {process.name}")
+        draw = chance.stream("schedules", process.name)
+        self.schedules = AgentLoopSchedules(
+            ledger=ScheduleLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
+            starting=Starting(self.clients.messages, lambda _: False),
+            clock=clock,
+        )
+        self._fires = are_played(chance)
         self._wakeups = BusWakeups(bus)
         self.stop = asyncio.Event()
 
@@ -180,5 +199,7 @@ class AgentLoop:
             background.start("claims", worker.claim_forever)
             background.start("leases", worker.renew_forever)
             background.start("fence", worker.fence_forever)
+            if self._fires:
+                background.start("schedules", self.schedules.fire_forever)
             await self.stop.wait()
             await worker.hand_over()

@@ -38,6 +38,8 @@ class DatabaseTrouble:
         if strikes(draw, "database clock jumped", 0.2):
             self._world.history.tell(f"the clock of the database jumps by {jump:g}")
             self._server.ahead_seconds += jump
+            self._world.history.set_back_seconds += max(0.0, -jump)
+            self._world.history.jumps.append(asyncio.get_running_loop().time())
         if strikes(draw, "database read-only", 0.1):
             self._world.history.tell(f"the database takes no writes for {seconds:.2f}")
             self._server.read_only = True

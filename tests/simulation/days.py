@@ -59,6 +59,9 @@ class MemoryRetention:
     async def remove_usage(self, *, rows_max: int) -> int:
         return 0
 
+    async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
+        return 0
+
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         begin = self._begin("remove_unsent", older_than_seconds)
         old = [key for key, (_, time) in self.tables.outbox.items() if time < begin][:rows_max]

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import cast
 
 import msgspec
 
 from pawl.agent_loop.app import frames
 from pawl.agent_loop.app.frames import ClientFrame, ClientTool, Hello, ServerFrame, ToolResult
-from pawl.agent_loop.app.public_values import LoggedEvent
+from pawl.agent_loop.app.public_values import LogGap, LoggedEvent
 from pawl.chassis.ids import ClientId, RunId, RunKey, StoreId
 from pawl.errors import PawlError
+from pawl.event.v1 import gap_pb2
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Seen, Sent
 from tests.simulation.people import User
@@ -116,6 +118,8 @@ class FrontEnd:
                     self._world.history.violation("seqs_without_gaps", text)
                 self._positions[run_id] = event.seq
                 see(self._user, f"session {self._client_id}", run_id, event)
+            case frames.Gap(run_id=run_id, gap=gap):
+                self._positions[run_id] = skip(self._user, self._client_id, run_id, self._positions.get(run_id, 0), gap)
             case frames.Receipt(frame_id=frame_id, status=status):
                 self._unreceipted.pop(frame_id, None)
                 if frame_id in self._sent:
@@ -188,6 +192,8 @@ class Reader:
                 aclosing(watcher.events()) as events,
             ):
                 async for event in events:
+                    if isinstance(event, LogGap):
+                        position = skip(self._user, name, run_id, position, event)
                     if not isinstance(event, LoggedEvent):
                         continue
                     if event.seq != position + 1:
@@ -203,6 +209,16 @@ class Reader:
             raise
         except Exception as error:  # noqa: BLE001  # a fault of the program
             self._user.world.history.unexpected("watch", error)
+
+
+def skip(user: User, watcher: str, run_id: str, position: int, gap: LogGap) -> int:
+    """EVT-1, where it can be seen: a gap begins where the watcher is, and stands for nothing that is there."""
+    document = cast("gap_pb2.Gap", gap.document)
+    trimmed = user.world.tables.trimmed.get(RunKey(StoreId(user.caller.store_id), RunId(run_id)), 0)
+    if document.from_seq != position + 1 or gap.to_seq > trimmed:
+        text = f"{watcher} at seq {position} of {run_id} got a gap {document.from_seq} to {gap.to_seq} of {trimmed}"
+        user.world.history.violation("seqs_without_gaps", text)
+    return gap.to_seq
 
 
 def see(user: User, watcher: str, run_id: str, event: LoggedEvent) -> None:

@@ -63,7 +63,10 @@ class Effect:
 
 @dataclass(slots=True, kw_only=True)
 class Served:
-    """A call that the model took: what it cost, by the model's own count; `whole` if its answer was read to the end."""
+    """A call that the model took: what it cost, by the model's own count; `whole` if its answer was read to the end.
+
+    `told` are the notices of jobs in its messages: whose, and of which iteration, 0 for its end.
+    """
 
     plan: str
     round: tuple[str, int]
@@ -71,6 +74,7 @@ class Served:
     input_tokens: int
     output_tokens: int = 0
     whole: bool = False
+    told: tuple[tuple[str, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +98,10 @@ class History:
     seen: list[Seen] = field(default_factory=list)
     decided: set[tuple[str, str, str]] = field(default_factory=set)
     """Call, kind and person of the decisions in the audit chain; of a front-end call the state that it ended in."""
+    jumps: list[float] = field(default_factory=list)
+    """When the database's clock jumped."""
+    set_back_seconds: float = 0.0
+    """How far it was set back in all: what is due comes that much later."""
     violations: list[str] = field(default_factory=list)
     printed: Callable[[str], None] | None = None
     _hash: Any = field(default_factory=hashlib.sha256)

@@ -9,7 +9,6 @@ from pawl.agent_loop.domain.run import Usage
 from pawl.chassis.ids import IdSource
 from pawl.errors import PawlError
 from pawl.job_store.app.ports import Announcer, Limits, Ports
-from pawl.job_store.rpc.servicer import LedgerServicer
 from tests.fakes.virtual_time import VirtualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.reads import MemoryAttentionRepository, MemoryLeases, MemoryReads
@@ -33,7 +32,7 @@ def ports_on(database: Database, limits: Limits, *, ids: IdSource, announcer: An
     )
 
 
-async def answer(servicer: LedgerServicer, method: str, request: Any) -> list[Any]:
+async def answer(servicer: object, method: str, request: Any) -> list[Any]:
     """Serve a copy of a request, which is taken apart; return all responses."""
     served = getattr(servicer, method)(type(request).FromString(request.SerializeToString()), None)
     return [part async for part in served] if isinstance(served, AsyncIterator) else [await served]
@@ -76,6 +75,12 @@ class Unmetered:
     def relayed(self, events: int) -> None: ...
 
     def schedule_fired(self, outcome: str, delay_seconds: float) -> None: ...
+
+    def trigger_fired(self, outcome: str) -> None: ...
+
+    def mailbox_unreachable(self) -> None: ...
+
+    def webhook_refused(self, error: PawlError) -> None: ...
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None: ...
 

@@ -6,7 +6,8 @@ import asyncio
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -26,10 +27,15 @@ from tests.fakes.provider import check_history
 from tests.simulation.chance import Chance
 from tests.simulation.history import History, Served
 
+_TELLS = re.compile(r"^\[\{\"job_id\".*$", re.MULTILINE)
+
 MODELS = ("first", "second", "third")
 """Those of runs with fallbacks: each may be down for one round of a run."""
+WATCHED = "value.endsWith('again')"
+"""A condition of jobs that about half of the results meet."""
 _PLAN = re.compile(r"plan-(\w+)")
 _ROUNDS_MAX = 3
+_SILENCE = 0.15
 # Fewer tokens than a careful estimate takes them for, as with real models.
 _BYTES_PER_TOKEN = 4
 _REPORTS_USAGE = 0.7
@@ -42,6 +48,7 @@ class SimulatedModel:
         self._chance = chance
         self._history = history
         self._asked: Counter[tuple[str, int]] = Counter()
+        self._background = chance.stream("background").choice([0.0, 0.0, 0.2, 0.5, 0.9])
 
     async def stream(self, request: ModelRequest) -> AsyncGenerator[Piece, None]:
         try:
@@ -58,9 +65,10 @@ class SimulatedModel:
             round=(plan, round_number),
             began_at=asyncio.get_running_loop().time(),
             input_tokens=_prompt_tokens(request),
+            told=told_in(map(_text, request.messages)),
         )
         reports = self._chance.stream("usage", plan, round_number, attempt).random() < _REPORTS_USAGE
-        async for piece in self._answer(request, round_number, draw, served):
+        async for piece in self._answer(request, (round_number, attempt), draw, served):
             if isinstance(piece, Finished):
                 served.whole = True
                 if reports:
@@ -70,9 +78,9 @@ class SimulatedModel:
                 return
 
     async def _answer(
-        self, request: ModelRequest, round_number: int, draw: random.Random, served: Served
+        self, request: ModelRequest, place: tuple[int, int], draw: random.Random, served: Served
     ) -> AsyncGenerator[Piece, None]:
-        strikes = self._chance.strikes
+        strikes, (round_number, attempt) = self._chance.strikes, place
         if strikes(draw, "model refused", 0.05):
             raise _error("HTTP_503", retryable=True)
         fate = self._chance.stream("down", served.plan, round_number, request.model)
@@ -84,7 +92,8 @@ class SimulatedModel:
             raise _error("HEADERS_TIMEOUT", retryable=True)
         if strikes(draw, "model failed for good", 0.01):
             raise _error("HTTP_400", retryable=False)
-        pieces = _pieces(request, served.plan, round_number, draw)
+        later = self._chance.stream("background", served.plan, round_number, attempt)
+        pieces = _pieces(request, served.plan, round_number, draw, Wishes(later, self._background))
         cut_after = draw.randrange(len(pieces)) if strikes(draw, "stream cut", 0.06) else None
         hang_after = draw.randrange(len(pieces)) if strikes(draw, "stream hung", 0.02) else None
         for number, piece in enumerate(pieces):
@@ -103,15 +112,67 @@ class SimulatedModel:
 
 
 def _place(request: ModelRequest) -> tuple[str, int]:
-    """Return which plan is played, and how many rounds of it are over."""
-    plan, said = "none", 0
+    """Return which plan is played, and how many rounds of it are over. What jobs tell begins another one."""
+    plan, said, told = "none", 0, 0
     for message in request.messages:
-        found = _PLAN.findall(_text(message)) if message["role"] == "user" else []
-        if found:
-            plan, said = found[-1], 0
-        elif message["role"] == "assistant":
-            said += 1
-    return plan, said
+        text = _text(message)
+        found = _PLAN.findall(text) if message["role"] == "user" else []
+        tells = _TELLS.search(text) if message["role"] == "user" else None
+        told = (0 if found else told) + (tells is not None)
+        plan = found[-1] if found else plan
+        said = 0 if found or tells else said + (message["role"] == "assistant")
+    return (f"{plan}t{told}" if told else plan), said
+
+
+def told_in(texts: Iterable[str]) -> tuple[tuple[str, int], ...]:
+    """Return the notices of jobs in some texts: whose, and of which iteration, 0 for its end."""
+    lines = (line for text in texts for line in _TELLS.findall(text))
+    notices = (notice for line in lines for notice in msgspec.json.decode(line))
+    return tuple((notice["job_id"], notice.get("iteration", 0)) for notice in notices)
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """The calls that the model wants to go on in the background, by chance."""
+
+    draw: random.Random
+    rate: float
+
+    def add_to(self, arguments: str) -> str:
+        """Return the arguments of a call, perhaps with the parameters."""
+        draw = self.draw
+        if draw.random() >= self.rate or not arguments.startswith('{"'):
+            return arguments
+        wish: dict[str, object] = {"_executeAsync": draw.random() < 0.97 or "yes"}
+        if draw.random() < 0.5:
+            wish["_interval"] = draw.choice([0.5, 1, 3, 12])
+            wish[draw.choice(["_stopAfter", "_stopAfter", "_duration"])] = draw.choice([1, 2, 3, 5, 8])
+            wish["_delayFirst"] = draw.random() < 0.3
+            wish["_reports"] = draw.choice(["every", "change", "end"])
+        if wish.get("_duration"):
+            wish["_duration"] = draw.choice([0.05, 0.2, 0.5])
+        if "_interval" in wish:
+            wish |= _watch(random.Random(arguments))  # a stream of its own: the others stay as they are
+        return msgspec.json.encode(msgspec.json.decode(arguments) | wish).decode()
+
+    def is_silent(self) -> bool:
+        """Return whether the model has nothing to say."""
+        return self.draw.random() < _SILENCE
+
+
+def _watch(draw: random.Random) -> dict[str, object]:
+    """Return what the call is to watch for, if anything; see `jobs.monitors_fire_on_edges`."""
+    if draw.random() < 0.5:
+        return {"_reports": "none"} if draw.random() < 0.3 else {}
+    limits: dict[str, object] = {"pause": draw.choice([0, 0, 1.7, 4.3]), "times": draw.choice([1, 2, 3, 1000])}
+    condition: dict[str, object] = draw.choice(
+        [{"cel": WATCHED}, {"cel": WATCHED}, {"changed": True}, {"cel": "value.price < 20"}]
+    )
+    return {
+        "_when": condition | limits,
+        "_stopAfter": draw.choice([5, 12, 20]),
+        "_reports": draw.choice(["every", "end"]),
+    }
 
 
 def _text(message: Any) -> str:
@@ -119,17 +180,20 @@ def _text(message: Any) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _pieces(request: ModelRequest, plan: str, round_number: int, draw: random.Random) -> list[Piece]:
+def _pieces(request: ModelRequest, plan: str, round_number: int, draw: random.Random, wishes: Wishes) -> list[Piece]:
+    if _TELLS.search(_text(request.messages[-1])) and wishes.is_silent():
+        return [TextPiece(text="[sil"), TextPiece(text="ent]"), Finished(reason="stop")]
     names = [tool["function"]["name"] for tool in request.tools]
     pieces: list[Piece] = []
     if draw.random() < 0.3:
         pieces.append(ReasoningPiece(text="Let me think. "))
-    has_calls = bool(names) and round_number < _ROUNDS_MAX and draw.random() < 0.75
+    # Those of schedules only answer.
+    has_calls = bool(names) and not plan.startswith("tick") and round_number < _ROUNDS_MAX and draw.random() < 0.75
     if not has_calls or draw.random() < 0.4:
         pieces += [TextPiece(text=f"word {number} ") for number in range(draw.randrange(1, 6))]
     if has_calls:
         for index in range(draw.choice([1, 1, 2, 3, 4])):
-            pieces += _call(index, names, f"{plan}r{round_number}i{index}", draw)
+            pieces += _call(index, names, f"{plan}r{round_number}i{index}", draw, wishes)
     pieces.append(Finished(reason="tool_calls" if has_calls else "stop"))
     return pieces
 
@@ -148,13 +212,14 @@ def _tokens(piece: Piece) -> int:
             return 0
 
 
-def _call(index: int, names: list[str], plan: str, draw: random.Random) -> list[Piece]:
+def _call(index: int, names: list[str], plan: str, draw: random.Random, wishes: Wishes) -> list[Piece]:
     name = draw.choice(names) if draw.random() < 0.97 else "absent"
     arguments = msgspec.json.encode({"n": draw.randrange(100)}).decode()
     if name == "hire":
         arguments = msgspec.json.encode({"task": f"plan-{plan} please"}).decode()
     if draw.random() < 0.04:
         arguments = draw.choice(["{", '{"n":"bad"}', "[]", ""])
+    arguments = wishes.add_to(arguments)
     half = len(arguments) // 2
     provider_id = "" if draw.random() < 0.05 else f"provider_{index if draw.random() < 0.95 else 0}"
     return [

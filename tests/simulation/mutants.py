@@ -17,11 +17,11 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
+from tests.simulation.planted_jobs import OF_JOBS
 from tests.simulation.planted_outages import OF_OUTAGES
 
 # Far beyond what one takes, also on a machine that is busy with other things.
 _SECONDS_MAX = 900
-
 
 _COMMIT = "pawl.job_store.domain.commit"
 _COMMAND = "pawl.job_store.domain.command"
@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         name="the_next_run_gets_no_turn",
         module="pawl.job_store.domain.turn",
-        text="run = replace(run, queued_message=None, claim_at=unit.now)",
-        instead="run = replace(run, queued_message=None, claim_at=None if before == () else unit.now)",
+        text="run = replace(run, queued_message=None, claim_at=claim_at or unit.now)\n    return",
+        instead="run = replace(run, queued_message=None, claim_at=None if before == () else unit.now)\n    return",
         checker="runs_end",
     ),
     Mutant(
@@ -398,6 +398,7 @@ MUTANTS = (
     ),
     *OF_THE_LEDGER,
     *OF_OUTAGES,
+    *OF_JOBS,
 )
 
 

@@ -55,6 +55,8 @@ class User:
         self.gate = world.chance.stream("approvals", name)
         self.bag = world.chance.stream("own tools", name)
         self.models = world.chance.stream("models", name)
+        self.breaks = world.chance.stream("pauses", name)
+        self.paused: set[str] = set()
         self.network = Network(world.chance, world.history, name)
         self.conversation_id = f"conv_{name}"
         self.done = False
@@ -78,7 +80,7 @@ class User:
                 more -= 1
                 await self.bring(self.draw.choice(_POLICIES))
             await self._tend()
-            if self.world.chance.calm and len(self.ended) == len(self.run_ids):
+            if self.world.chance.calm and not self._finds_more() and len(self.ended) == len(self.run_ids):
                 break
             if loop.time() > 1000.0 + SETTLING_SECONDS:
                 break
@@ -141,7 +143,17 @@ class User:
         self.conversation_id = message.conversation_id = document.conversation_id  # type: ignore[attr-defined]
         self.run_ids[run.run_id] = None
 
+    def _finds_more(self) -> bool:
+        """Look for runs that nobody has brought a message for: jobs, and the turns in which the model tells of them."""
+        known = len(self.run_ids)
+        for run in self.world.tables.runs.values():
+            is_turn = run.is_turn and run.conversation_id == self.conversation_id
+            if is_turn or (run.reports_to and run.reports_to == self.conversation_id):
+                self.run_ids.setdefault(run.run_id)
+        return len(self.run_ids) > known
+
     async def _tend(self) -> None:
+        self._finds_more()
         for run_id in [run_id for run_id in self.run_ids if run_id not in self.ended]:
             run = await self._read(run_id)
             if run.state in ENDED:
@@ -152,6 +164,8 @@ class User:
             for call in run.pending_calls:
                 await self._see(run, call)
             await self._pay(run)
+            if run.reports_to_conversation_id:
+                await self._pause_or_resume(run_id)
             if not self.world.chance.calm and self.draw.random() < 0.04:
                 await self._cancel(run_id)
 
@@ -281,6 +295,28 @@ class User:
         await self._send(
             sent, lambda agent: agent.clients.inbox.top_up(caller, RequestId(command_id), RunId(run_id), tokens)
         )
+
+    async def _pause_or_resume(self, job_id: str) -> None:
+        """Pause a job now and then, some twice, and resume it after a while: at the latest when all shall end."""
+        resumes = job_id in self.paused
+        if self.breaks.random() > (0.3 if resumes else 0.15) and not (resumes and self.world.chance.calm):
+            return
+        if not resumes and self.world.chance.calm:
+            return
+        sent = Sent(
+            user_id=self.name,
+            command_id=f"pause_{self.name}_{self._next()}",
+            run_id=job_id,
+            kind="RESUME" if resumes else "PAUSE",
+            sent_at=asyncio.get_running_loop().time(),
+        )
+        self.world.history.commands.append(sent)
+        request_id = RequestId(sent.command_id)
+        await self._send(
+            sent,
+            lambda agent: agent.clients.inbox.pause(self.caller, request_id, RunId(job_id), resumes=resumes),
+        )
+        (self.paused.discard if resumes and sent.taken else self.paused.add)(job_id)
 
     async def _cancel(self, run_id: str) -> None:
         command_id = f"cmd_{self.name}_{self._next()}"

@@ -1,4 +1,4 @@
-"""A fault to be planted, and those of the ledger: of inboxes, of what is kept, and of credentials that approve."""
+"""A fault to be planted, and those of the ledger: of inboxes, what is kept, credentials that approve, and schedules."""
 
 from __future__ import annotations
 
@@ -150,5 +150,57 @@ OF_THE_LEDGER = (
         instead="True",
         checker="own_calls_stay_with_their_client",
         also=(("pawl.agent_loop.app.offers", "return own.client_id == self._client.client_id", "return True"),),
+    ),
+    Mutant(
+        name="fires_do_not_look_at_their_schedule",
+        module="pawl.job_store.domain.fire",
+        text="if row.generation != self.generation or not is_due:",
+        instead="if False:",
+        checker="each_due_time_fires_once",
+    ),
+    Mutant(
+        name="triggers_are_forgotten",
+        module="pawl.job_store.domain.fire",
+        text="for fire in row.fires if self.request_id else ():",
+        instead="for fire in ():",
+        checker="each_due_time_fires_once",
+        also=(("pawl.job_store.domain.submit", "if earlier is not None:", "if False:"),),
+    ),
+    Mutant(
+        name="fires_do_not_name_their_runs",
+        module="pawl.job_store.domain.fire",
+        text='    return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)',
+        instead="    return Start(FireOutcome.STARTED)",
+        checker="each_fire_has_its_run",
+    ),
+    Mutant(
+        name="fires_overtake_the_run_before",
+        module="pawl.job_store.domain.schedules",
+        text="if not is_busy or overlap in {Overlap.ALLOW, Overlap.CANCEL}:",
+        instead="if True:",
+        checker="fires_keep_apart",
+    ),
+    Mutant(
+        name="changes_lose_what_is_due",
+        module="pawl.job_store.domain.schedules",
+        text="    if timing.same_times(asked, row.definition):",
+        instead="    if False:",
+        checker="no_due_time_is_lost",
+    ),
+    Mutant(
+        name="nothing_is_made_up_for",
+        module="pawl.job_store.domain.timing",
+        text="    first = max(due, caught_up_from(timing, now))",
+        instead="    first = max(due, now)",
+        checker="no_due_time_is_lost",
+    ),
+    Mutant(
+        name="one_fire_a_second_is_enough",
+        module="pawl.agent_loop.app.schedules",
+        text="                await self._fire_all(due, at_once=_AT_ONCE << doubled)",
+        instead="                await self._fire_all(due, at_once=_AT_ONCE << doubled)\n"
+        "                await self._clock.sleep(wait_seconds)",
+        checker="no_due_time_is_lost",
+        seeds=600,
     ),
 )

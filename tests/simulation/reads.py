@@ -26,11 +26,12 @@ from pawl.job_store.app.reading import (
     RunFilter,
     RunSnapshot,
     RunView,
+    Told,
     view_of,
 )
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
-from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationKey, RunRow
+from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.domain.states import CallState, RunState
 from pawl.job_store.domain.waiting import Situation
 from tests.simulation.store import Database, with_lease
@@ -49,11 +50,20 @@ class MemoryLeases:
         self._crashes_max = crashes_max
         self._last_store = ""
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+    ) -> list[Claimed]:
         await self._database.reach(writes=True)
         runs, time = self._database.tables.runs, self._database.now()
         holds_one = any(row.worker_id == worker_id and self._is_last_chance(row.crashes) for row in runs.values())
-        picked = share_out(self._lines(time), self._limits, runs_max=runs_max, last_chances_max=0 if holds_one else 1)
+        held = sum(row.worker_id == worker_id and row.in_background for row in runs.values())
+        picked = share_out(
+            self._lines(time),
+            self._limits,
+            runs_max=runs_max,
+            last_chances_max=0 if holds_one else 1,
+            background_max=max(0, (background_runs_max or 0) - held),
+        )
         claimed = []
         for due in picked:
             self._last_store = due.key.store_id
@@ -70,14 +80,16 @@ class MemoryLeases:
         """Return what is due of each store, beginning after the one that was served last."""
         rows = self._database.tables.runs.values()
         due = [row for row in rows if row.claim_at is not None and row.claim_at <= time and not self._is_doomed(row)]
-        due.sort(key=lambda row: (not row.is_active, _crashes(row), row.claim_at, row.run_id))
+        due.sort(key=lambda row: (not row.is_active, row.in_background, _crashes(row), row.claim_at, row.run_id))
         stores = sorted({row.store_id for row in due}, key=lambda store: (store <= self._last_store, store))
-        active = [row for row in rows if row.is_active]
+        active = [row for row in rows if row.is_active and not row.in_background]
+        background = Counter(row.store_id for row in rows if row.is_active and row.in_background)
         return [
             Line(
                 due=[self._due_run(row) for row in due if row.store_id == store],
                 taken=sum(row.store_id == store for row in active),
                 taken_by_user=Counter(row.user_id for row in active if row.store_id == store),
+                taken_background=background[store],
             )
             for store in stores
         ]
@@ -87,6 +99,7 @@ class MemoryLeases:
             key=row.key,
             user_id=row.user_id,
             is_active=row.is_active,
+            is_background=row.in_background,
             at_last_chance=self._is_last_chance(_crashes(row)),
         )
 
@@ -101,9 +114,14 @@ class MemoryLeases:
         active = [
             run.user_id
             for run in self._database.tables.runs.values()
-            if run.store_id == row.store_id and (run.worker_id is not None or run.state.name in _IN_MOTION)
+            if run.store_id == row.store_id
+            and (run.worker_id is not None or run.state.name in _IN_MOTION)
+            and run.in_background == row.in_background
         ]
-        if len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
+        if row.in_background:
+            if len(active) > self._limits.background_per_store:
+                self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} jobs")
+        elif len(active) > self._limits.per_store or active.count(row.user_id) > self._limits.per_user:
             self._database.history.violation("limits_hold", f"{row.run_id} was begun beside {len(active) - 1} others")
 
     async def renew(self, worker_id: WorkerId, *, lease_seconds: float) -> Renewed:
@@ -150,6 +168,10 @@ class MemoryLeases:
         ]
         for row in late:
             runs[row.key] = replace(row, claim_at=max(now, row.claim_at - back))  # type: ignore[operator]
+        schedules = self._database.tables.schedules
+        for each in schedules.values():
+            if each.claim_at is not None and each.claim_at > now and each.claim_at != each.due_time:
+                schedules[each.key] = replace(each, claim_at=each.due_time if each.waiting_time is None else now)
         return len(late)
 
 
@@ -222,7 +244,9 @@ class MemoryReads:
             queue = conversation.queue
             before = [*filter(None, [conversation.active_run_id]), *queue[: queue.index(run.run_id)]]
         wants_a_place = run.state is RunState.QUEUED and run.queued_message is None and not run.is_active
-        active = [row for row in self._tables.runs.values() if row.store_id == run.store_id and row.is_active]
+        wants_a_place = wants_a_place and not run.in_background
+        of_store = [row for row in self._tables.runs.values() if row.store_id == run.store_id and row.is_active]
+        active = [row for row in of_store if not row.in_background]
         return Situation(
             run=run,
             time=self._database.now(),
@@ -246,6 +270,8 @@ class MemoryReads:
         messages = [row for row in every if row.number > summarised]
         run_ids = {row.run_id for row in messages if row.user_id == author} | {key.run_id}
         calls = [row for row in self._tables.calls.values() if row.store_id == key.store_id and row.run_id in run_ids]
+        if run.reports_to:
+            calls = [call for call in calls if call.round >= run.round or not call.state.is_terminal]
         calls.sort(key=lambda call: (call.create_time, call.round, call.index, call.call_id))
         return Loaded(
             run=run,
@@ -261,11 +287,22 @@ class MemoryReads:
                 for row in self._tables.runs.values()
                 if row.store_id == key.store_id and row.run_id in run_ids and row.state is RunState.FAILED
             },
+            told=self._told(conversation),
         )
 
-    async def commands(self, key: RunKey) -> list[CommandRow]:
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
         await self._database.reach()
-        return self._tables.unread(self._run(key, UserId("")).key)
+        run = self._run(key, UserId(""))
+        conversation = self._tables.conversations[ConversationKey(run.store_id, run.conversation_id)]
+        return self._tables.unread(run.key), self._told(conversation)
+
+    def _told(self, conversation: ConversationRow) -> Told:
+        notices = tuple(
+            (self._tables.runs[RunKey(conversation.store_id, each.run_id)], each.occasion)
+            for each in conversation.background.notices
+            if not each.entered_by
+        )
+        return Told(notices=notices, open_jobs=conversation.background.open_jobs)
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         await self._database.reach()
@@ -299,6 +336,8 @@ class MemoryReads:
             and wanted.parent_run_id in {"", row.parent_run_id}
             and wanted.agent_name in {"", row.agent_name}
             and has_all(row.labels, dict(wanted.labels))
+            and wanted.reports_to in {"", row.reports_to}
+            and (row.reports_to or not wanted.jobs_only)
         ]
         rows.sort(key=lambda row: (row.create_time, row.run_id), reverse=not wanted.oldest_first)
         places: list[tuple[datetime, str]] = [(row.create_time, row.run_id) for row in rows]
@@ -373,14 +412,15 @@ class MemoryReads:
 
     def gap(self, run: RunRow, after_seq: int) -> LogGap:
         """Return what stands for the removed events after `after_seq`."""
-        calls = self._tables.calls_of(run.key)
+        # Those of a job whose log was trimmed while it was open come with the events.
+        calls = [] if run.trimmed_log_seq == self._tables.trimmed[run.key] else self._tables.calls_of(run.key)
         snapshot = RunSnapshot(
             run=run,
             messages=[],
             calls=calls,
             omitted_bytes={call.call_id: 0 for call in calls},
             omitted_messages=0,
-            omitted_calls=0,
+            omitted_calls=run.trimmed_rounds,
         )
         return LogGap(
             run_id=run.run_id, from_seq=after_seq + 1, to_seq=self._tables.trimmed[run.key], snapshot=snapshot

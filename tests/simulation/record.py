@@ -43,7 +43,9 @@ class Record:
 
     @cached_property
     def calls(self) -> dict[str, call_pb2.Call]:
-        return {row.call_id: messages.call(row) for row in self.tables.calls.values()}
+        """Those that were removed of jobs, too."""
+        rows = [*self.tables.gone.values(), *self.tables.calls.values()]
+        return {row.call_id: messages.call(row) for row in rows}
 
     @cached_property
     def messages(self) -> dict[str, list[message_pb2.Message]]:

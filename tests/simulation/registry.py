@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import random
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
-from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass
+from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool
 from pawl.agent_loop.domain.tool import (
@@ -53,6 +54,7 @@ _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 # A read that ends in that time comes with the verdict on it.
 _MOMENT_SECONDS = 0.3
 _OFFERED = tool("OFFER", context="FRONTEND")
+OUTCOMES = ("done", "done again")
 _NULL = CallResult(content_json=b"null")
 _UNKNOWN = ExecutionResult(outcome=Outcome.UNKNOWN, result=_NULL)
 
@@ -72,6 +74,8 @@ class Journal:
     chance: Chance
     history: History
     entries: dict[str, _Entry] = field(default_factory=dict)
+    grants: dict[str, set[str]] = field(default_factory=dict)
+    """The calls that began under each grant."""
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -144,13 +148,23 @@ class Server:
     async def record_results(self, results: Sequence[RecordedResult]) -> None:
         self._journal.history.decided.update((result.call_id, result.state.value, result.user_id) for result in results)
 
+    def _is_granted(self, series: Series, context: CallContext, call: Execution) -> bool:
+        """Return whether a grant is of exactly this call, and counts it, once."""
+        digest = _series_digest(series, context.store_id, context.run_id, call.tool_name, call.arguments_json)
+        used = self._journal.grants.setdefault(digest, set())
+        if series.digest == digest and len(used | {call.call_id}) <= series.iterations_max:
+            used.add(call.call_id)
+        return call.call_id in used
+
     async def execute(self, context: CallContext, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""
         verdict = TOOLS[execution.tool_name]
         if verdict.disposition is Disposition.APPROVE and execution.approved_digest != digest_of(
             context.store_id, execution.call_id, execution.tool_name, execution.arguments_json
         ):
-            raise ApprovalRequired
+            series = execution.series
+            if series is None or not self._is_granted(series, context, execution):
+                raise ApprovalRequired
         if verdict.effect_class in REPEATABLE:
             return await self._perform(context, execution)
         running = self._running.get(execution.call_id)
@@ -206,7 +220,7 @@ class Server:
                 happened = any(effect.call_id == execution.call_id for effect in self._journal.history.effects)
                 if not happened:
                     return None
-                entry.result = _result(execution.tool_name)
+                entry.result = _result(execution)
                 return entry.result
             case Step.CONCLUDE_UNKNOWN:
                 entry.result, entry.unknowns = _UNKNOWN, entry.unknowns + 1
@@ -236,7 +250,7 @@ class Server:
                 await asyncio.sleep(seconds * draw.random())
         except TimeoutError:
             return _error("TOOL_TIMEOUT")
-        return _result(execution.tool_name)
+        return _result(execution)
 
     def _have_effect(self, context: CallContext, execution: Execution) -> None:
         history = self._journal.history
@@ -258,8 +272,10 @@ def _recorded(result: ExecutionResult) -> recorded.ExecutionResult:
     return recorded.ExecutionResult(outcome=outcome, content=result.result.content_json)
 
 
-def _result(tool_name: str) -> ExecutionResult:
-    content = msgspec.json.encode(f"{tool_name} done")
+def _result(execution: Execution) -> ExecutionResult:
+    """Return the result of a call that succeeds: one of two, for what watches for one of them."""
+    outcome = random.Random(execution.call_id).choice(OUTCOMES)  # the same each time
+    content = msgspec.json.encode(f"{execution.tool_name} {outcome}")
     return ExecutionResult(outcome=Outcome.SUCCEEDED, result=CallResult(content_json=content))
 
 
@@ -276,14 +292,27 @@ def _verdict(context: CallContext, call: ProposedCall) -> Verdict:
         return Verdict(
             call_id=call.call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message="It may not run."
         )
-    gated = verdict.disposition is Disposition.APPROVE
+    gated, series = verdict.disposition is Disposition.APPROVE, call.series
+    series_digest = ""
+    if gated and series is not None:
+        said = (context.store_id, context.run_id, call.tool_name, call.arguments_json)
+        series_digest = _series_digest(series, *said)
+    if series is not None and series_digest and series.digest == series_digest:
+        verdict = replace(verdict, disposition=Disposition.RUN)
     return replace(
         verdict,
+        series_digest=series_digest,
         call_id=call.call_id,
         tool_version=1,
         arguments_json=call.arguments_json,
         digest=digest_of(context.store_id, call.call_id, call.tool_name, call.arguments_json) if gated else "",
     )
+
+
+def _series_digest(series: Series, store_id: str, run_id: str, tool_name: str, arguments_json: bytes) -> str:
+    terms = (series.interval_seconds, series.iterations_max, series.end_time)
+    said = (store_id, run_id, tool_name, arguments_json, terms)
+    return hashlib.sha256(repr(said).encode()).hexdigest()
 
 
 class Client:
@@ -344,11 +373,16 @@ class Client:
         """Fit whatever is said: its runs ask for no form."""
         return OutputChecked(output_json=(output or "").encode())
 
-    async def check_edit(self, store_id: str, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(
+        self, store_id: str, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
+    ) -> EditVerdict:
         if b'"bad"' in arguments_json:
             raise InvalidArguments("they may not run")
         digest = digest_of(store_id, call.call_id, call.tool_name, arguments_json)
-        return EditVerdict(arguments_json=arguments_json, digest=digest)
+        granted = ""
+        if series is not None:
+            granted = _series_digest(series, store_id, run.run_id, call.tool_name, arguments_json)
+        return EditVerdict(arguments_json=arguments_json, digest=digest, series_digest=granted)
 
     async def count_tools(self, caller: Principal) -> int:
         server = self._current[-1]

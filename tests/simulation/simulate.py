@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import logging
 import sys
 import traceback
@@ -14,17 +15,30 @@ from typing import Any
 
 import structlog
 
-from tests.simulation import agents, budgets, database_trouble, days, own_tools, process, talkers
+from pawl.event.v1 import run_pb2
+from tests.simulation import (
+    agents,
+    budgets,
+    database_trouble,
+    days,
+    jobs,
+    own_tools,
+    process,
+    schedules,
+    talkers,
+    timers,
+)
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.database_trouble import DatabaseTrouble
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
-from tests.simulation.people import Approver, Operator, User
+from tests.simulation.people import STORE, Approver, Operator, User
 from tests.simulation.record import Record
 from tests.simulation.world import Trouble, World
 
 _QUIET_SECONDS = 3.0
+_TIME = run_pb2.WAIT_KIND_TIME
 # Users give up after 600 s; then the runs that wait for each other's turn meet their deadlines one after the other.
 _PATIENCE_SECONDS = 2000.0
 # What the code under test logs when something happens that it holds for impossible.
@@ -74,7 +88,9 @@ async def _play(seed: int, history: History) -> Verdict:
     world.start()
     users = _users(world)
     trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
+    their = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
     lives = [loop.create_task(user.live()) for user in users]
+    lives += [loop.create_task(timer.live()) for timer in their]
     others = (*_others(users), *_approvers(world), *talkers.of(users), Operator(world))
     beside = [loop.create_task(other.live()) for other in others]
     await trouble
@@ -84,15 +100,20 @@ async def _play(seed: int, history: History) -> Verdict:
     # A late copy of a message that was refused may begin a run that no user knows of: deadlines end it.
     await asyncio.sleep(_QUIET_SECONDS)
     is_quiet = False
-    while not is_quiet and loop.time() < 1000 + _PATIENCE_SECONDS:
+    end = 1000 + _PATIENCE_SECONDS
+    last_end = end + history.set_back_seconds
+    while not is_quiet and loop.time() < end:
         runs, is_open = len(world.tables.runs), _is_open(world)
         await asyncio.sleep(_QUIET_SECONDS)
         is_quiet = not is_open and not _is_open(world) and len(world.tables.runs) == runs
+        if loop.time() < last_end and _are_due_later(world):
+            end = loop.time() + _PATIENCE_SECONDS
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
     record = Record(world.tables, history)
-    for checker in (*CHECKERS, *budgets.CHECKERS, *agents.CHECKERS, *own_tools.CHECKERS, *database_trouble.CHECKERS):
+    of_parts = (part.CHECKERS for part in (budgets, agents, jobs, own_tools, database_trouble, timers))
+    for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):
             history.violation(checker.__name__, text)
     for text in await days.what_is_old_goes(world.tables, chance):
@@ -125,6 +146,11 @@ def _others(users: list[User]) -> list[FrontEnd | Reader]:
 
 def _is_open(world: World) -> bool:
     return any(not run.state.is_terminal for run in world.tables.runs.values())
+
+
+def _are_due_later(world: World) -> bool:
+    """Return whether all that is open waits for a time, which a clock that was set back makes later."""
+    return all(_TIME in run.waits for run in world.tables.runs.values() if not run.state.is_terminal)
 
 
 def _unhandled(history: History, context: dict[str, Any]) -> None:

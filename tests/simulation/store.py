@@ -44,12 +44,17 @@ from pawl.job_store.domain.rows import (
     Segment,
     SegmentRow,
 )
+from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
 from pawl.job_store.domain.states import CallState
+from pawl.job_store.domain.trimming import Trim
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
 from pawl.job_store.rpc.messages import encode_event
+from tests.simulation import rules_of_jobs
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
 
+ITERATIONS_KEPT = 2
+"""Of jobs here, so that they are trimmed."""
 _TRANSACTION_SECONDS = 0.003
 _SLOW_ANSWERS = 0.3
 
@@ -63,6 +68,21 @@ class DatabaseServer:
     refusal: type[PawlError] = DependencyUnavailable
 
 
+@dataclass(frozen=True, slots=True)
+class ScheduleChange:
+    """A schedule before and after it was changed or has fired, and whether the run of its last fire went on then.
+
+    `latest` is the latest time at which it has been claimed.
+    """
+
+    before: ScheduleRow | None
+    after: ScheduleRow
+    now: datetime
+    latest: datetime | None = None
+    is_fire: bool = False
+    is_busy: bool = False
+
+
 @dataclass
 class Tables:
     """All rows. Nothing but a transaction changes them. `written_at` is by a clock that does not jump."""
@@ -73,12 +93,17 @@ class Tables:
     calls: dict[CallKey, CallRow] = field(default_factory=dict)
     commands: dict[CommandKey, CommandRow] = field(default_factory=dict)
     loop_states: dict[RunKey, bytes] = field(default_factory=dict)
+    schedules: dict[ScheduleKey, ScheduleRow] = field(default_factory=dict)
+    schedule_changes: list[ScheduleChange] = field(default_factory=list, compare=False)
+    schedule_claims: dict[ScheduleKey, datetime] = field(default_factory=dict, compare=False)
     messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
     """Those that were written in each conversation."""
     segments: dict[ConversationKey, list[SegmentRow]] = field(default_factory=dict)
     events: dict[RunKey, list[bytes]] = field(default_factory=dict)
     trimmed: dict[RunKey, int] = field(default_factory=dict)
     """The last seq that was removed; the events themselves stay for who wants to know what they were."""
+    gone: dict[CallKey, CallRow] = field(default_factory=dict)
+    """The calls that were removed of jobs, for who wants to know what they were; nothing of the product sees them."""
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
@@ -189,7 +214,7 @@ class MemoryJournal:
         unit.now = self._database.now()
         outcomes: list[Any] = []
         for operation in operations:
-            before = _fenced_row(unit, operation)
+            before, barrier = _fenced_row(unit, operation), rules_of_jobs.turn_not_begun(unit, operation)
             try:
                 with unit.attempt():
                     outcomes.append(operation.apply(unit))
@@ -199,10 +224,15 @@ class MemoryJournal:
                 self._database.history.unexpected(type(operation).__name__, error)
                 outcomes.append(error)
             self._check_fence(unit, operation, before)
+            if barrier is not None:
+                self._judge("messages_pass_turns", rules_of_jobs.held_up(unit, barrier, outcomes[-1]))
             self._tell(operation, outcomes[-1])
         events = [(event, encode_event(event)) for event in unit.events.rows]
         freed = unit.runs.changed()
         store(tables, unit, events)
+        for _, conversation in unit.conversations.changed():
+            self._judge("jobs_are_counted", rules_of_jobs.miscounted(tables.runs.values(), conversation))
+            self._judge("one_run_at_a_time", rules_of_jobs.beside_each_other(tables.runs.values(), conversation))
         return Written(
             outcomes=outcomes,
             events=[
@@ -223,6 +253,10 @@ class MemoryJournal:
             text = f"run {before.run_id} at epoch {before.epoch} was changed by epoch {operation.epoch}"
             self._database.history.violation("stale_epochs_change_nothing", text)
 
+    def _judge(self, checker: str, found: str) -> None:
+        if found:
+            self._database.history.violation(checker, found)
+
     def _tell(self, operation: Operation[Any], outcome: Any) -> None:
         what = type(operation).__name__
         run = getattr(operation, "run", None)
@@ -238,13 +272,16 @@ def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
 def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     """Return a unit with all rows that are named, as `adapters.loading` finds them."""
     unit = UnitOfWork(ids)
+    unit.iterations_kept = ITERATIONS_KEPT
     named = [_with_keyed(tables, keys) for keys in named]
+    _put(named, lambda keys: keys.schedules, tables.schedules, unit.schedules.load)
     requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
     submitted = _keys(named, lambda keys: keys.conversations)
     stopped = _keys(named, lambda keys: keys.stopped)
     made = [ConversationKey(row.store_id, row.conversation_id) for row in requests if row.conversation_id]
     wanted = [*submitted, *made, *(ConversationKey(run.store_id, run.conversation_id) for run in of_runs)]
+    wanted += [ConversationKey(run.store_id, run.reports_to) for run in of_runs if run.reports_to]
     conversations = [tables.conversations[key] for key in dict.fromkeys(wanted) if key in tables.conversations]
     for row in conversations:
         unit.conversations.load(row.key, row)
@@ -257,6 +294,7 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
             entered.append(RunKey(row.store_id, row.active_run_id))
         passed = len(row.interrupting) if endings[row.key] else 0
         passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
+        keys.update(dict.fromkeys(RunKey(row.store_id, run_id) for run_id in row.notified))
         waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]
@@ -277,8 +315,8 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
         for command in tables.unread(run_key):
             unit.load_command(command)
     for store_id, _, places in _keys(named, lambda keys: keys.queues):
-        runs = [run for run in tables.runs.values() if run.store_id == store_id]
-        queued, active = sum(run.is_queued for run in runs), sum(run.is_active for run in runs)
+        runs = [run for run in tables.runs.values() if run.store_id == store_id and not run.in_background]
+        queued, active = sum(run.is_queued and not run.is_turn for run in runs), sum(run.is_active for run in runs)
         unit.queues.load(store_id, Queue(queued=queued, active=active, places=places))
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
@@ -290,6 +328,13 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
 
 def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]]) -> None:
     """Write what changed; keys are unique."""
+    for before, after in unit.schedules.changed():
+        last = RunKey(before.store_id, before.last_run_id)
+        run = unit.runs.get(last) or tables.runs.get(last)
+        is_busy = run is not None and not run.state.is_terminal
+        latest = tables.schedule_claims.get(before.key)
+        tables.schedule_changes.append(ScheduleChange(before, after, unit.now, latest, is_fire=True, is_busy=is_busy))
+    tables.schedules.update(unit.schedules.items())
     tables.requests.update(unit.requests.items())
     tables.conversations.update(unit.conversations.items())
     keyed = [row.client_key for row in tables.conversations.values() if row.key_hash is not None]
@@ -299,6 +344,8 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
     tables.runs.update(unit.runs.items())
     tables.calls.update(unit.calls.items())
     tables.commands.update(unit.commands.items())
+    for trim in unit.trims.rows:
+        _remove(tables, trim)
     tables.loop_states.update(unit.loop_states.items())
     for message in unit.messages.rows:
         messages = tables.messages.setdefault(ConversationKey(message.store_id, message.conversation_id), [])
@@ -312,6 +359,21 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
         if event.lifecycle_type:
             tables.outbox[event.store_id, event.event_id] = (key, event.time)
         tables.written_at.setdefault(key, []).append(asyncio.get_running_loop().time())
+
+
+def _remove(tables: Tables, trim: Trim) -> None:
+    """Remove what is trimmed of a job, as `adapters.trimming` does."""
+    calls = [call for call in tables.calls_of(trim.run) if call.round <= trim.round and call.state.is_terminal]
+    for call in calls:
+        tables.gone[call.key] = tables.calls.pop(call.key)
+        decided = [row.key for row in tables.commands.values() if row.call_id == call.call_id and row.consumed]
+        for key in decided:
+            if RunKey(key.store_id, key.run_id) == trim.run:
+                del tables.commands[key]
+    run = tables.runs[trim.run]
+    failures = sum(call.state is not CallState.SUCCEEDED for call in calls)
+    tables.runs[trim.run] = replace(run, trimmed_failures=run.trimmed_failures + failures)
+    tables.trimmed[trim.run] = trim.seq
 
 
 def _endings(tables: Tables, named: Sequence[RowKeys]) -> Counter[ConversationKey]:

@@ -45,6 +45,7 @@ def test_a_seed_replays_exactly() -> None:
         "requests_are_forgotten",
         "anybody_may_decide",
         pytest.param("parked_runs_sleep_on", marks=pytest.mark.long),
+        pytest.param("changes_lose_what_is_due", marks=pytest.mark.long),
     ],
 )
 def test_a_planted_fault_is_found(name: str) -> None:

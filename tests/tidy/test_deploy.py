@@ -17,7 +17,7 @@ COMPOSE = (tree.ROOT / "docker-compose.yml").read_text()
 PARTS: dict[str, Any] = yaml.safe_load(COMPOSE)["services"]
 NETWORKS: dict[str, Any] = yaml.safe_load(COMPOSE)["networks"]
 SERVICES = frozenset({"agent-loop", "job-store", "tool-registry", "notifier"})
-OPEN_PORTS = frozenset({"agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
+OPEN_PORTS = frozenset({"gateway", "agent-loop", "tool-registry", "job-store", "notifier", "prometheus"})
 
 
 def test_nats_users_have_the_rights_that_the_launcher_gives_them() -> None:
@@ -45,7 +45,7 @@ def test_prometheus_asks_every_service_where_it_answers() -> None:
     )
     targets = re.findall(r'targets: \["([a-z-]+):(\d+)"\]', (tree.ROOT / "deploy/prometheus.yml").read_text())
     assert sorted(targets) == sorted(metrics)
-    assert len(targets) == len({name for name, _ in targets}) == 4
+    assert len(targets) == len({name for name, _ in targets}) == 5
 
 
 def test_no_password_of_the_containers_has_a_default() -> None:
@@ -67,8 +67,8 @@ def test_containers_meet_only_whom_they_need() -> None:
     assert {network: members(network) for network in inner} == {
         "database": {"postgres", "job-store", "tool-registry", "notifier"},
         "bus": {"nats", "job-store", "agent-loop", "notifier"},
-        "services": set(SERVICES),
-        "metrics": {"prometheus", *SERVICES},
+        "services": {"gateway", *SERVICES},
+        "metrics": {"prometheus", "gateway", *SERVICES},
     }
     outer = [members(network) for network in NETWORKS if network not in inner]
     assert sorted(map(sorted, outer)) == sorted([name] for name in OPEN_PORTS)

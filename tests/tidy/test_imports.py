@@ -20,10 +20,10 @@ sys.exit(lint_imports(no_cache=True))
 """
 # Run without the site module, for the `pawl` of this checkout would be merged with the model's.
 STUBS = ("agent", "batch", "error", "event", "identity", "job", "notify", "tool")
-SERVICES = ("agent_loop", "job_store", "notifier", "tool_registry")
+SERVICES = ("agent_loop", "gateway", "job_store", "notifier", "tool_registry")
 LAYERS = ("adapters", "app", "domain", "rpc")
 ADAPTERS = ("files", "http", "ledger", "mail", "mcp", "metrics", "postgres", "process", "python", "secret_file", "sql")
-USE_CASES = ("catalog", "documents", "execution", "policy", "sources", "workers")
+USE_CASES = ("catalog", "documents", "execution", "mailboxes", "policy", "sources", "workers")
 
 
 @pytest.fixture(scope="module")

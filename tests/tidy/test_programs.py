@@ -9,7 +9,7 @@ from pathlib import Path
 from tests.tidy import tree
 
 LOOP = tree.PAWL / "agent_loop"
-PROGRAMS = {"agent_program", "undo_program"}
+PROGRAMS = {"agent_program", "job_program", "undo_program"}
 CHOOSES = {"program"}
 # What an undo is made of, and what users ask of it; wire and views only translate the field.
 OF_UNDO = {"undo", "undo_program", "undoing", "undo_planning", "wire", "views", "public_ledger"}
@@ -43,4 +43,4 @@ def test_nothing_outside_of_the_programs_asks_which_one_a_run_has() -> None:
 
 
 def test_only_its_program_looks_into_a_cursor() -> None:
-    assert found("looks into a cursor") == {"undo_program"}
+    assert found("looks into a cursor") == {"job_program", "undo_program"}

@@ -7,7 +7,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PAWL = ROOT / "services/pawl"
-GENERATED = ("gen/pawl", "proto/baseline.binpb", "requirements")
+GENERATED = (
+    "gen/pawl",
+    "proto/baseline.binpb",
+    "requirements",
+    "services/pawl/gateway/static",
+    "web/client/gen",
+    "web/package-lock.json",
+)
 HIDDEN_BUT_OURS = {".ci", ".editorconfig", ".env.example", ".dockerignore", ".gitignore"}
 
 
@@ -33,7 +40,7 @@ def _walk(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         if path.name.startswith(".") and path.name not in HIDDEN_BUT_OURS:
             continue
-        if path.name in {"__pycache__", "build", "dist"} or path.suffix == ".egg-info":
+        if path.name in {"__pycache__", "build", "dist", "node_modules"} or path.suffix == ".egg-info":
             continue
         if name(path).startswith(GENERATED):
             continue

@@ -10,21 +10,28 @@ from dataclasses import replace
 import grpc
 
 from pawl.agent.v1.schedule_pb2_grpc import add_ScheduleServiceServicer_to_server
+from pawl.agent.v1.trigger_pb2_grpc import add_TriggerServiceServicer_to_server
 from pawl.agent_loop.adapters.agent_ledger import AgentLedgerClient
 from pawl.agent_loop.adapters.live import BusEvents
+from pawl.agent_loop.adapters.mailboxes import MailboxClient
 from pawl.agent_loop.adapters.meter import PrometheusMeter
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.registry import RegistryClient
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
 from pawl.agent_loop.adapters.title_ledger import TitleLedgerClient
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
+from pawl.agent_loop.app.mailboxes import Mailboxes
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.schedules import Schedules
+from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.app.titles import TitleMaker
+from pawl.agent_loop.app.triggers import Triggers
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.rpc.schedule_servicer import ScheduleServicer
+from pawl.agent_loop.rpc.trigger_servicer import TriggerServicer
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.bus import Bus
@@ -64,14 +71,18 @@ async def main(stop: asyncio.Event) -> None:
             )
             await service.enter(clients.watches)
             clients.add_to(server)
-            schedules = Schedules(
-                ledger=ScheduleLedgerClient(job_store),
-                messages=clients.messages,
-                clock=service.clock,
-                credential_is_gone=gone_from_file(settings, service.clock),
-            )
+            starting = Starting(clients.messages, gone_from_file(settings, service.clock))
+            schedules = Schedules(ledger=ScheduleLedgerClient(job_store), starting=starting, clock=service.clock)
             server.add(add_ScheduleServiceServicer_to_server, ScheduleServicer(schedules))
             service.background.start("schedules", schedules.fire_forever)
+            trigger_ledger, reader = TriggerLedgerClient(job_store), MailboxClient(channel)
+            triggers = Triggers(
+                ledger=trigger_ledger, reader=reader, starting=starting, clock=service.clock, ids=service.ids
+            )
+            server.add(add_TriggerServiceServicer_to_server, TriggerServicer(triggers))
+            service.background.start("triggers", triggers.fire_forever)
+            mailboxes = Mailboxes(ledger=trigger_ledger, reader=reader, triggers=triggers, clock=service.clock)
+            service.background.start("mailboxes", mailboxes.read_forever)
         serving = service.serve(server, stop)
         await (_beside(serving, stop, worker.hand_over) if worker else serving)
 
@@ -98,6 +109,7 @@ async def _worker(
         meter=PrometheusMeter(service.metrics),
         default_model=settings.model,
         reasoning_echo=settings.reasoning_echo,
+        background_as_tool=settings.background == "tool",
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
     )

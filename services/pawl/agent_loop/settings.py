@@ -85,6 +85,7 @@ class AgentLoopSettings(ServiceSettings):
     topped_up_tokens_max: int = Field(default=0, ge=0, le=TOKENS_MAX)
     top_up_timeout_seconds: float = Field(default=86_400.0, gt=0)
     agent_depth_max: int = Field(default=2, ge=0, le=10)
+    background: Literal["on", "tool", "off"] = "on"
     limit_ceilings: str = ""
 
     @model_validator(mode="after")
@@ -125,6 +126,7 @@ class AgentLoopSettings(ServiceSettings):
             limits=self.limits,
             ceilings=self.ceilings,
             approvals_required=self.approvals_required,
+            without_background=self.background == "off",
         )
 
     @property

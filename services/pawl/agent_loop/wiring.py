@@ -8,12 +8,14 @@ from importlib.metadata import version
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
 from pawl.agent.v1.conversation_pb2_grpc import add_ConversationServiceServicer_to_server
+from pawl.agent.v1.jobs_pb2_grpc import add_JobServiceServicer_to_server
 from pawl.agent.v1.operator_pb2_grpc import add_OperatorServiceServicer_to_server
 from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.app import watch
 from pawl.agent_loop.app.agents import Agents
 from pawl.agent_loop.app.conversations import Conversations
 from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.operators import Operators
 from pawl.agent_loop.app.pending import Pending
@@ -34,6 +36,7 @@ from pawl.agent_loop.app.whoami import Introductions
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.rpc.agent_servicer import AgentRegistryServicer
 from pawl.agent_loop.rpc.conversation_servicer import ConversationServicer
+from pawl.agent_loop.rpc.job_servicer import JobServicer
 from pawl.agent_loop.rpc.operator_servicer import OperatorServicer
 from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
 from pawl.chassis.clock import Clock
@@ -86,7 +89,7 @@ class ClientSide:
             takes_images=takes_images,
             tools=tools,
         )
-        self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids)
+        self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids, now=clock.now)
         self.sessions = Sessions(
             ids,
             Parts(
@@ -118,11 +121,13 @@ class ClientSide:
         )
         self.operators = Operators(ledger=ledger, ids=ids)
         self._operator_servicer = OperatorServicer(ledger, self.operators)
+        self._job_servicer = JobServicer(Jobs(ledger=ledger, inbox=self.inbox))
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for them."""
         server.add(add_AgentServiceServicer_to_server, self.servicer)
         server.add(add_OperatorServiceServicer_to_server, self._operator_servicer)
+        server.add(add_JobServiceServicer_to_server, self._job_servicer)
         server.add(add_ConversationServiceServicer_to_server, self._conversation_servicer)
         server.add(add_AgentRegistryServiceServicer_to_server, AgentRegistryServicer(self.agents))

@@ -295,18 +295,33 @@ def _file_keys(settings: ServiceSettings, clock: Clock) -> Callable[[], Mapping[
     return WatchedFile(settings.api_keys_file, "PAWL_API_KEYS_FILE", parse_keys, clock, without=b"[]")
 
 
-def gone_from_file(settings: ServiceSettings, clock: Clock) -> Callable[[CredentialId], bool]:
-    """Return what tells whether a credential is a key of the file of API keys that is not there any more.
+def gone_from_file(settings: ServiceSettings, clock: Clock) -> Callable[[Principal], bool]:
+    """Return what tells whether the key of a principal stood in the file of API keys, and gives this no more.
+
+    It is not there, or is of somebody else, or has lost a role that the principal has.
 
     Raises:
         StartError: the file cannot be used.
     """
     keys = _file_keys(settings, clock)
 
-    def is_gone(credential_id: CredentialId) -> bool:
-        return credential_id.startswith(_FILE) and credential_id not in {each.credential_id for each in keys().values()}
+    def is_gone(principal: Principal) -> bool:
+        if not principal.credential_id.startswith(_FILE):
+            return False
+        found = next((each for each in keys().values() if each.credential_id == principal.credential_id), None)
+        return found is None or not _gives(found, principal)
 
     return is_gone
+
+
+def _gives(credential: Credential, principal: Principal) -> bool:
+    """Return whether a credential may have given a principal. What a delegate hands on is not looked at."""
+    whose = principal.delegate_user_id or principal.user_id
+    if credential.user_id != whose or credential.store_id not in {StoreId(""), principal.store_id}:
+        return False
+    if Role.DELEGATE in credential.roles:
+        return True
+    return not principal.delegate_user_id and principal.roles <= principal_of(credential, {}).roles
 
 
 def authenticator(

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 from urllib.parse import urljoin
@@ -14,11 +16,13 @@ import httpx2
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.egress_addresses import Address
 from pawl.chassis.egress_coding import CodingError, Unpacker
 from pawl.chassis.egress_requests import REDIRECTS_MAX, OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.egress_rules import EgressRefused, EgressRules, Target, read_rules, read_target, rules_of
-from pawl.chassis.egress_transport import GuardedTransport, Resolve, resolve_by_system
+from pawl.chassis.egress_transport import GuardedTransport
 from pawl.chassis.ids import StoreId
+from pawl.chassis.lookups import Lookups
 from pawl.chassis.start import StartError
 
 USER_AGENT: Final = "Pawl/0.1"
@@ -40,11 +44,11 @@ class GuardedEgress:
         self,
         rules: Mapping[str, EgressRules],
         *,
-        resolve: Resolve = resolve_by_system,
+        lookups: Lookups | None = None,
         tls: ssl.SSLContext | None = None,
     ) -> None:
         self._rules = rules
-        self._resolve = resolve
+        self._lookups = lookups or Lookups()
         self._tls = tls or httpx2.create_ssl_context()
 
     def transport(self, store_id: StoreId, *, with_secrets: bool = False) -> GuardedTransport:
@@ -53,13 +57,23 @@ class GuardedEgress:
         One `with_secrets` goes over https, or to what the deployment has opened by its name.
         """
         rules = rules_of(self._rules, store_id)
-        return GuardedTransport(rules, resolve=self._resolve, tls=self._tls, with_secrets=with_secrets)
+        begin_lookup = partial(self._lookups.begin, store_id)
+        return GuardedTransport(rules, begin_lookup=begin_lookup, tls=self._tls, with_secrets=with_secrets)
 
     def check(self, store_id: StoreId, url: str, *, with_secrets: bool = False) -> None:
         rules, target = rules_of(self._rules, store_id), read_target(url)
         rules.check_target(target)
         if with_secrets:
             rules.check_secrets(target)
+
+    async def locate(self, store_id: StoreId, url: str) -> tuple[Target, Sequence[Address]]:
+        """Return the target of a URL and its addresses, for what speaks no HTTP and sends a password there.
+
+        Raises:
+            EgressRefused: it must not be reached, or no secret sent to it.
+        """
+        target = read_target(url)
+        return target, await self.transport(store_id, with_secrets=True).addresses(target)
 
     async def send(self, store_id: StoreId, request: OutboundRequest) -> OutboundResponse:
         sent, transport = _Sent(), self.transport(store_id)
@@ -138,11 +152,16 @@ def _as_sent(request: OutboundRequest, target: Target, headers: Mapping[str, str
 
 async def _read(request: OutboundRequest, target: Target, response: httpx2.Response) -> OutboundResponse:
     """Read the body as far as it is wanted, unpacking as it comes."""
-    content_type = response.headers.get("content-type", "")
+    answered = OutboundResponse(
+        status=response.status_code,
+        url=target.url,
+        content_type=response.headers.get("content-type", ""),
+        body=b"",
+        is_cut=False,
+        retry_after=response.headers.get("retry-after", ""),
+    )
     if request.bytes_max == 0:
-        return OutboundResponse(
-            status=response.status_code, url=target.url, content_type=content_type, body=b"", is_cut=False
-        )
+        return answered
     unpacker = Unpacker(response.headers.get("content-encoding", ""), bytes_max=request.bytes_max)
     received = 0
     async with aclosing(response.aiter_raw()) as parts:
@@ -153,13 +172,8 @@ async def _read(request: OutboundRequest, target: Target, response: httpx2.Respo
                 break
         else:
             unpacker.end()
-    return OutboundResponse(
-        status=response.status_code,
-        url=target.url,
-        content_type=content_type,
-        body=bytes(unpacker.body[: request.bytes_max]),
-        is_cut=unpacker.is_full or received > request.bytes_max,
-    )
+    is_cut = unpacker.is_full or received > request.bytes_max
+    return replace(answered, body=bytes(unpacker.body[: request.bytes_max]), is_cut=is_cut)
 
 
 class _Entry(msgspec.Struct, forbid_unknown_fields=True):

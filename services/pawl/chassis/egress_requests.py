@@ -50,6 +50,8 @@ class OutboundResponse:
     body: bytes
     is_cut: bool
     """True if the body was longer than asked for."""
+    retry_after: str = ""
+    """The header as it is; empty without one."""
 
 
 class Egress(Protocol):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, Final, cast
@@ -20,17 +19,11 @@ ADDRESSES_MAX: Final = 4
 CONNECT_SECONDS: Final = 5.0
 """For each of them."""
 
-Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
-"""From host and port to addresses, the preferred ones first; raises OSError if there are none."""
+BeginLookup = Callable[[str, int], Awaitable[asyncio.Future[Sequence[str]]]]
+"""Begins to look up a host; see `Lookups.begin`."""
 
 INFORMATIONAL_MAX: Final = 10
 """Answers of the statuses 100 to 199 before the one that counts."""
-
-
-async def resolve_by_system(host: str, port: int) -> list[str]:
-    """Return the addresses of a host as the operating system knows them."""
-    found = await asyncio.get_running_loop().getaddrinfo(host.encode("ascii"), port, type=socket.SOCK_STREAM)
-    return [str(sockaddr[0]) for *_, sockaddr in found]
 
 
 class GuardedTransport(httpx2.AsyncBaseTransport):
@@ -53,25 +46,20 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
         self,
         rules: EgressRules,
         *,
-        resolve: Resolve = resolve_by_system,
+        begin_lookup: BeginLookup,
         tls: ssl.SSLContext,
         with_secrets: bool = False,
     ) -> None:
         self._rules = rules
         self._with_secrets = with_secrets
-        self._resolve = resolve
+        self._begin_lookup = begin_lookup
         self._tls = tls
         self.lookup: asyncio.Future[Sequence[str]] | None = None
         """The last look-up of a name, which goes on when the request is cancelled: its thread cannot be stopped."""
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         target = read_target(str(request.url))
-        self._rules.check_target(target)
-        if self._with_secrets:
-            self._rules.check_secrets(target)
-        addresses = await self._addresses(target)
-        self._rules.check_addresses(target, addresses)
-        *others, last = addresses[:ADDRESSES_MAX]
+        *others, last = await self.addresses(target)
         for address in others:
             try:
                 return await self._send(request, target, address)
@@ -79,12 +67,24 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
                 continue  # Nothing was sent yet, so the next one may be tried.
         return await self._send(request, target, last)
 
+    async def addresses(self, target: Target) -> list[Address]:
+        """Return addresses of a target that may be connected to, the preferred ones first; one at least.
+
+        Raises:
+            EgressRefused: it must not be.
+        """
+        self._rules.check_target(target)
+        if self._with_secrets:
+            self._rules.check_secrets(target)
+        addresses = await self._addresses(target)
+        self._rules.check_addresses(target, addresses)
+        return addresses[:ADDRESSES_MAX]
+
     async def _addresses(self, target: Target) -> list[Address]:
         if target.address is not None:
             return [target.address]
         try:
-            self.lookup = lookup = asyncio.ensure_future(self._resolve(target.host, target.port))
-            lookup.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+            self.lookup = lookup = await self._begin_lookup(target.host, target.port)
             await asyncio.wait({lookup})
             return list(dict.fromkeys(map(plain_address, lookup.result())))
         except (OSError, ValueError):

@@ -9,10 +9,12 @@ import msgspec
 
 FILE_NAME: Final = "endpoints.json"
 DEFAULT_PORTS: Final = {
+    "gateway": 7600,
     "agent-loop": 7601,
     "tool-registry": 7602,
     "job-store": 7603,
     "notifier": 7604,
+    "gateway-metrics": 7610,
     "agent-loop-metrics": 7611,
     "tool-registry-metrics": 7612,
     "job-store-metrics": 7613,
@@ -25,12 +27,16 @@ DEFAULT_PORTS: Final = {
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """One process of a service; `pid` is None while it is down, the addresses are those it had last."""
+    """One process of a service; `pid` is None while it is down, the addresses are those it had last.
+
+    It serves its methods at `grpc`, or, the gateway, at `http`; the other one is empty.
+    """
 
     grpc: str
     metrics: str
     pid: int | None
     ready: bool
+    http: str = ""
 
 
 class Endpoints(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Final, Self
+from typing import Final, Protocol, Self
 
 import msgspec
 
 from pawl.chassis import logs, tasks
 from pawl.chassis.http_server import Response
-from pawl.chassis.rpc_server import RpcServer
 
 Probe = Callable[[], Awaitable[object]]
 """Returns if the dependency answers, raises if not."""
@@ -19,6 +18,13 @@ _INTERVAL_SECONDS: Final = 2.0
 _TIMEOUT_SECONDS: Final = 2.0
 
 _log = logs.get_logger(__name__)
+
+
+class Follower(Protocol):
+    """A server that says to others how it is."""
+
+    def set_health(self, *, serving: bool) -> None:
+        """Say so."""
 
 
 class HealthMonitor:
@@ -32,14 +38,14 @@ class HealthMonitor:
         self._probes: dict[str, tuple[Probe, bool]] = {}
         self._failures: dict[str, str] = {}
         self._serving = False
-        self._server: RpcServer | None = None
+        self._server: Follower | None = None
         self._task: asyncio.Task[None] | None = None
 
     def add(self, name: str, probe: Probe, *, optional: bool = False) -> None:
         """Watch a dependency, from the next round on."""
         self._probes[name] = (probe, optional)
 
-    def follow(self, server: RpcServer) -> None:
+    def follow(self, server: Follower) -> None:
         """Set the health of the services of `server` from now on."""
         self._server = server
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from pawl.chassis import logs, tasks
-from pawl.chassis.settings import split_address
+from pawl.chassis.settings import join_address, split_address
 from pawl.chassis.start import StartError
 
 _HEAD_BYTES_MAX: Final = 8192
@@ -63,7 +63,7 @@ class HttpServer:
         except OSError as error:
             raise StartError(f"cannot listen on {self._host}:{self._port}: {error.strerror or error}") from None
         port: int = self._server.sockets[0].getsockname()[1]
-        self.address = f"[{self._host}]:{port}" if ":" in self._host else f"{self._host}:{port}"
+        self.address = join_address(self._host, port)
         return self
 
     async def __aexit__(self, *_: object) -> None:

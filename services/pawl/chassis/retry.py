@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from typing import Final, TypeVar
 
 from pawl.chassis import logs
@@ -53,6 +54,23 @@ def pause_seconds(failures: int, chance: float) -> float:
     """Return how long to wait after so many failures: ever longer, and by chance, which spreads those who wait."""
     longest = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 10), _PAUSE_SECONDS_MAX)
     return longest * (0.5 + chance / 2)
+
+
+def asked_seconds(header: str, *, now: float | None = None) -> float | None:
+    """Return how long a header asks to wait, in seconds or, as Retry-After may (RFC 9110, 10.2.3), as a date.
+
+    `now` is the time of day in seconds since 1970, None where a date says nothing. None if it says no such thing.
+    """
+    try:
+        seconds = float(header)
+    except ValueError:
+        if now is None:
+            return None
+        try:
+            seconds = parsedate_to_datetime(header).timestamp() - now
+        except (ValueError, OverflowError):
+            return None
+    return max(seconds, 0.0) if math.isfinite(seconds) else None
 
 
 class Retry:

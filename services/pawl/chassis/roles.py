@@ -24,6 +24,8 @@ class Role(StrEnum):
     """A program that runs tools of the store."""
     DELEGATE = "delegate"
     """A program that acts for the users of the store, with the roles that it has beside this one."""
+    GATEWAY = "gateway"
+    """A program that brings what comes from outside to the triggers of the store, and does nothing else."""
     DEPLOYMENT = "deployment"
     """Governs the keys of all stores. It has no store of its own and reads no contents."""
 
@@ -43,18 +45,19 @@ TOOL_REGISTRY: Final = f"{SERVICE}tool-registry"
 NOTIFIER: Final = f"{SERVICE}notifier"
 
 _MEMBERS: Final = frozenset({Role.MEMBER, Role.APPROVER, Role.ADMIN, Role.OPERATOR})
-_READERS: Final = _MEMBERS | {Role.VIEWER}
+READERS: Final = _MEMBERS | {Role.VIEWER}
+"""The roles of people: each of them reads, and some do more."""
 _MENDERS: Final = frozenset({Role.ADMIN, Role.OPERATOR})
 ANYBODY: Final = ROLES | {AGENT_LOOP, TOOL_REGISTRY, NOTIFIER}
 
 _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentRegistryService": {
-        _READERS: "GetAgent ListAgents ListAgentVersions",
+        READERS: "GetAgent ListAgents ListAgentVersions",
         _MEMBERS: "UpdateDraft DeleteDraft",
         (Role.ADMIN,): "UpdateAgent DeleteAgent GetAgentUsage",
     },
     "pawl.agent.v1.AgentService": {
-        _READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
+        READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
         " PreviewUndo GetUndoReport",
         _MEMBERS: "StartRun Session SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun UndoRun"
         " UndoCall",
@@ -62,13 +65,20 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ROLES: "WhoAmI",
     },
     "pawl.agent.v1.ConversationService": {
-        _READERS: "GetConversation ListConversations",
+        READERS: "GetConversation ListConversations",
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
+    "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StopJob StopJobs PauseJob ResumeJob"},
     "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun"},
     "pawl.agent.v1.ScheduleService": {
-        _READERS: "GetSchedule ListSchedules",
-        _MEMBERS: "CreateSchedule UpdateSchedule PauseSchedule ResumeSchedule TriggerSchedule DeleteSchedule",
+        READERS: "GetSchedule ListSchedules",
+        _MEMBERS: "CreateSchedule UpdateSchedule PauseSchedule ResumeSchedule TriggerSchedule"
+        " BackfillSchedule DeleteSchedule",
+    },
+    "pawl.agent.v1.TriggerService": {
+        READERS: "GetTrigger ListTriggers",
+        _MEMBERS: "CreateTrigger UpdateTrigger PauseTrigger ResumeTrigger DeleteTrigger RotateTriggerSecret",
+        (Role.GATEWAY,): "DeliverWebhook",
     },
     "pawl.batch.v1.BatchService": {(AGENT_LOOP, TOOL_REGISTRY, NOTIFIER): "Batch"},
     "pawl.identity.v1.KeyService": {(Role.OPERATOR, Role.DEPLOYMENT): "CreateKey ListKeys RevokeKey ListKeyEvents"},
@@ -84,27 +94,36 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     },
     "pawl.job.v1.LedgerService": {
         (AGENT_LOOP,): "SubmitMessage StartRun ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
-        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListRuns ListAttention ListCalls"
+        " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListAttention ListCalls"
         " ListPendingCalls ListMessages ListEvents"
         " ListConversations UpdateConversation ForkConversation"
         " ImportConversation",
-        (AGENT_LOOP, TOOL_REGISTRY): "GetRun GetCall GetConversation",
+        (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListRuns StopJob GetCall GetConversation",
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
     "pawl.job.v1.ScheduleLedgerService": {
         (AGENT_LOOP,): "PutSchedule GetSchedule ListSchedules PauseSchedule DeleteSchedule ClaimSchedules FireSchedule",
     },
+    "pawl.job.v1.TriggerLedgerService": {
+        (AGENT_LOOP,): "PutTrigger GetTrigger ListTriggers PauseTrigger DeleteTrigger RotateTriggerSecret CheckWebhook"
+        " ClaimEvents ClaimMailboxes NoteMailbox FireTrigger",
+    },
+    "pawl.notify.v1.ChannelService": {
+        READERS: "GetChannel ListChannels ListDeliveries",
+        _MEMBERS: "CreateChannel UpdateChannel DeleteChannel SendChannelCode ConfirmChannel RotateChannelSecret"
+        " TestChannel ResendDelivery",
+    },
     "pawl.notify.v1.NotifyService": {
-        _READERS: "Subscribe ListNotifications",
+        READERS: "Subscribe ListNotifications",
         _MEMBERS: "AcknowledgeNotifications",
     },
-    "pawl.notify.v1.WebhookService": {
-        _READERS: "GetWebhook ListWebhooks ListDeliveries",
-        _MEMBERS: "CreateWebhook UpdateWebhook DeleteWebhook RotateWebhookSecret TestWebhook ResendDelivery",
+    "pawl.notify.v1.PreferenceService": {
+        READERS: "GetPreferences",
+        _MEMBERS: "UpdatePreferences MuteConversation UnmuteConversation",
     },
     "pawl.tool.v1.AuditService": {_MENDERS: "ListAudit VerifyAudit GetToolAnalytics"},
     "pawl.tool.v1.DocumentService": {
-        _READERS: "ListDocuments GetDocument",
+        READERS: "ListDocuments GetDocument",
         _MEMBERS: "PutDocument DeleteDocument",
     },
     "pawl.tool.v1.ExecutionService": {
@@ -113,14 +132,15 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         ): "ResolveTools CheckOwnTools CheckCalls CheckAnswer CheckOutput ReadDocument RecordDecisions RecordResults"
         " ExecuteTool CancelExecution",
     },
+    "pawl.tool.v1.MailboxService": {(AGENT_LOOP,): "ReadMailbox"},
     "pawl.tool.v1.MemoryService": {
-        _READERS: "ListMemories",
+        READERS: "ListMemories",
         _MEMBERS: "EraseMemories",
     },
-    "pawl.tool.v1.RuleService": {_READERS: "ListRules", _MEMBERS: "CreateRule RevokeRule"},
+    "pawl.tool.v1.RuleService": {READERS: "ListRules", _MEMBERS: "CreateRule RevokeRule"},
     "pawl.tool.v1.SourceService": {_MENDERS: "AddSource RemoveSource ListSources CheckSource ApproveSource"},
     "pawl.tool.v1.ToolService": {
-        _READERS | {Role.WORKER}: "GetTool ListTools",
+        READERS | {Role.WORKER}: "GetTool ListTools",
         (Role.MEMBER, Role.ADMIN): "RegisterTool",
         (Role.MEMBER, Role.ADMIN, Role.WORKER): "UnregisterTool",
     },

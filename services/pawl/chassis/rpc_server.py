@@ -20,7 +20,7 @@ from pawl.chassis.rpc_batch_server import BatchServicer
 from pawl.chassis.rpc_interceptor import Access, Interceptor
 from pawl.chassis.rpc_kinds import Handler
 from pawl.chassis.rpc_limits import Limits
-from pawl.chassis.settings import split_address
+from pawl.chassis.settings import join_address, split_address
 from pawl.chassis.start import StartError
 from pawl.chassis.tls import Tls, server_credentials
 
@@ -53,6 +53,8 @@ class RpcServer:
 
     Logins that fail are added to `failure_sums`.
     """
+
+    protocol = "grpc"
 
     def __init__(
         self,
@@ -192,7 +194,7 @@ def _bound_address(listen: str, port: int) -> str:
     if listen.startswith("unix:"):
         return listen
     host, _ = split_address(listen)
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    return join_address(host, port)
 
 
 class _Registrar:

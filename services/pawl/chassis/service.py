@@ -21,7 +21,7 @@ import os
 from collections.abc import Collection
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Protocol, Self, TypeVar
 
 import grpc
 import msgspec
@@ -33,7 +33,7 @@ from pawl.chassis.credentials import authenticator, read_issuers, service_key
 from pawl.chassis.database import Database
 from pawl.chassis.database_rights import Rights, changeable, role_of
 from pawl.chassis.durability import require_durable
-from pawl.chassis.health import HealthMonitor
+from pawl.chassis.health import Follower, HealthMonitor
 from pawl.chassis.http_server import HttpServer, Response
 from pawl.chassis.ids import IdSource
 from pawl.chassis.key_rows import KeyRows, KeySource
@@ -46,9 +46,24 @@ from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.settings import ServiceSettings, is_loopback
 from pawl.chassis.start import StartError
+from pawl.chassis.status import from_rpc_error
 
 _log = logs.get_logger(__name__)
 T = TypeVar("T")
+
+
+class Served(Follower, Protocol):
+    """A server of a process, an async context manager that listens inside."""
+
+    protocol: str
+    address: str
+    internal_address: str
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Drain and stop."""
 
 
 class Service:
@@ -183,6 +198,22 @@ class Service:
         self.health.add(peer, lambda: ping(channel), optional=optional)
         return channel
 
+    async def open_public_channel(self, peer: str, addresses: str) -> grpc.aio.Channel:
+        """Return a channel to what a service serves to everybody, whose calls bring their own key.
+
+        Calls raise what the other end reports as the PawlError that it is. Health reports whether it answers.
+        """
+        channel = await self.enter(
+            open_channel(
+                addresses,
+                tls=self._tls if self._settings.tls_ca_file else None,
+                server_name=peer.replace("_", "-"),
+                translate=from_rpc_error,
+            )
+        )
+        self.health.add(peer, lambda: ping(channel), optional=True)
+        return channel
+
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:
         """Return the server that the settings describe; add the servicers, then `serve` it.
 
@@ -214,7 +245,12 @@ class Service:
             failure_sums=failure_sums,
         )
 
-    async def serve(self, server: RpcServer, stop: asyncio.Event) -> None:
+    @property
+    def tls(self) -> tls.Tls | None:
+        """The certificates that this process shows and checks; None without."""
+        return self._tls
+
+    async def serve(self, server: Served, stop: asyncio.Event) -> None:
         """Answer calls until `stop`, then drain; the loops of `background` go on meanwhile."""
         pages = {
             "/metrics": lambda: Response(body=self.metrics.text(), content_type=CONTENT_TYPE),
@@ -229,7 +265,7 @@ class Service:
             await stack.enter_async_context(self.health)
             _log.info("metrics.listening", address=http.address)
             internal = {"internal": server.internal_address} if server.internal_address else {}
-            self._write_addresses({"grpc": server.address, "metrics": http.address, **internal})
+            self._write_addresses({server.protocol: server.address, "metrics": http.address, **internal})
             await stop.wait()
 
     def _warn_of_strangers(self) -> None:

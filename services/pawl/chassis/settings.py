@@ -40,6 +40,11 @@ def split_address(address: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+def join_address(host: str, port: int) -> str:
+    """Return `host:port`, or `[::1]:7601` of an IPv6 address: what `split_address` takes apart."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def is_loopback(address: str) -> bool:
     """Return whether only this machine can reach a `host:port` or a `unix:/path`."""
     if address.startswith("unix:"):

@@ -8,7 +8,8 @@ A loop then goes on, and whoever waits for its end waits for ever.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from concurrent.futures import Future
 from contextvars import Context
 from typing import Any, Final, TypeVar
 
@@ -75,3 +76,27 @@ def delivered(function: Callable[[], T]) -> T:
         return function()
     except StopIteration as error:
         raise RuntimeError("the function raised StopIteration") from error
+
+
+class Handover(Awaitable[None]):
+    """Something that is done elsewhere: a coroutine awaits it; in a thread without a loop it is done once this is made.
+
+    Raises what its future does.
+    """
+
+    def __init__(self, done: Future[None]) -> None:
+        self._done = done
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            done.result()
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return asyncio.wrap_future(self._done).__await__()
+
+
+def kept(_content: bytes) -> Future[None]:
+    """Return at once; for a test of a function, which keeps nothing."""
+    done: Future[None] = Future()
+    done.set_result(None)
+    return done

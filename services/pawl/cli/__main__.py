@@ -17,6 +17,8 @@ from pawl.cli import (
     agents,
     attention,
     audit,
+    browser,
+    channels,
     chat,
     checks,
     conversations,
@@ -25,17 +27,19 @@ from pawl.cli import (
     documents,
     events,
     inbox,
+    jobs,
     keys,
     lists,
     memory,
+    preferences,  # noqa: F401  # its commands are under `pawl notify`
     rules,
     runs,
     schedules,
     sources,
     status,
     steps,
+    triggers,
     undoing,
-    webhooks,
     whoami,
 )
 from pawl.cli.command import EXIT_IMPOSSIBLE, EXIT_INTERRUPTED, Flags, fail
@@ -156,12 +160,15 @@ app.add_typer(documents.commands)
 app.add_typer(memory.commands)
 app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)
-app.add_typer(webhooks.app, name="notify")
+app.add_typer(channels.app, name="notify")
 app.command()(whoami.whoami)
+app.command()(browser.console)
 app.add_typer(rules.app, name="rules")
 app.add_typer(keys.app, name="keys")
 app.add_typer(conversations.app, name="conversations")
+app.add_typer(jobs.app, name="jobs")
 app.add_typer(schedules.app, name="schedules")
+app.add_typer(triggers.app, name="triggers")
 app.command()(demo.demo)
 
 

@@ -19,7 +19,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DRAFT
 from pawl.chassis.start import StartError
 from pawl.cli import wording
-from pawl.cli.command import command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.runs import WithLabels, labels_of, show_table
 from pawl.client import AsyncClient
@@ -111,11 +111,11 @@ async def delete(
     console: Console,
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> int:
     """Delete an agent, or your draft/NAME: nothing is started with it any more. Runs that it drives go on."""
     if not is_sure(f"Delete the agent {name}?", yes=yes):
-        return 1
+        return EXIT_UNSUCCESSFUL
     if name.startswith(DRAFT):
         await target.agent_register.DeleteDraft(agents_pb2.DeleteDraftRequest(name=name.removeprefix(DRAFT)))
     else:

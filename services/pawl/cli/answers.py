@@ -54,6 +54,8 @@ def decision_of(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     match verb.lower():
         case "a" | "approve" | "y" | "yes":
             return decisions.approve(call)
+        case "s" | "series":
+            return series(call)
         case "e" | "edit":
             return edit(call, rest.encode() if rest.strip() else edit_in_editor(call.arguments_json))
         case "r" | "reject" | "n" | "no":
@@ -95,26 +97,41 @@ def checked_result(text: str, hint: str) -> bytes:
 def done(decision: types_pb2.CallDecision, call: call_pb2.Call) -> str:
     """Return what to say about a decision that was taken."""
     approval = call.approval
+    whole = " The series is granted." if decision.for_series else ""
     match decision.kind:
         case call_pb2.DECISION_KIND_APPROVE if approval.approvals_required > 1:
             return f"Approved: {len(approval.approvals) + 1} of {approval.approvals_required}."
         case call_pb2.DECISION_KIND_APPROVE:
-            return "Approved."
+            return f"Approved.{whole}"
         case call_pb2.DECISION_KIND_EDIT if approval.approvals_required > 1:
             return f"Edited, and approved like that: 1 of {approval.approvals_required}."
         case call_pb2.DECISION_KIND_EDIT:
-            return "Approved with your arguments."
+            return f"Approved with your arguments.{whole}"
         case call_pb2.DECISION_KIND_REJECT:
             return "Rejected." if call.state != call_pb2.CALL_STATE_ASKED else "Refused to answer."
         case _:
             return "Answered."
 
 
-def edit(call: call_pb2.Call, arguments: bytes) -> types_pb2.CallDecision:
-    """Return: run it with other arguments.
+def series(call: call_pb2.Call) -> types_pb2.CallDecision:
+    """Return: run the whole series of a call.
 
     Raises:
-        Unclear: they are no JSON object.
+        Unclear: there is none.
+    """
+    try:
+        return decisions.approve(call, for_series=True)
+    except PawlError as error:
+        raise Unclear(f"{error.message}.".capitalize()) from None
+
+
+def edit(
+    call: call_pb2.Call, arguments: bytes, *, for_series: bool = False, series: call_pb2.Series | None = None
+) -> types_pb2.CallDecision:
+    """Return: run it with other arguments, or with `for_series` the whole series, perhaps another one.
+
+    Raises:
+        Unclear: they are no JSON object, or there is no series.
     """
     try:
         value = strict_json.loads(arguments, bytes_max=_ARGUMENTS_BYTES_MAX)
@@ -122,7 +139,10 @@ def edit(call: call_pb2.Call, arguments: bytes) -> types_pb2.CallDecision:
         raise Unclear(f"The new arguments are not JSON: {error.message}.") from None
     if not isinstance(value, dict):
         raise Unclear("The new arguments must be a JSON object with all arguments of the tool.")
-    return decisions.edit(call, arguments)
+    try:
+        return decisions.edit(call, arguments, for_series=for_series, series=series)
+    except PawlError as error:
+        raise Unclear(f"{error.message}.".capitalize()) from None
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from pawl.chassis.strict_json import dumps_canonical
 from pawl.cli import wording
 from pawl.cli.command import EXIT_UNSUCCESSFUL, command
 from pawl.cli.failure import CommandError
@@ -72,7 +71,7 @@ async def list_(
     entries = entries[:count][::-1]
     if json:
         for entry in entries:
-            console.print(dumps_canonical(_document(entry)).decode(), markup=False, soft_wrap=True)
+            console.print(wording.document_line(entry), markup=False, soft_wrap=True)
     elif entries:
         names = ("seq", "time", "what", "tool", "call", "user", "credential", "verdict", "reason")
         show_table(console, names, [_row(entry) for entry in entries])
@@ -153,11 +152,6 @@ def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:
 
 def _named(user_id: str, delegate_user_id: str) -> str:
     return f"{delegate_user_id} for {user_id}" if delegate_user_id else user_id
-
-
-def _document(entry: audit_pb2.AuditEntry) -> dict[str, Any]:
-    fields = {name: getattr(entry, name) for name in entry.DESCRIPTOR.fields_by_name}
-    return fields | {"kind": wording.value_name(audit_pb2.AuditKind, entry.kind), "time": entry.time.ToJsonString()}
 
 
 def _figures_row(figures: audit_pb2.ToolFigures) -> tuple[str, ...]:

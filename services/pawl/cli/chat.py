@@ -7,7 +7,7 @@ import json
 import sys
 from asyncio import FIRST_COMPLETED
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Final
 
 import typer
@@ -18,9 +18,10 @@ from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, wording
 from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
+from pawl.cli.jobs import paused_text, show_jobs, stopped_text
 from pawl.cli.lines import LineReader
 from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of, show_runs
-from pawl.cli.transcript import Transcript
+from pawl.cli.transcript import Transcript, says_something
 from pawl.client import AsyncClient, result
 from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, PawlError
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
@@ -28,7 +29,7 @@ from pawl.tools import Category, EffectClass, Tool, tool
 
 HELP: Final = (
     "Type a message. /cancel stops the run, /top-up TOKENS adds to its budget, /runs lists yours, "
-    "/quit leaves (runs go on)."
+    "/jobs what goes on in the background, /pause, /resume or /stop JOB acts on it, /quit leaves (runs go on)."
 )
 _SHOWN: Final = 10
 _PAGE: Final = 200
@@ -41,6 +42,7 @@ _UNDER_WAY: Final = (
     run_pb2.RUN_STATE_NEEDS_ATTENTION,
 )
 _QUIET_SECONDS: Final = 0.1
+_AGAIN_SECONDS: Final = 2.0
 
 
 @command()
@@ -129,6 +131,13 @@ class Chat:
         # Runs that do calls of those: of them only calls are shown.
         self._below: set[str] = set()
         self._unattached: list[str] = []
+        # Runs that nobody asked for: the model may have something to say.
+        self._turns: set[str] = set()
+        # What they began with, as long as they have not said anything.
+        self._unsaid: dict[str, list[event_pb2.RunEvent]] = {}
+        # What began since then is to be shown, though it may have ended before anybody looked.
+        self._first_run_id = ""
+        self._following: asyncio.Task[None] | None = None
         # Resumed runs with calls for the panel of an earlier chat: of another client, which is gone perhaps.
         self._left_behind: list[str] = []
         # Runs that wait for tokens or an operator: no line of a message helps them.
@@ -153,8 +162,25 @@ class Chat:
                 while not self._done():
                     await self._take_next()
             finally:
+                if self._following is not None:
+                    self._following.cancel()
+                    await asyncio.wait([self._following])
                 self._part()
         return 0
+
+    async def _follow(self) -> None:
+        """Have the turns of the model shown as they begin, however long the conversation goes on."""
+        while True:
+            with suppress(PawlError):  # Whoever types is told by the session.
+                async with aclosing(self._target.follow(self._conversation_id, self._first_run_id)) as runs:
+                    async for run in runs:
+                        if run.generation and run.run_id not in self._turns | self._resumed:
+                            self._turns.add(run.run_id)
+                            self._active[run.run_id] = None
+                            self._unattached.append(run.run_id)
+                            self._unsaid[run.run_id] = []
+                            self._noticed.set()
+            await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _resume(self) -> None:
         """Take up what goes on in the conversation that was asked for."""
@@ -168,6 +194,7 @@ class Chat:
             self._active[run.run_id] = None
             self._resumed.add(run.run_id)
             await self._session.attach(run.run_id)
+        await self._attach()
 
     def _part(self) -> None:
         """Say how to come back."""
@@ -193,20 +220,27 @@ class Chat:
             await asyncio.gather(*tasks, return_exceptions=True)
         if not notice.cancelled():
             self._noticed.clear()
-        if not frame.cancelled() or not line.cancelled():
+            await self._attach()
+        if not line.cancelled():
             self._prompting = False
         quiet = all(task.cancelled() for task in tasks)
-        if quiet:
+        if quiet and not self._prompting:
             self._prompt()
         self._prompt_due = not quiet
         if not frame.cancelled():
             self._show(frame.result())
-            while self._unattached:
-                await self._session.attach(self._unattached.pop())
+            await self._attach()
             while self._left_behind:
                 await self._take_over(self._left_behind.pop())
         if not line.cancelled():
             await self._obey(line.result())
+
+    async def _attach(self) -> None:
+        """Have the events of runs that were not started here come in."""
+        if self._conversation_id and self._following is None:
+            self._following = asyncio.create_task(self._follow())
+        while self._unattached:
+            await self._session.attach(self._unattached.pop())
 
     async def _next_line(self) -> str | None:
         """Return the next line. People may type at any time; the lines of a file wait until they are wanted."""
@@ -227,12 +261,33 @@ class Chat:
     def _show(self, frame: SessionResponse) -> None:
         match frame.WhichOneof("frame"):
             case "event":
-                self._show_event(frame.event)
+                for event in self._said(frame.event):
+                    self._begin_line()
+                    self._show_event(event)
             case "gap":
+                self._begin_line()
+                self._unsaid.pop(frame.gap.run_id, None)
                 self._screen.show_gap(frame.gap)
             case "end":
                 self._active.pop(frame.end.run_id, None)
                 self._held.pop(frame.end.run_id, None)
+                self._unsaid.pop(frame.end.run_id, None)
+
+    def _said(self, event: event_pb2.RunEvent) -> list[event_pb2.RunEvent]:
+        """Return what there is to show with an event: nothing of a turn that says nothing."""
+        unsaid = self._unsaid.get(event.run_id)
+        if unsaid is None:
+            return [event]
+        if not says_something(event):
+            unsaid.append(event)
+            return []
+        return [*self._unsaid.pop(event.run_id), event]
+
+    def _begin_line(self) -> None:
+        """Leave the line of a prompt, which is asked for again."""
+        if self._prompting:
+            self._console.print()
+            self._prompting = False
 
     def _show_event(self, event: event_pb2.RunEvent) -> None:
         if event.run_id in self._below:
@@ -241,6 +296,7 @@ class Chat:
                 self._note_pending(event.call_changed.call)
             return
         self._conversation_id = event.conversation_id
+        self._first_run_id = self._first_run_id or event.run_id
         by_user = event.message_added.message.role == message_pb2.ROLE_USER
         if not (by_user and sys.stdin.isatty() and event.run_id not in self._resumed):  # Else it stands there already.
             self._screen.show(event)
@@ -360,6 +416,17 @@ class Chat:
                 page = await self._target.agents.ListRuns(request)
                 self._screen.end_line()
                 show_runs(self._console, list(page.runs))
+            case ["/jobs"]:
+                of = self._conversation_id
+                jobs = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
+                self._screen.end_line()
+                show_jobs(self._console, jobs)
+            case ["/stop", job_id]:
+                self._screen.line(stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim")
+            case ["/pause", job_id]:
+                self._screen.line(paused_text(await self._target.pause_job(job_id)), "dim")
+            case ["/resume", job_id]:
+                self._screen.line(paused_text(await self._target.resume_job(job_id), resumed=True), "dim")
             case _:
                 self._screen.line(HELP, "dim")
 

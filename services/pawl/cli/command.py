@@ -11,7 +11,7 @@ import secrets
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from rich.console import Console
@@ -102,6 +102,9 @@ def seconds_of(duration: str) -> int:
     if match is None:
         raise CommandError(f"{duration!r} is no duration like 30m, 2h or 7d.")
     return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")]
 
 
 def is_sure(question: str, *, yes: bool) -> bool:

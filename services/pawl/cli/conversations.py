@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Agent, WithLabels, follow, labels_of, labels_text, show_table
 from pawl.client import AsyncClient
@@ -40,6 +40,7 @@ _SPEAKERS: Final = {
     message_pb2.ROLE_USER: ("you", "bold"),
     message_pb2.ROLE_ASSISTANT: ("agent", ""),
     message_pb2.ROLE_SUMMARY: ("summary", "dim"),
+    message_pb2.ROLE_NOTICE: ("background", "dim"),
 }
 
 
@@ -299,7 +300,7 @@ async def erase(
     conversation_id: ConversationId = None,
     *,
     key: Key = "",
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure.")] = False,
+    yes: Yes = False,
 ) -> int:
     """Erase a conversation, whole and for good, and say what has left. Called again it says how far that is."""
     conversation_id, _ = await _named(target, key, conversation_id)
@@ -338,7 +339,14 @@ async def _named(
 
 def _left_row(call: values.LeftCall) -> tuple[str, ...]:
     effect = wording.value_name(call_pb2.EffectClass, call.effect_class).replace("_", " ")
-    return wording.clean(call.tool_name), effect, wording.time_text(call.start_time), call.call_id
+    return wording.clean(call.tool_name), effect, *_which(call)
+
+
+def _which(call: values.LeftCall) -> tuple[str, str]:
+    """Return when a call began, and its id; of earlier ones of a series, which were not kept, the job's."""
+    if call.call_id:
+        return wording.time_text(call.start_time), call.call_id
+    return "", f"earlier calls of {call.run_id}"
 
 
 def _show(console: Console, found: Sequence[values.Conversation], *, shared: bool) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.cli import answers
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure
+from pawl.cli import answers, wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
 from pawl.cli.failure import CommandError
 from pawl.cli.remembering import Reach, remembered, told
 from pawl.cli.transcript import Transcript
@@ -32,6 +33,12 @@ async def approve(
         str | None,
         typer.Option(help="Answer a question (or the number of an option), or give the result."),
     ] = None,
+    series: Annotated[
+        bool, typer.Option("--series", help="Approve the whole series of a job, as shown, and not this call alone.")
+    ] = False,
+    interval: Annotated[float | None, typer.Option(help="With --series: seconds from one call to the next.")] = None,
+    stop_after: Annotated[int | None, typer.Option(min=1, help="With --series: most calls in all.")] = None,
+    duration: Annotated[float | None, typer.Option(help="With --series: minutes from now on.")] = None,
     remember: Annotated[
         Reach | None,
         typer.Option(
@@ -40,9 +47,7 @@ async def approve(
     ] = None,
     lasts: Annotated[str | None, typer.Option("--for", help="How long to remember it: 30m, 2h, 7d.")] = None,
     uses: Annotated[int | None, typer.Option(min=1, help="For how many calls to remember it.")] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
-    ] = False,
+    yes: Yes = False,
 ) -> int:
     """Decide about a call that waits.
 
@@ -51,12 +56,18 @@ async def approve(
     neither.
     """
     _check_options((edit, reject, answer), remember=remember, lasts=lasts, uses=uses)
+    terms = (interval, stop_after, duration)
+    _check_series(series=series, others=(reject, answer, remember), terms=terms)
     call = await find_pending(target, run_id, call_id)
     if call.state not in answers.DECIDABLE:
         raise CommandError(f"The outcome of {call_id} is unknown. Say what became of it with `pawl resolve`.")
     Transcript(console).pending(call)
-    decision = _decision(call, edit, reject, answer)
-    if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure("Run it like this?", yes=yes):
+    decision = _for_series(call, edit, *terms) if series else _decision(call, edit, reject, answer)
+    if decision.for_series and decision.HasField("edited_series"):
+        console.print(f"granted: {wording.series_text(decision.edited_series)}", markup=False)
+    if decision.kind == call_pb2.DECISION_KIND_APPROVE and not is_sure(
+        "Grant the series like this?" if series else "Run it like this?", yes=yes
+    ):
         return EXIT_UNSUCCESSFUL
     if remember is None:
         await target.decide(decision)
@@ -78,6 +89,31 @@ def _check_options(
         raise CommandError("--remember goes with an approval, not with --edit, --reject or --answer.")
     if remember is None and (lasts is not None or uses is not None):
         raise CommandError("--for and --uses go with --remember.")
+
+
+def _check_series(
+    *, series: bool, others: Sequence[object | None], terms: tuple[float | None, int | None, float | None]
+) -> None:
+    if series and any(other is not None for other in others):
+        raise CommandError("--series goes with an approval or --edit, not with --reject, --answer or --remember.")
+    if not series and any(term is not None for term in terms):
+        raise CommandError("--interval, --stop-after and --duration go with --series.")
+
+
+def _for_series(
+    call: call_pb2.Call, edit: str | None, interval: float | None, stop_after: int | None, duration: float | None
+) -> types_pb2.CallDecision:
+    """Return: run the whole series, as shown or as these say."""
+    if interval is stop_after is duration is None:
+        return answers.series(call) if edit is None else answers.edit(call, edit.encode(), for_series=True)
+    edited = call_pb2.Series()
+    edited.CopyFrom(call.approval.series)
+    edited.interval_seconds = interval or edited.interval_seconds
+    edited.iterations_max = stop_after or edited.iterations_max
+    if duration is not None:
+        edited.end_time.FromDatetime(datetime.now(UTC) + timedelta(minutes=duration))
+    arguments = call.arguments_json if edit is None else edit.encode()
+    return answers.edit(call, arguments, for_series=True, series=edited)
 
 
 async def find_pending(target: AsyncClient, run_id: str, call_id: str) -> call_pb2.Call:

@@ -19,7 +19,7 @@ from pawl.cli.failure import CommandError
 from pawl.cli.runs import Json
 from pawl.client import AsyncClient
 from pawl.event.v1 import event_pb2
-from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1 import channel_pb2, notify_pb2
 
 _ALL: Final = "pawl.v1.>"
 _STREAM: Final = "PAWL_LIFECYCLE"
@@ -96,6 +96,8 @@ def decoded(subject: str, data: bytes) -> dict[str, Any] | None:
             kind = event_pb2.RunEvent
         case [_, _, _, "user", _, "notifications"]:
             kind = notify_pb2.Notification
+        case [_, _, _, "user", _, "channels"]:
+            kind = channel_pb2.ChannelEvent
         case _:
             return None
     try:

@@ -38,12 +38,13 @@ _NEXT: Final = {
         "`pawl conversations list` lists yours; one that another user shares can be read, and written to if it says so."
     ),
     "CONVERSATION_EXISTS": "`pawl conversations show --key` with it shows that one; go on there, or take another key.",
-    "WEBHOOK_NOT_FOUND": "`pawl notify list` shows yours.",
-    "DELIVERY_NOT_FOUND": "`pawl notify list` shows your webhooks, `pawl notify deliveries HOOK` what each was sent.",
+    "CHANNEL_NOT_FOUND": "`pawl notify list` shows yours.",
+    "DELIVERY_NOT_FOUND": "`pawl notify list` shows your channels, `pawl notify deliveries ID` what each was sent.",
     "CALL_NOT_FOUND": "`pawl inbox` lists the calls that wait.",
     "CALL_NOT_PENDING": "`pawl inbox` lists the calls that wait.",
     "ALREADY_DECIDED": "`pawl inbox` lists the calls that wait.",
     "DEADLINE_PASSED": "`pawl inbox` lists the calls that wait.",
+    "GRANT_NOT_OFFERED": "Approve the call alone, without --series.",
     "DIGEST_MISMATCH": "Look at the call again with `pawl inbox`.",
     "OVERLOADED": "Try again in a moment.",
     "SHUTTING_DOWN": "Try again in a moment.",
@@ -53,7 +54,7 @@ _NEXT: Final = {
 }
 
 # The reasons whose advice says what lists the ids of a field.
-_LISTED: Final = {"webhook_id": "WEBHOOK_NOT_FOUND", "delivery_id": "DELIVERY_NOT_FOUND"}
+_LISTED: Final = {"channel_id": "CHANNEL_NOT_FOUND", "delivery_id": "DELIVERY_NOT_FOUND"}
 
 # What gRPC says of a connection on which the two sides do not agree about TLS, and what to do.
 _OF_TLS: Final = (

@@ -7,12 +7,11 @@ import sys
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
-from pawl.chassis.strict_json import dumps_canonical
 from pawl.cli import wording
 from pawl.cli.audit import Json
 from pawl.cli.checks import run_program
@@ -55,8 +54,8 @@ async def create(
         list[str] | None,
         typer.Option(
             "--role",
-            help="viewer, member, approver, admin, operator, worker, delegate or deployment; roles of your own beside"
-            " one. Repeatable. Without any: a member who decides the calls of their own runs.",
+            help="viewer, member, approver, admin, operator, worker, delegate, gateway or deployment; roles of your own"
+            " beside one. Repeatable. Without any: a member who decides the calls of their own runs.",
         ),
     ] = None,
     name: Annotated[str, typer.Option("--name", help="What it is for.")] = "",
@@ -139,7 +138,7 @@ async def events(
     found = found[:count][::-1]
     if json:
         for event in found:
-            console.print(dumps_canonical(_document(event)).decode(), markup=False, soft_wrap=True)
+            console.print(wording.document_line(event), markup=False, soft_wrap=True)
     elif found:
         headings = ("event", "time", "what", "store", "key", "user", "roles", "by", "name, or the logins")
         show_table(console, headings, list(map(_event_row, found)))
@@ -205,19 +204,3 @@ def _logins(event: key_pb2.KeyEvent) -> str:
     failures = event.failures
     kind = wording.value_name(key_pb2.LoginFailureKind, failures.kind)
     return f"{failures.count} {kind} at {event.service} from {wording.clean(failures.source) or 'several addresses'}"
-
-
-def _document(event: key_pb2.KeyEvent) -> dict[str, Any]:
-    document: dict[str, Any] = {name: getattr(event, name) for name in event.DESCRIPTOR.fields_by_name}
-    kind = wording.value_name(key_pb2.KeyEventKind, event.kind)
-    document |= {"time": event.time.ToJsonString(), "kind": kind, "roles": list(event.roles), "failures": None}
-    if event.HasField("failures"):
-        failures = event.failures
-        document["failures"] = {
-            "kind": wording.value_name(key_pb2.LoginFailureKind, failures.kind),
-            "source": failures.source,
-            "count": failures.count,
-            "first_time": failures.first_time.ToJsonString(),
-            "last_time": failures.last_time.ToJsonString(),
-        }
-    return document

@@ -70,7 +70,7 @@ def _show(console: Console, notification: notify_pb2.Notification) -> None:
     mark = " " if notification.HasField("read_time") else "*"
     title = wording.one_line(notification.title, 200)
     time = wording.time_text(notification.create_time)
-    line = f"{mark} {notification.number:>4}  {time}  {notification.run_id or notification.webhook_id}  {title}"
+    line = f"{mark} {notification.number:>4}  {time}  {notification.run_id or notification.channel_id}  {title}"
     console.print(line, markup=False, soft_wrap=True)
     if notification.kind == notify_pb2.NOTIFICATION_KIND_APPROVAL_NEEDED:
         how = f"pawl approve {notification.run_id} {notification.call_id}"

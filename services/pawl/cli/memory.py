@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
 from pawl.tool.v1 import memory_pb2
@@ -38,13 +38,13 @@ async def erase(
     memory_id: Annotated[str, typer.Argument(help="Only this one, as `pawl memory list` shows it.")] = "",
     *,
     agent: Agent = "",
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> int:
     """Erase what agents remember about you: all of it, what one agent does, or one memory."""
     what = f"the memory {memory_id}" if memory_id else "everything"
     whose = f"the agent {agent} remembers" if agent else "agents remember"
     if not is_sure(f"Erase {what} that {whose} about you?", yes=yes):
-        return 1
+        return EXIT_UNSUCCESSFUL
     request = memory_pb2.EraseMemoriesRequest(agent_name=agent, memory_id=memory_id)
     erased = (await target.memories.EraseMemories(request)).erased_count
     console.print(f"Erased {erased} {'memory' if erased == 1 else 'memories'}.")

@@ -67,6 +67,7 @@ class Wait(StrEnum):
     BUDGET = "budget"
     AGENT = "agent"
     AGENT_QUOTA = "agent-quota"
+    TIME = "time"
 
 
 class State(StrEnum):
@@ -114,6 +115,7 @@ async def run(
         Path | None,
         typer.Option(help="A file with the JSON Schema that the answer is to fit.", show_default=False),
     ] = None,
+    no_background: Annotated[bool, typer.Option("--no-background", help="Let no calls run in the background.")] = False,
     detach: Annotated[bool, typer.Option("--detach", help="Print the run's id and leave.")] = False,
     json: Json = False,
     reasoning: Reasoning = False,
@@ -122,7 +124,7 @@ async def run(
 
     Exit code 0 if it completed, 1 if it ended otherwise. Ctrl-C stops the watching, not the run.
     """
-    options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort))
+    options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort), without_background=no_background)
     if schema is not None:
         options.response_format.CopyFrom(form(_read_schema(schema)))
     if tokens_max:

@@ -12,11 +12,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure, new_request_id, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id, seconds_of
 from pawl.cli.failure import CommandError
-from pawl.cli.runs import Labels, labels_of, show_table
+from pawl.cli.runs import Labels, labels_of, labels_text, show_table
 from pawl.client import AsyncClient
-from pawl.event.v1 import schedule_pb2
+from pawl.event.v1 import schedule_pb2, trigger_pb2
 
 
 class Overlap(StrEnum):
@@ -92,7 +92,7 @@ def _saving(*, made: bool) -> Callable[..., None]:
             ("cron", "time_zone") if interval_seconds else ("interval_seconds", "offset_seconds") if cron else ()
         ):
             definition.ClearField(old)
-        _change(
+        change(
             definition,
             text=text,
             cron=cron,
@@ -134,12 +134,10 @@ async def show(target: AsyncClient, console: Console, name: Name) -> None:
     """Show a schedule, its next ten times and its last twenty fires."""
     schedule = await target.get_schedule(name)
     lines = [f"{name}: {_when(schedule.definition)}", *wording.said("text: ", schedule.definition.text)]
-    if schedule.HasField("pause_time"):
-        by = "by itself" if schedule.self_paused else "by its user"
-        note = f": {wording.one_line(schedule.pause_note, 300)}" if schedule.pause_note else ""
-        lines.append(f"paused {by} since {wording.time_text(schedule.pause_time)}{note}")
+    lines += details(schedule.definition)
+    lines += paused_lines(schedule)
     lines += ["next:", *(f"  {wording.time_text(time)}" for time in schedule.next_times)]
-    lines += ["fires:", *(f"  {_fire_text(fire)}" for fire in schedule.fires)]
+    lines += ["fires:", *(f"  {fire_text(fire)}" for fire in schedule.fires)]
     for line in lines:
         console.print(line, markup=False, soft_wrap=True)
 
@@ -169,11 +167,30 @@ async def resume(target: AsyncClient, console: Console, name: Name) -> None:
 async def trigger(target: AsyncClient, console: Console, name: Name) -> int:
     """Fire a schedule now, also one that is paused."""
     fire = await target.trigger_schedule(name, request_id=new_request_id())
-    console.print(_fire_text(fire), markup=False, soft_wrap=True)
+    console.print(fire_text(fire), markup=False, soft_wrap=True)
     is_good = fire.outcome in {
         schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED,
         schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING,
     }
+    return 0 if is_good else EXIT_UNSUCCESSFUL
+
+
+@app.command()
+@command()
+async def backfill(
+    target: AsyncClient,
+    console: Console,
+    name: Name,
+    *,
+    begin: Annotated[str, typer.Option("--from", help="From this time on, like 2026-01-31T09:00.")],
+    end: Annotated[str, typer.Option("--to", help="Before this time.")],
+) -> int:
+    """Fire a schedule for its due times of the past, at most 100, whether they have fired or not."""
+    times = (_time(text).ToDatetime(tzinfo=UTC) for text in (begin, end))
+    fires = await target.backfill_schedule(name, *times, request_id=new_request_id())
+    for fire in fires:
+        console.print(fire_text(fire), markup=False, soft_wrap=True)
+    is_good = all(fire.outcome == schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED for fire in fires)
     return 0 if is_good else EXIT_UNSUCCESSFUL
 
 
@@ -184,7 +201,7 @@ async def delete(
     console: Console,
     name: Name,
     *,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Yes = False,
 ) -> int:
     """Delete a schedule with its fires. Runs that it has started go on."""
     if not is_sure(f"Delete the schedule {name}?", yes=yes):
@@ -194,14 +211,14 @@ async def delete(
     return 0
 
 
-def _change(definition: schedule_pb2.ScheduleDefinition, **given: Any) -> None:
+def change(definition: schedule_pb2.ScheduleDefinition, **given: Any) -> None:
     """Put what was given into a definition."""
     for name, value in given.items():
         if value is None:
             continue
         if name == "labels":
             definition.labels.clear()
-            definition.labels.update(labels_of(value))
+            definition.labels.update(labels_of(list(filter(None, value))))
         elif name == "overlap":
             definition.overlap = schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{value.name}")
         elif not value:
@@ -235,7 +252,23 @@ def _row(schedule: schedule_pb2.Schedule) -> tuple[str, ...]:
 def _when(definition: schedule_pb2.ScheduleDefinition) -> str:
     if definition.cron:
         return wording.one_line(f"{definition.cron} {definition.time_zone or 'UTC'}")
-    return f"every {definition.interval_seconds} s"
+    offset = f", {definition.offset_seconds} s later" if definition.offset_seconds else ""
+    return f"every {definition.interval_seconds} s{offset}"
+
+
+def details(definition: schedule_pb2.ScheduleDefinition) -> list[str]:
+    """Return a line for each thing that was chosen about a schedule beside its times and its text."""
+    chosen = {
+        "agent": definition.agent,
+        "labels": labels_text(definition.labels),
+        "conversation key": wording.one_line(definition.conversation_key),
+        "overlap": definition.overlap and wording.value_name(schedule_pb2.ScheduleOverlap, definition.overlap),
+        "jitter": definition.jitter_seconds and f"{definition.jitter_seconds} s",
+        "from": definition.HasField("start_time") and wording.time_text(definition.start_time),
+        "until": definition.HasField("end_time") and wording.time_text(definition.end_time),
+        "catch-up": definition.catch_up_seconds and f"{definition.catch_up_seconds} s",
+    }
+    return [f"{name}: {value}" for name, value in chosen.items() if value]
 
 
 def _next(schedule: schedule_pb2.Schedule) -> str:
@@ -244,9 +277,19 @@ def _next(schedule: schedule_pb2.Schedule) -> str:
     return wording.time_text(schedule.next_time) if schedule.HasField("next_time") else "never"
 
 
-def _fire_text(fire: schedule_pb2.ScheduleFire) -> str:
+def paused_lines(starter: schedule_pb2.Schedule | trigger_pb2.Trigger) -> list[str]:
+    """Return who has paused a schedule or a trigger, since when and why; nothing of one that goes on."""
+    if not starter.HasField("pause_time"):
+        return []
+    by = "by itself" if starter.self_paused else "by its user"
+    note = f": {wording.one_line(starter.pause_note, 300)}" if starter.pause_note else ""
+    return [f"paused {by} since {wording.time_text(starter.pause_time)}{note}"]
+
+
+def fire_text(fire: schedule_pb2.ScheduleFire) -> str:
+    """Return a line that tells a fire."""
     outcome = wording.value_name(schedule_pb2.ScheduleFireOutcome, fire.outcome)
-    by = "triggered" if fire.triggered else "due"
+    by = "triggered" if fire.triggered else wording.one_line(fire.event_id, 64) or "due"
     state = f" ({wording.state_name(fire.run_state)})" if fire.run_state else ""
     parts = (f"{by} {wording.time_text(fire.due_time)}  {outcome}", fire.run_id + state, wording.clean(fire.reason))
     return "  ".join(filter(None, parts))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _SECONDS: Final = 90.0
 _CATEGORIES: Final = ("safe", "sensitive", "destructive")
 _EFFECTS: Final = ("read_only", "idempotent", "at_most_once")
+_TIMEOUTS: Final = ("timeout_seconds", "async_timeout_seconds")
 _BULK: Final = "bulk="
 
 Name = Annotated[str, typer.Argument(help="Name of the source; its tools are NAME.TOOL.", show_default=False)]
@@ -286,7 +287,7 @@ def _change_lines(change: source_pb2.SourceChange) -> Iterator[str]:
     yield f"* {change.tool_name} has changed"
     if change.approved == change.found:
         yield "  in what is not part of its definition: title, results or annotations"
-    for field in ("description", "arguments_schema_json", "category", "effect_class", "timeout_seconds"):
+    for field in ("description", "arguments_schema_json", "category", "effect_class", *_TIMEOUTS):
         before, after = getattr(change.approved, field), getattr(change.found, field)
         if before != after:
             yield f"  {field} was {_text(before)}"

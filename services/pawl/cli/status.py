@@ -50,6 +50,11 @@ def standing(run: run_pb2.Run) -> list[str]:
     if run.agent.name:
         version = f", version {run.agent.version}" if run.agent.version else ""
         lines.append(f"driven by the agent {wording.clean(run.agent.name)}{version}")
+    if run.HasField("grant") and not run.grant.ended:
+        people = ", ".join(wording.clean(decision.user_id) for decision in run.grant.approvals)
+        series = run.grant.series
+        used = f"{run.grant.uses} of {series.iterations_max} begun"
+        lines.append(f"granted by {people}: {wording.series_text(series)}; {used}")
     if run.labels:
         lines.append(f"labels: {labels_text(run.labels)}")
     if run.HasField("progress_time"):

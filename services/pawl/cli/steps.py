@@ -13,6 +13,7 @@ from pawl.cli import wording
 from pawl.cli.command import command
 from pawl.cli.runs import RunId
 from pawl.client import AsyncClient
+from pawl.event.v1 import run_pb2
 
 _FOLDED_CHARACTERS_MAX: Final = 100
 _TYPES: Final = {
@@ -43,10 +44,18 @@ async def steps(
     is_empty = True
     async for page in target.pages(target.agents.ListSteps, steps_pb2.ListStepsRequest(run_id=run_id)):
         for step in page.steps:
+            if is_empty and step.round > 1 and (said := trimmed_text(await target.get(run_id))):
+                console.print(Text(said, style="dim"), soft_wrap=True)
             show(console, step, full=full)
             is_empty = False
     if is_empty and (said := wording.imported_text(await target.get(run_id))):
         console.print(said, markup=False, soft_wrap=True)
+
+
+def trimmed_text(run: run_pb2.Run) -> str:
+    """Return what is not kept of a run any more; empty if all is."""
+    count = run.trimmed_rounds
+    return f"… the first {wording.count_text(count, 'iteration')} are not kept any more" if count else ""
 
 
 def show(console: Console, step: steps_pb2.Step, *, full: bool) -> None:

@@ -31,6 +31,25 @@ ENDED: Final = {
     run_pb2.RUN_STATE_EXPIRED: ("✗", "yellow"),
 }
 """The states in which a run has ended, each with its mark and style."""
+_UNDER_WAY: Final = (run_pb2.RUN_STATE_QUEUED, run_pb2.RUN_STATE_RUNNING)
+
+
+def says_something(event: event_pb2.RunEvent) -> bool:
+    """Return whether an event of a turn that nobody asked for has something for people, and not for the model alone."""
+    match event.WhichOneof("kind"):
+        case "run_changed":
+            run = event.run_changed.run
+            is_nothing = run.state in _UNDER_WAY or (run.state == run_pb2.RUN_STATE_COMPLETED and not run.output_text)
+            return not is_nothing and run.stop_cause != run_pb2.STOP_CAUSE_SUPERSEDED
+        case "message_added":
+            said = event.message_added.message
+            return said.role == message_pb2.ROLE_ASSISTANT and bool(said.text or said.refusal or said.call_ids)
+        case "output_delta":
+            return bool(event.output_delta.text or event.output_delta.refusal)
+        case "round_started" | "round_ended":
+            return False
+        case _:
+            return True
 
 
 class Transcript:
@@ -184,6 +203,8 @@ class Transcript:
             case message_pb2.ROLE_USER:
                 said = "\n".join((wording.clean(message.text), *wording.parts_of(message))).strip("\n")
                 self.line("> " + said.replace("\n", "\n> "), "bold")
+            case message_pb2.ROLE_NOTICE:
+                self.line("◆ " + wording.clean(message.text).replace("\n", "\n◆ "), "dim")
             case message_pb2.ROLE_ASSISTANT if not self._text_shown and (message.text or message.refusal):
                 self.line(wording.clean(message.text or message.refusal))
             case _:
@@ -197,6 +218,8 @@ class Transcript:
         match call.state:
             case call_pb2.CALL_STATE_RUNNING:
                 by = f" (allowed by {call.rule_id})" if call.rule_id and not call.approval.digest else ""
+                if call.approval.HasField("series") and not call.approval.HasField("decision"):
+                    by = " (granted with its series)"
                 self.line(f"⚙ {name} {arguments}{by}", "cyan")
             case call_pb2.CALL_STATE_OFFERED if changed.from_state != call_pb2.CALL_STATE_OFFERED:
                 self.line(f"⇢ {name} {arguments} (in a front end)", "cyan")

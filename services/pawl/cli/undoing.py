@@ -11,7 +11,7 @@ from rich.text import Text
 
 from pawl.agent.v1 import undo_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, is_sure, new_request_id
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id
 from pawl.cli.runs import RunId, follow
 from pawl.client import AsyncClient
 
@@ -38,9 +38,7 @@ async def undo(
     *,
     call: Annotated[str, typer.Option(help="Undo only this call of the run.")] = "",
     preview: Annotated[bool, typer.Option("--preview", help="Only show what would be undone.")] = False,
-    yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")
-    ] = False,
+    yes: Yes = False,
 ) -> int:
     """Take the effects of a run back, the last one first.
 
@@ -86,4 +84,4 @@ def undo_line(each: undo_pb2.CallUndo) -> tuple[str, str]:
     mark, words, style = _TOLD.get(each.state, ("?", "is in a state that this version does not know", "yellow"))
     summary = f" ({wording.one_line(each.summary, 200)})" if each.summary else ""
     reason = f": {wording.one_line(each.reason, 300)}" if each.reason else ""
-    return f"{mark} {each.call_id}  {wording.clean(each.tool_name)}{summary} {words}{reason}", style
+    return f"{mark} {each.call_id or 'earlier calls'}  {wording.clean(each.tool_name)}{summary} {words}{reason}", style

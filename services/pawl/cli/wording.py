@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from google.protobuf.descriptor import EnumDescriptor
+from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.strict_json import dumps_canonical
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, waiting_pb2
 
 PREVIEW_CHARACTERS_MAX: Final = 100
@@ -35,6 +38,8 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_BUDGET: "more tokens",
     run_pb2.WAIT_KIND_AGENT: "another agent",
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens",
+    run_pb2.WAIT_KIND_TIME: "the time of its next iteration",
+    run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
 }
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
@@ -52,6 +57,7 @@ STOPPED_BY: Final = {
     run_pb2.STOP_CAUSE_SUPERSEDED: " by a newer message",
     run_pb2.STOP_CAUSE_OPERATOR: " by an operator",
     run_pb2.STOP_CAUSE_PARENT: " with the call that it did",
+    run_pb2.STOP_CAUSE_MODEL: " by the model",
 }
 """The words for who stopped a run, where it was not its user."""
 
@@ -100,11 +106,14 @@ def _escaped(character: str) -> str:
 
 def value_name(kind: Any, value: int) -> str:
     """Return `read_only` for EFFECT_CLASS_READ_ONLY; a number for a value of a later version."""
-    try:
-        name: str = kind.Name(value)
-    except ValueError:
+    return _value_name(kind.DESCRIPTOR, value)
+
+
+def _value_name(kind: EnumDescriptor, value: int) -> str:
+    names = kind.values_by_number
+    if value not in names:
         return str(value)
-    return name.removeprefix(kind.Name(0).removesuffix("UNSPECIFIED")).lower()
+    return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED")).lower()
 
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:
@@ -172,6 +181,26 @@ def time_text(time: Timestamp) -> str:
     return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
 
 
+def document_line(message: Message) -> str:
+    """Return all of a message as a line of JSON: null for a message in it that is absent, values by their names."""
+    return dumps_canonical(_document(message)).decode()
+
+
+def _document(message: Message) -> Any:
+    if isinstance(message, Timestamp):
+        return message.ToJsonString()
+    return {field.name: _plain(message, field) for field in message.DESCRIPTOR.fields}
+
+
+def _plain(message: Message, field: Any) -> Any:
+    value = getattr(message, field.name)
+    if field.message_type is not None:
+        return _document(value) if message.HasField(field.name) else None
+    if field.enum_type is not None:
+        return _value_name(field.enum_type, value)
+    return list(value) if field.is_repeated else value
+
+
 def remaining_text(deadline: Timestamp, now: datetime) -> str:
     """Return how long there is until `deadline`."""
     seconds = (deadline.ToDatetime(tzinfo=UTC) - now).total_seconds()
@@ -212,9 +241,17 @@ def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
         edited = any(decision.kind == call_pb2.DECISION_KIND_EDIT for decision in approval.approvals)
         note = ", with edited arguments" if edited else ""
         lines.append(f"approved by {len(approval.approvals)} of {approval.approvals_required}: {people}{note}")
+    if approval.HasField("series"):
+        lines.append(f"one of a series: {series_text(approval.series)} (to grant all of it: series)")
     if approval.escalated:
         lines.append("escalated: nobody decided in time")
     return lines
+
+
+def series_text(series: call_pb2.Series) -> str:
+    """Return `every 60 s, at most 20 times, until 2026-11-24 14:00:00`."""
+    until = f", until {time_text(series.end_time)}" if series.HasField("end_time") else ""
+    return f"every {series.interval_seconds:g} s, at most {count_text(series.iterations_max, 'time')}{until}"
 
 
 def call_title(call: call_pb2.Call) -> str:

@@ -14,11 +14,12 @@ from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
 from pawl.client.forms import natural, parts_of
 from pawl.client.history import history
-from pawl.client.schedules import ScheduleVerbs
+from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
 from pawl.client.streams import GIVE_UP_SECONDS, responses
 from pawl.client.target import DEADLINE_SECONDS
 from pawl.client.text import Piece, TextReader
+from pawl.client.triggers import TriggerVerbs
 from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.tool.v1 import document_pb2
@@ -43,7 +44,7 @@ Item: TypeAlias = call_pb2.Call | run_pb2.Run
 """A call that waits for somebody, or a run that waits for tokens."""
 
 
-class AsyncClient(ScheduleVerbs):
+class AsyncClient(TriggerVerbs, JobVerbs):
     """A suite, as its users see it: see `Target` for where it is, for the key, and for what is asked again.
 
     Methods raise the classes of pawl.errors, by reason. A `request_id` is made up if none is given; give one of your

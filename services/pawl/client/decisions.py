@@ -14,15 +14,33 @@ TAKEN: Final = frozenset({types_pb2.RECEIPT_STATUS_ACCEPTED, types_pb2.RECEIPT_S
 """The receipts of what is in effect."""
 
 
-def approve(call: call_pb2.Call, note: str = "") -> types_pb2.CallDecision:
-    """Return: run it as shown. The note is for the log."""
-    return _decision(call, call_pb2.DECISION_KIND_APPROVE, reason=note)
+def approve(call: call_pb2.Call, note: str = "", *, for_series: bool = False) -> types_pb2.CallDecision:
+    """Return: run it as shown, or with `for_series` the whole series (`call.approval.series`). The note is for the log.
+
+    Raises:
+        InvalidField: no series can be granted with it.
+    """
+    return _decision(call, call_pb2.DECISION_KIND_APPROVE, for_series=for_series, reason=note)
 
 
-def edit(call: call_pb2.Call, arguments: Mapping[str, Any] | bytes, note: str = "") -> types_pb2.CallDecision:
-    """Return: run it with these arguments, all of them, or with those of a JSON text. The note is for the log."""
+def edit(
+    call: call_pb2.Call,
+    arguments: Mapping[str, Any] | bytes,
+    note: str = "",
+    *,
+    for_series: bool = False,
+    series: call_pb2.Series | None = None,
+) -> types_pb2.CallDecision:
+    """Return: run it with these arguments, all of them, or with those of a JSON text. The note is for the log.
+
+    With `for_series` it is for the whole series; a `series` says how often, how far apart and until when that is.
+
+    Raises:
+        InvalidField: no series can be granted with it.
+    """
     content = arguments if isinstance(arguments, bytes) else strict_json.dumps_canonical(dict(arguments))
-    return _decision(call, call_pb2.DECISION_KIND_EDIT, arguments_json=content, reason=note)
+    fields = {"arguments_json": content, "reason": note, "edited_series": series}
+    return _decision(call, call_pb2.DECISION_KIND_EDIT, for_series=for_series or series is not None, **fields)
 
 
 def reject(call: call_pb2.Call, reason: str = "") -> types_pb2.CallDecision:
@@ -65,10 +83,15 @@ def check_taken(receipt: types_pb2.Receipt) -> None:
         raise by_reason.get(receipt.reason, PawlError).restore(told, receipt.reason, {})
 
 
-def _decision(call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType, **fields: Any) -> types_pb2.CallDecision:
+def _decision(
+    call: call_pb2.Call, kind: call_pb2.DecisionKind.ValueType, *, for_series: bool = False, **fields: Any
+) -> types_pb2.CallDecision:
     call = _read(call)
+    if for_series and not call.approval.HasField("series"):
+        raise InvalidField("no series can be granted with this call: decide about the call alone", field="for_series")
+    digest = call.approval.series.digest if for_series else call.approval.digest
     return types_pb2.CallDecision(
-        run_id=call.run_id, call_id=call.call_id, kind=kind, digest=call.approval.digest, **fields
+        run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, for_series=for_series, **fields
     )
 
 

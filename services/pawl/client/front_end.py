@@ -7,7 +7,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable
-from concurrent.futures import Executor
+from concurrent.futures import Executor, Future
 from datetime import UTC
 from typing import Any, Final
 
@@ -32,8 +32,9 @@ def definition_of(tool: Tool[..., Any]) -> tool_pb2.ToolDefinition:
     """
     if not isinstance(tool, Tool):
         raise ToolDefinitionError(f"{tool!r} is no tool: put `@tool` of pawl.tools above the function")
-    if tool.process is not None or tool.reconcile is not None:
-        raise ToolDefinitionError(f"{tool.name}: process and reconcile go with tools that the registry runs")
+    if tool.process is not None or tool.reconcile is not None or tool.heartbeat_seconds:
+        of_registry = "process, reconcile and heartbeat_seconds"
+        raise ToolDefinitionError(f"{tool.name}: {of_registry} go with tools that the registry runs")
     return DEFINITION.write(dataclasses.replace(tool.definition, context=ExecutionContext.FRONTEND))
 
 
@@ -43,7 +44,8 @@ def context_of(call: call_pb2.Call, cancelled: threading.Event, report: Progress
     known: dict[str, Any] = {name: getattr(call, name) for name in names}
     if call.HasField("deadline_time"):
         known["deadline"] = call.deadline_time.ToDatetime(tzinfo=UTC)
-    return ToolContext(**known, attempt=max(1, call.attempt), _cancelled=cancelled, _report=report)
+    attempt = max(1, call.attempt)
+    return ToolContext(**known, attempt=attempt, _cancelled=cancelled, _report=report, _save=_no_checkpoint)
 
 
 async def perform(
@@ -69,6 +71,10 @@ async def perform(
     if len(content) > _RESULT_BYTES_MAX:
         return _error(f"the result of {tool.name} has {len(content)} bytes, more than {_RESULT_BYTES_MAX}")
     return content, False
+
+
+def _no_checkpoint(_content: bytes) -> Future[None]:
+    raise ToolError("front ends keep no checkpoints: a call that is given back begins anew")
 
 
 def _error(text: str) -> tuple[bytes, bool]:

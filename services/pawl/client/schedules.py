@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.client.target import Target
@@ -44,6 +45,15 @@ class ScheduleVerbs(Target):
         """Fire a schedule now; the fire says what became of it."""
         request = pb.TriggerScheduleRequest(name=name, request_id=request_id)
         return (await self.once(self.scheduler.TriggerSchedule, request)).fire
+
+    async def backfill_schedule(
+        self, name: str, begin: datetime, end: datetime, *, request_id: str = ""
+    ) -> Sequence[schedule_pb2.ScheduleFire]:
+        """Fire a schedule for its due times of the past from `begin` on and before `end`, at most 100."""
+        request = pb.BackfillScheduleRequest(name=name, request_id=request_id)
+        request.begin_time.FromDatetime(begin.astimezone(UTC))
+        request.end_time.FromDatetime(end.astimezone(UTC))
+        return (await self.once(self.scheduler.BackfillSchedule, request)).fires
 
     async def delete_schedule(self, name: str) -> None:
         """Delete a schedule; its runs go on. Not made again by itself: the second time it is not found."""

@@ -17,8 +17,10 @@ import grpc
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
+from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent.v1.schedule_pb2_grpc import ScheduleServiceStub
+from pawl.agent.v1.trigger_pb2_grpc import TriggerServiceStub
 from pawl.chassis import tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.endpoints import DEFAULT_PORTS, Endpoints, read_endpoints
@@ -30,8 +32,9 @@ from pawl.chassis.start import StartError
 from pawl.chassis.status import from_rpc_error, has_reason
 from pawl.errors import DeadlineExceeded, PawlError, Unavailable
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
+from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceStub
+from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
@@ -106,7 +109,9 @@ class Target:
     agents = _stub(AgentServiceStub, "agent")
     agent_register = _stub(AgentRegistryServiceStub, "agent")
     conversations = _stub(ConversationServiceStub, "agent")
+    jobs = _stub(JobServiceStub, "agent")
     scheduler = _stub(ScheduleServiceStub, "agent")
+    triggers = _stub(TriggerServiceStub, "agent")
     operators = _stub(OperatorServiceStub, "agent")
     tool_register = _stub(ToolServiceStub, "tools")
     rules = _stub(RuleServiceStub, "tools")
@@ -115,7 +120,8 @@ class Target:
     memories = _stub(MemoryServiceStub, "tools")
     sources = _stub(SourceServiceStub, "tools")
     notifier = _stub(NotifyServiceStub, "notifications")
-    webhooks = _stub(WebhookServiceStub, "notifications")
+    preferences = _stub(PreferenceServiceStub, "notifications")
+    notify_channels = _stub(ChannelServiceStub, "notifications")
     key_register = _stub(KeyServiceStub, "keys")
 
     def __init__(

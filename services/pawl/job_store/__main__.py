@@ -26,7 +26,11 @@ async def main(stop: asyncio.Event) -> None:
         crashes_max=settings.crashes_max,
         queue_max=settings.conversation_queue_max,
         store_queue_max=settings.queued_runs_per_store,
-        places=PlaceLimits(per_store=settings.active_runs_per_store, per_user=settings.active_runs_per_user),
+        places=PlaceLimits(
+            per_store=settings.active_runs_per_store,
+            per_user=settings.active_runs_per_user,
+            background_per_store=settings.active_jobs_per_store,
+        ),
     )
     retention = RetentionPeriods(
         requests_seconds=timedelta(hours=settings.request_retention_hours).total_seconds(),

@@ -25,6 +25,7 @@ class JobStoreSettings(ServiceSettings):
     conversation_queue_max: int = Field(default=100, ge=1, le=1000)
     active_runs_per_store: int = Field(default=20, ge=1, le=10_000)
     active_runs_per_user: int = Field(default=5, ge=1, le=10_000)
+    active_jobs_per_store: int = Field(default=100, ge=1, le=10_000)
     queued_runs_per_store: int = Field(default=10_000, ge=1, le=1_000_000)
     # The first two crashes may have been of anybody else: only from then on a run is looked at alone.
     crashes_max: int = Field(default=3, ge=3, le=100)

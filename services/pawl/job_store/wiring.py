@@ -19,6 +19,7 @@ from pawl.job.v1.erasure_pb2_grpc import add_ErasureServiceServicer_to_server
 from pawl.job.v1.ledger_pb2_grpc import add_LedgerServiceServicer_to_server
 from pawl.job.v1.schedules_pb2_grpc import add_ScheduleLedgerServiceServicer_to_server
 from pawl.job.v1.titles_pb2_grpc import add_TitleServiceServicer_to_server
+from pawl.job.v1.triggers_pb2_grpc import add_TriggerLedgerServiceServicer_to_server
 from pawl.job_store.adapters.agents import PostgresAgentRepository
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
@@ -36,6 +37,7 @@ from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.schedules import PostgresSchedules
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
 from pawl.job_store.adapters.titles import PostgresTitles
+from pawl.job_store.adapters.triggers import PostgresTriggers
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats, PostgresOfferRepository
 from pawl.job_store.adapters.usage import PostgresUsage
 from pawl.job_store.app import sweeps
@@ -47,14 +49,16 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Limits, Outbox, Ports, Retention, SearchIndex, Titles
 from pawl.job_store.app.schedules import ScheduleRepository, Schedules
 from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, RetentionPeriods, RetentionSweep
+from pawl.job_store.app.triggers import TriggerRepository, Triggers
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
-from pawl.job_store.rpc.messages import encode_event, head_of, text_of, usage_of
+from pawl.job_store.rpc.messages import LOST, encode_event, head_of, text_of, usage_of
 from pawl.job_store.rpc.operations import CANCEL
 from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
 from pawl.job_store.rpc.title_servicer import TitleServicer, said
+from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +72,7 @@ class Upkeep:
     stats: LedgerStats
     periods: RetentionPeriods
     schedules: ScheduleRepository
+    triggers: TriggerRepository
     erasures: Erasures
     erasure_log: ErasureLog | None
     """None without a NATS."""
@@ -89,6 +94,8 @@ class JobStore:
     """None without upkeep."""
     schedules: Schedules | None
     """As `erasing`."""
+    triggers: Triggers | None
+    """As `erasing`."""
     loops: Mapping[str, Callable[[], Awaitable[None]]]
     titles: Titles | None = None
     """As `keys`."""
@@ -108,6 +115,9 @@ class JobStore:
         if self.schedules is not None:
             servicer = ScheduleLedgerServicer(self.schedules, self.ledger.limits)
             server.add(add_ScheduleLedgerServiceServicer_to_server, servicer, service_only=True)
+        if self.triggers is not None:
+            events = TriggerLedgerServicer(self.triggers, self.ledger.limits)
+            server.add(add_TriggerLedgerServiceServicer_to_server, events, service_only=True)
 
 
 def wire(
@@ -128,13 +138,13 @@ def wire(
         monotonic=ports.clock.monotonic,
         lifecycle_written=relay.wake if relay else lambda: None,
     )
-    ledger = Ledger(ports, group_commit, limits, head_of)
+    ledger = Ledger(ports, group_commit, limits, head_of, lost=LOST)
     loops: dict[str, Callable[[], Awaitable[None]]] = {
         "offers": partial(sweeps.offer_again, ledger, ports.clock),
         "clock": ClockSweep(ports.due_times, ports.clock).run,
         "quarantine": QuarantineSweep(ledger, ports.meter, ports.clock).run,
     }
-    erasing = schedules = None
+    erasing = schedules = triggers = None
     if relay and upkeep:
         erasing = Erasing(
             upkeep.erasures,
@@ -146,6 +156,7 @@ def wire(
             cancel=CANCEL,
         )
         schedules = Schedules(upkeep.schedules, group_commit, ports.meter, upkeep.ids)
+        triggers = Triggers(upkeep.triggers, group_commit, ports.meter, upkeep.ids)
         loops["erasing"] = erasing.run
         loops["relay"] = relay.run
         loops["retention"] = RetentionSweep(upkeep.retention, ports.clock, upkeep.periods).run
@@ -159,6 +170,7 @@ def wire(
         agents=agents,
         erasing=erasing,
         schedules=schedules,
+        triggers=triggers,
         loops=loops,
         titles=titles,
     )
@@ -197,6 +209,7 @@ def on_postgres(
         stats=PostgresLedgerStats(database, limits.places),
         periods=periods,
         schedules=PostgresSchedules(database),
+        triggers=PostgresTriggers(database),
         erasures=PostgresErasures(database, call_kind),
         erasure_log=JetStreamErasures(bus) if bus.is_configured else None,
         ids=ids,

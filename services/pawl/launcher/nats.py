@@ -27,6 +27,7 @@ _INBOX = "_INBOX.>"
 _LIVE = "pawl.v1.*.run.*.events"
 _INTERNAL = "pawl.internal.v1.>"
 _NOTIFICATIONS = "pawl.v1.*.user.*.notifications"
+_CHANNELS = "pawl.v1.*.user.*.channels"
 _READ_STREAM = ("$JS.API.INFO", f"$JS.API.STREAM.INFO.{LIFECYCLE_STREAM}", "$JS.API.STREAM.NAMES")
 
 
@@ -47,6 +48,7 @@ USERS: Mapping[str, Rights] = {
     "notifier": Rights(
         publish=(
             _NOTIFICATIONS,
+            _CHANNELS,
             *_READ_STREAM,
             f"$JS.API.CONSUMER.*.{LIFECYCLE_STREAM}.>",
             f"$JS.API.CONSUMER.*.*.{LIFECYCLE_STREAM}.>",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import os
@@ -15,9 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import pawl.chassis
 from pawl.chassis import tls
+from pawl.chassis.browser_seal import SEAL_FILE
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import LOCAL_KEY
 from pawl.chassis.rpc_client import connect
+from pawl.chassis.settings import split_address
 from pawl.launcher.folder import DataFolder
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.ports import address
@@ -30,6 +33,7 @@ SERVICE_KEYS = "service-keys.json"
 """The name of the file with the digests of the keys that services show."""
 OWNER_URL = "database-owner.url"
 """The name of the secret that holds the PostgreSQL URL of the role that makes migrations."""
+_SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
 _HEALTH_SECONDS = 2.0
 # Of the 104 or 108 that systems have room for.
 _SOCKET_PATH_BYTES_MAX: Final = 100
@@ -81,7 +85,7 @@ def service_process(spec: ServiceSpec, replica: int, around: Surroundings) -> Pr
 
     async def probe() -> Addresses | None:
         found = _read_addresses(address_file)
-        return found if found and "grpc" in found and await _is_serving(found["grpc"], spec, around.options) else None
+        return found if found and await _is_serving(found, spec, around.options) else None
 
     return ProcessSpec(name=name, command=command, probe=probe)
 
@@ -107,7 +111,7 @@ def _environment(
 ) -> dict[str, str]:
     options, before = around.options, before or {}
     chosen = {
-        "PAWL_LISTEN": before.get("grpc") or address(options.port(spec.name, replica)),
+        "PAWL_LISTEN": before.get("grpc") or before.get("http") or address(options.port(spec.name, replica)),
         "PAWL_INTERNAL_LISTEN": before.get("internal") or _internal_listen(spec, replica, around),
         "PAWL_METRICS_LISTEN": before.get("metrics") or address(options.port(f"{spec.name}-metrics", replica)),
         "PAWL_ADDRESS_FILE": str(address_file),
@@ -121,6 +125,8 @@ def _environment(
     given = {name: value for name, value in options.environment.items() if name not in _OWN}
     if not given.get("PAWL_TLS_CERTIFICATE_FILE"):
         given.pop("PAWL_TLS_CA_FILE", None)  # It is for commands that talk to other suites.
+    if not (given.get(_SEAL_KEY) or given.get(f"{_SEAL_KEY}_FILE")):
+        chosen[f"{_SEAL_KEY}_FILE"] = str(around.secrets.path(SEAL_FILE))
     if has_owner(options):
         chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(around.secrets.path(OWNER_URL))
     if not has_keys(options):
@@ -215,13 +221,29 @@ def authority_of(spec: ServiceSpec, options: SuiteOptions) -> Path | None:
     return Path(variables.get("PAWL_TLS_CA_FILE") or certificate).absolute() if certificate else None
 
 
-async def _is_serving(address: str, spec: ServiceSpec, options: SuiteOptions) -> bool:
-    """Ask the gRPC health service once."""
+async def _is_serving(found: Addresses, spec: ServiceSpec, options: SuiteOptions) -> bool:
+    """Ask once how it is: the gRPC health service; or whether it listens, where it speaks HTTP."""
     certificates = tls.of_client(authority_of(spec, options), SystemClock())
-    async with connect(address, certificates) as channel:
+    if "http" in found:
+        return await _answers(found["http"])
+    if "grpc" not in found:
+        return False
+    async with connect(found["grpc"], certificates) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
         try:
             answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=_HEALTH_SECONDS)
         except grpc.aio.AioRpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+async def _answers(listen: str) -> bool:
+    """Return whether somebody listens there: the gateway does once it can answer."""
+    host, port = split_address(listen)
+    try:
+        async with asyncio.timeout(_HEALTH_SECONDS):
+            _, writer = await asyncio.open_connection(host, port)
+    except (OSError, TimeoutError):
+        return False
+    writer.close()
+    return True

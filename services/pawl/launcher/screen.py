@@ -16,6 +16,7 @@ from pawl.chassis.endpoints import Endpoints
 from pawl.chassis.local_key import LOCAL_KEY
 
 _NEXT = (
+    ("see it in your browser", "console"),
     ("talk to it", "chat"),
     ("start a run and watch it", 'run "what is 17 * 23"'),
     ("see what waits for you", "inbox"),
@@ -37,9 +38,15 @@ def show(endpoints: Endpoints, *, console: Console | None = None) -> None:
 def rows(endpoints: Endpoints) -> list[tuple[str, str, str]]:
     """Return what listens, and where: name, address, note."""
     http = "https" if endpoints.authority else "http"
+    # First what speaks HTTP: that is where people go.
+    services = sorted(endpoints.services.items(), key=lambda each: (not any(one.http for one in each[1]), each[0]))
     found = [
-        (name if number == 0 else f"{name} ({number + 1})", replica.grpc, f"{http}://{replica.metrics}/metrics")
-        for name, replicas in sorted(endpoints.services.items())
+        (
+            name if number == 0 else f"{name} ({number + 1})",
+            f"{http}://{replica.http}" if replica.http else replica.grpc,
+            f"{http}://{replica.metrics}/metrics",
+        )
+        for name, replicas in services
         for number, replica in enumerate(replicas)
     ]
     if endpoints.model_base_url:

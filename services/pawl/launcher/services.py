@@ -10,14 +10,14 @@ import sys
 class ServiceSpec:
     """One service: how to run it and what to give it.
 
-    The process must take its settings from the environment, write its addresses (`grpc`, `metrics`) to the file named
-    by PAWL_ADDRESS_FILE, and serve the standard gRPC health service.
+    The process must take its settings from the environment, write its addresses (`metrics`, and `grpc` or `http`) to
+    the file named by PAWL_ADDRESS_FILE, and serve the standard gRPC health service, or `/healthz`.
     """
 
     name: str
     command: tuple[str, ...]
     role: str
-    """Its user of NATS, and its role of PostgreSQL if it has a schema."""
+    """Its user of NATS, and its role of PostgreSQL if it has a schema; empty if it calls as a client does."""
     reads: frozenset[str] | None = None
     """The variables that it reads, apart from those of the system; None for all of Pawl's."""
     runs_tools: bool = False
@@ -60,20 +60,25 @@ _READS = {
         " IDENTICAL_CALLS_MAX TOOL_TIMEOUT_SECONDS ROUND_TIMEOUT_SECONDS RUN_TIMEOUT_SECONDS"
         " MODEL_HEADERS_TIMEOUT_SECONDS MODEL_IDLE_TIMEOUT_SECONDS MODEL_ATTEMPTS_MAX RESULT_BYTES_PER_ROUND_MAX"
         " APPROVAL_EXPIRY_SECONDS APPROVALS_REQUIRED OFFER_DEADLINE_SECONDS ANSWER_TIMEOUT_SECONDS CONTEXT_BYTES_MAX"
-        " TOTAL_TOKENS_MAX TOPPED_UP_TOKENS_MAX TOP_UP_TIMEOUT_SECONDS AGENT_DEPTH_MAX LIMIT_CEILINGS"
+        " TOTAL_TOKENS_MAX TOPPED_UP_TOKENS_MAX TOP_UP_TIMEOUT_SECONDS AGENT_DEPTH_MAX BACKGROUND LIMIT_CEILINGS"
     ),
     "job-store": _DATABASE
     | _NATS
     | _SERVICE_KEYS
     | pawl_variables(
-        "CONVERSATION_QUEUE_MAX ACTIVE_RUNS_PER_STORE ACTIVE_RUNS_PER_USER QUEUED_RUNS_PER_STORE CRASHES_MAX"
+        "CONVERSATION_QUEUE_MAX ACTIVE_RUNS_PER_STORE ACTIVE_RUNS_PER_USER ACTIVE_JOBS_PER_STORE"
+        " QUEUED_RUNS_PER_STORE CRASHES_MAX"
         " REQUEST_RETENTION_HOURS LIFECYCLE_RESEND_HOURS EVENT_RETENTION_DAYS CONVERSATION_RETENTION_DAYS"
         " RETENTION_INTERVAL_SECONDS"
     ),
     "notifier": _DATABASE
     | _NATS
     | _SERVICE_KEY
-    | pawl_variables("JOB_STORE_ADDRESS NOTIFICATIONS_KEEP_DAYS EGRESS_FILE"),
+    | pawl_variables("JOB_STORE_ADDRESS NOTIFICATIONS_KEEP_DAYS EGRESS_FILE SMTP_URL MAIL_FROM NOTIFY_APPRISE"),
+    "gateway": pawl_variables(
+        "AGENT_LOOP_ADDRESS TOOL_REGISTRY_ADDRESS NOTIFIER_ADDRESS GATEWAY_HOSTS GATEWAY_SEAL_KEY"
+        " GATEWAY_SESSION_HOURS GATEWAY_WEBHOOK_KEYS_FILE"
+    ),
     "tool-registry": _DATABASE
     | _SERVICE_KEY
     | _SERVICE_KEYS
@@ -92,7 +97,7 @@ def service(name: str) -> ServiceSpec:
     return ServiceSpec(
         name=name,
         command=(sys.executable, "-m", f"pawl.{package}"),
-        role=package,
+        role=package if name != "gateway" else "",
         reads=_EVERY | _READS[name],
         runs_tools=name == "tool-registry",
     )
@@ -102,5 +107,6 @@ STAGES: tuple[tuple[ServiceSpec, ...], ...] = (
     (service("job-store"),),
     (service("tool-registry"), service("notifier")),
     (service("agent-loop"),),
+    (service("gateway"),),
 )
 """A stage starts when everything before it is ready, and knows the addresses of all that. Stopping goes backwards."""

@@ -12,6 +12,7 @@ from typing import Self
 import msgspec
 
 from pawl.chassis import logs
+from pawl.chassis.browser_seal import SEAL_FILE
 from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY
 from pawl.launcher import orphans
@@ -198,7 +199,7 @@ class Suite:
 
     def _settle_service_keys(self, secrets: SecretFiles) -> None:
         """Make a key for each service, and the file by which the others know it."""
-        names = [spec.name for stage in self.options.stages for spec in stage]
+        names = [spec.name for stage in self.options.stages for spec in stage if spec.role]
         keys = {name: secrets.get(service_key_file(name)) for name in names}
         digests = {name: [hashlib.sha256(key.encode()).hexdigest()] for name, key in keys.items()}
         secrets.put(SERVICE_KEYS, msgspec.json.encode(digests).decode())
@@ -210,6 +211,7 @@ class Suite:
             secrets.put(LOCAL_KEY, self.options.local_key)
         else:
             secrets.get(LOCAL_KEY)
+        secrets.get(SEAL_FILE)
 
     def _check_ports(self) -> None:
         for name, port in self.options.ports.items():
@@ -251,7 +253,7 @@ class Suite:
             secrets.put(OWNER_URL, options.database_owner_url or url)
         else:
             secrets.remove(OWNER_URL)
-        for role in {*ROLES, *(spec.role for stage in options.stages for spec in stage)}:
+        for role in {*ROLES, *(spec.role for stage in options.stages for spec in stage if spec.role)}:
             own = postgres.url_of(role) if postgres and role in ROLES else options.database_url
             secrets.put(database_url_file(role), own or "")
 
@@ -282,13 +284,13 @@ class Suite:
             if asking in stage:
                 break
             for spec in stage:
-                found[spec.address_variable] = ",".join(self._internal_addresses(spec))
+                found[spec.address_variable] = ",".join(self._addresses(spec, to_services=bool(asking.role)))
         return found
 
-    def _internal_addresses(self, spec: ServiceSpec) -> list[str]:
-        """Return where other services reach each replica: at a port of their own, where they show certificates."""
+    def _addresses(self, spec: ServiceSpec, *, to_services: bool) -> list[str]:
+        """Return where others reach each replica: services at a port of their own, where they show certificates."""
         names = [process_name(spec.name, number) for number in range(self.options.replicas.get(spec.name, 1))]
-        return [self._address(name, "internal") or self._address(name, "grpc") for name in names]
+        return [(to_services and self._address(name, "internal")) or self._address(name, "grpc") for name in names]
 
     def _model(self) -> Mapping[str, str]:
         """Return the variables by which services reach the scripted model, if it is used."""
@@ -302,6 +304,7 @@ class Suite:
         return [
             Replica(
                 grpc=self._address(name, "grpc"),
+                http=self._address(name, "http"),
                 metrics=self._address(name, "metrics"),
                 pid=self._processes[name].pid,
                 ready=self._processes[name].ready,

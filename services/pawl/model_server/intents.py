@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UseTool:
-    """Needs a tool. `wish` completes "I was asked to ...". A name that ends in `*` stands for the first that fits."""
+    """Needs a tool. `wish` completes "I was asked to ...". A name that ends in `*` stands for the first that fits.
+
+    `background` holds the parameters by which the call runs in the background; empty if it does not.
+    """
 
     tool: str
     wish: str
     values: Mapping[str, Any]
     wants_results: bool = False
+    background: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,10 @@ _UPDATE_PROJECT = (
 _COMPLETE_TASKS = (
     r"(?:complete|finish|mark) (?:all )?(?:the |my |of the )*tasks(?: as)?(?: done| completed)?"
     r"(?:\s+(?:in|of) (?:the )?(?:project )?(?P<project>.+?)(?: project)?)?"
+)
+_IN_BACKGROUND = (
+    r"in the background(?:,? every (?P<every>\d+(?:\.\d+)?) ?s(?:econds?)?)?(?:,? (?P<times>\d+) times)?"
+    r"(?:,? for (?P<minutes>\d+(?:\.\d+)?) minutes?)?[:,]\s*(?P<task>(?!in the background).+)"
 )
 _SUM = re.compile(r"(?=.*\d)[\d\s.,+\-*/()^%]+")
 _SPOKEN = ((r"\btimes\b", "*"), (r"\bplus\b", "+"), (r"\bminus\b", "-"), (r"\bdivided by\b", "/"), (r"\bx\b", "*"))
@@ -228,7 +236,20 @@ def _direct(match: re.Match[str]) -> Intent | None:
         values = json.loads(text or "{}")
     except ValueError:
         return None
-    return UseTool(tool=name, wish=f"call {name}", values=values) if isinstance(values, dict) else None
+    if not isinstance(values, dict):
+        return None
+    # No tool declares them.
+    background = {key: values.pop(key) for key in list(values) if key.startswith("_")}
+    return UseTool(tool=name, wish=f"call {name}", values=values, background=background)
+
+
+def _in_background(match: re.Match[str]) -> Intent | None:
+    intent = _recognise(match["task"])
+    if not isinstance(intent, UseTool):
+        return None
+    wished = {"_interval": match["every"], "_stopAfter": match["times"], "_duration": match["minutes"]}
+    parameters = {name: float(text) if "." in text else int(text) for name, text in wished.items() if text}
+    return dataclasses.replace(intent, background={"_executeAsync": True, **parameters, **intent.background})
 
 
 def _pace(text: str) -> float:
@@ -250,6 +271,7 @@ def _unquoted(text: str) -> str:
 _PATTERNS: tuple[tuple[re.Pattern[str], Callable[[re.Match[str]], Intent | None]], ...] = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), build)
     for pattern, build in (
+        (_IN_BACKGROUND, _in_background),
         (r"(?:what(?:'s| is)|calculate|compute|work out|how much is)\s+(?P<sum>.+)", _sum),
         (r"(?:what(?:'s| is)? )?(?:the )?(?:current )?time(?: is it)?(?: now)?(?:\s+in\s+(?P<place>.+?))?\??", _time),
         (rf"(?:send (?:an )?e-?mail to|e-?mail|mail|write to)\s+(?P<to>{_ADDRESSES})(?:[\s,:]+(?P<rest>.*))?", _email),

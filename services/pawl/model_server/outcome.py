@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _BAD = ("error", "failed", "rejected", "denied", "expired", "cancelled", "outcome_unknown")
 _FAILURE = re.compile(
@@ -25,6 +28,25 @@ def describe(content: str | None) -> str:
             value = next((value[key] for key in _TELLING if value.get(key) is not None), value)
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text[:_TEXT_MAX]
+
+
+def job_id(content: str | None) -> str:
+    """Return the id of the job that goes on with the call, if the result says so; else an empty text."""
+    value = _parse(content or "")
+    for _ in range(2):
+        if isinstance(value, dict) and isinstance(value.get("job_id"), str):
+            return str(value["job_id"])
+        value = value.get("result") if isinstance(value, dict) else None
+    return ""
+
+
+def told(notice: Mapping[str, Any]) -> str:
+    """Return the words for a notice of a job."""
+    job = f"The job {notice.get('job_id')} ({notice.get('tool')})"
+    said = notice.get("error") or describe(json.dumps(notice["result"]) if "result" in notice else None)
+    if "iteration" in notice:
+        return f"{job}, iteration {notice['iteration']}: {said}."
+    return f"{job} has ended, {str(notice.get('state')).lower()}: {said}."
 
 
 def note(content: str | None) -> str:

@@ -14,8 +14,10 @@ if TYPE_CHECKING:
 
 Message = dict[str, Any]
 
-# Lines that are quoted, and the one in brackets that says whose they are.
-_QUOTED = re.compile(r"^\[[^\n]*:\]\n(?:> [^\n]*(?:\n|\Z))+\n*", re.MULTILINE)
+# What jobs tell: a line that says so, and an array of JSON.
+_NOTICES = re.compile(r"^\[Pawl tells [^\n]*:\]\n(\[[^\n]*\])\n*", re.MULTILINE)
+# Lines that are quoted, and the one in brackets that says whose they are; and what came from outside.
+_QUOTED = re.compile(r"^\[[^\n]*:\]\n(?:> [^\n]*(?:\n|\Z))+\n*|\{\"event\":\{\"source\":[^\n]*$", re.MULTILINE)
 
 
 class RefusedRequest(Exception):
@@ -79,9 +81,17 @@ class ChatRequest:
 
     @property
     def prompt(self) -> str:
-        """The text of the last user message, without what it quotes of others; empty if there is none."""
+        """The text of the last user message, without what it quotes of others and what jobs tell; empty if none."""
         position = self._last_user()
-        return "" if position is None else _QUOTED.sub("", text_of(self.messages[position]))
+        return "" if position is None else _QUOTED.sub("", _NOTICES.sub("", text_of(self.messages[position])))
+
+    @property
+    def notices(self) -> tuple[Mapping[str, Any], ...]:
+        """The notices of jobs that came with the last user message or after it, in order."""
+        since = self.messages[self._last_user() or 0 :]
+        texts = (text_of(message) for message in since if message.get("role") == "user")
+        found = (_read_notices(text) for told in texts for text in _NOTICES.findall(told))
+        return tuple(notice for array in found for notice in array)
 
     @property
     def since_prompt(self) -> tuple[Message, ...]:
@@ -147,7 +157,14 @@ class ChatRequest:
 
     def _last_user(self) -> int | None:
         last = len(self.messages) - 1
-        return next((i for i in range(last, -1, -1) if self.messages[i].get("role") == "user"), None)
+        return next((i for i in range(last, -1, -1) if self._is_prompt(i)), None)
+
+    def _is_prompt(self, position: int) -> bool:
+        """Return whether a message begins something new: notices amid the calls for a prompt do not."""
+        message, before = self.messages[position], self.messages[position - 1] if position else {}
+        if message.get("role") != "user":
+            return False
+        return before.get("role") != "tool" or bool(_NOTICES.sub("", text_of(message)).strip())
 
 
 def calls_of(message: Message) -> Iterator[tuple[str, str, str]]:
@@ -158,6 +175,14 @@ def calls_of(message: Message) -> Iterator[tuple[str, str, str]]:
         function = function if isinstance(function, dict) else {}
         identity = call.get("id") if isinstance(call, dict) else None
         yield str(identity or ""), str(function.get("name") or ""), str(function.get("arguments") or "")
+
+
+def _read_notices(text: str) -> Sequence[Mapping[str, Any]]:
+    try:
+        notices: list[dict[str, Any]] = msgspec.json.decode(text, type=list[dict[str, Any]])
+    except (msgspec.MsgspecError, RecursionError):
+        return []
+    return notices
 
 
 def text_of(message: Message) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pawl.model_server.errands import next_call
 from pawl.model_server.forms import filled
 from pawl.model_server.intents import AddTask, CompleteTasks, Say, UpdateProject, UseTool, stages_of
-from pawl.model_server.outcome import describe, failure, note
+from pawl.model_server.outcome import describe, failure, job_id, note, told
 from pawl.model_server.reply import Reply, ToolCall
 from pawl.model_server.wire import MODEL_ID
 
@@ -52,6 +52,8 @@ def reply_for(request: ChatRequest) -> Reply:
     """The reply to a request."""
     if request.asks_title:
         return Reply(text=f'"About: {request.prompt.partition(":")[2].strip().partition(chr(10))[0]}"')
+    if request.notices and not request.prompt.strip():
+        return Reply(reasoning="Jobs have told something.", text="\n\n".join(map(told, request.notices)))
     stages = stages_of(request.prompt)
     done = _done(stages, request.results())
     first_open = max(done, default=-1) + 1
@@ -84,7 +86,7 @@ def _call_reply(
 def _final_reply(
     request: ChatRequest, stages: Sequence[Stage], done: Mapping[int, Sequence[Result]], first_open: int
 ) -> Reply:
-    parts: list[str] = []
+    parts = [told(notice) for notice in request.notices]
     delay = 0.0
     for number, stage in enumerate(stages):
         if number in done:
@@ -133,7 +135,8 @@ def _calls(stage: Stage, request: ChatRequest, so_far: str, results: Sequence[Re
                 tool = _offered(intent.tool, request)
                 values = {**intent.values, "body": so_far} if intent.wants_results and so_far else intent.values
                 if tool is not None:
-                    yield ToolCall(name=tool.name, arguments=_fit(tool, values, intent.wish))
+                    arguments = {**_fit(tool, values, intent.wish), **intent.background}
+                    yield ToolCall(name=tool.name, arguments=arguments)
             case AddTask():
                 create, add = request.tool("create_task"), request.tool("add_subtask")
                 if create is not None:
@@ -203,6 +206,9 @@ def _outcome(result: Result, wish: str) -> str:
     refused = failure(result.content)
     if refused is not None:
         return f"I could not {wish} ({result.name}): {refused}"
+    job = job_id(result.content)
+    if job:
+        return f"I have begun in the background to {wish}, with the job {job}."
     said = describe(result.content)
     if result.name == "calculate":
         return f"{wish.removeprefix('work out ')} = {said}."

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 
 from pawl.chassis.egress import GuardedEgress, read_egress_file
 from pawl.chassis.erasures import ErasureWork
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
+from pawl.chassis.mail import read_smtp_url
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.notifier.adapters import bus as notifications_bus
+from pawl.notifier.adapters.apprise_sender import AppriseServices
+from pawl.notifier.adapters.channels import PostgresChannels
+from pawl.notifier.adapters.deliveries import PostgresDeliveries
+from pawl.notifier.adapters.email_sender import Emails
 from pawl.notifier.adapters.lifecycle import JetStreamLifecycle
 from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
+from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.adapters.webhook_sender import SignedPosts
-from pawl.notifier.adapters.webhooks import PostgresWebhooks
-from pawl.notifier.domain.webhook import TRIES_MAX_AT_ONCE
+from pawl.notifier.domain.channel import ChannelKind
 from pawl.notifier.rpc import convert
 from pawl.notifier.settings import NotifierSettings
 from pawl.notifier.wiring import wire
@@ -31,17 +35,24 @@ async def main(stop: asyncio.Event) -> None:
         await service.migrate(database, SCHEMA, MIGRATIONS)
         bus = await service.open_bus()
 
-        # Names are resolved in threads, and one that is resolved slowly must not hold up others: there is a thread
-        # for each try, which keeps its places for as long as its name is looked up.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(TRIES_MAX_AT_ONCE["all"]))
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         store = PostgresStore(database)
+        mail_server = read_smtp_url(settings.smtp_url.get_secret_value()) if settings.smtp_url else None
+        services = AppriseServices(settings.apprise_schemes, egress, service.clock)
         parts = wire(
             store=store,
-            webhooks=PostgresWebhooks(database),
-            sender=SignedPosts(egress, service.clock),
+            channels=PostgresChannels(database),
+            queue=PostgresDeliveries(database),
+            preferences=PostgresPreferences(database),
+            senders={
+                ChannelKind.WEBHOOK: SignedPosts(egress, service.clock),
+                ChannelKind.EMAIL: Emails(mail_server, settings.mail_from, service.clock),
+                ChannelKind.APPRISE: services,
+            },
+            services=services,
+            sends_email=mail_server is not None,
             egress=egress,
-            announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write),
+            announcer=notifications_bus.NatsAnnouncer(bus, convert.MESSAGE.write, convert.EVENT.write),
             counters=PrometheusCounters(service.metrics),
             clock=service.clock,
             ids=service.ids,
@@ -54,9 +65,9 @@ async def main(stop: asyncio.Event) -> None:
         # For keys: who has one of a file, or the local one, needs no job-store.
         job_store = await service.open_channel("job_store", settings.job_store_address, optional=True)
         service.background.start("erasures", ErasureWork(job_store, store.erase, service.clock).run)
-        server = service.rpc_server(KeySyncClient(job_store))
-        parts.add_to(server)
-        await service.serve(server, stop)
+        rpc_server = service.rpc_server(KeySyncClient(job_store))
+        parts.add_to(rpc_server)
+        await service.serve(rpc_server, stop)
 
 
 if __name__ == "__main__":

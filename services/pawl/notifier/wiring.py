@@ -9,16 +9,28 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress
 from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
+from pawl.notifier.app.channels import Channels
 from pawl.notifier.app.deliveries import Deliveries
 from pawl.notifier.app.intake import Intake
-from pawl.notifier.app.ports import Announcer, Counters, Store, WebhookRepository, WebhookSender
+from pawl.notifier.app.ports import (
+    Announcer,
+    ChannelRepository,
+    ChannelSender,
+    Counters,
+    DeliveryQueue,
+    PreferenceRepository,
+    Services,
+    Store,
+)
 from pawl.notifier.app.publication import Publication, forget_old
 from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.app.webhooks import Webhooks
+from pawl.notifier.domain.channel import ChannelKind
+from pawl.notifier.rpc.channel_servicer import ChannelServicer
+from pawl.notifier.rpc.preference_servicer import PreferenceServicer
 from pawl.notifier.rpc.servicer import HEARTBEAT_SECONDS, Notify
-from pawl.notifier.rpc.webhook_servicer import WebhookServicer
+from pawl.notify.v1.channel_pb2_grpc import add_ChannelServiceServicer_to_server
 from pawl.notify.v1.notify_pb2_grpc import add_NotifyServiceServicer_to_server
-from pawl.notify.v1.webhook_pb2_grpc import add_WebhookServiceServicer_to_server
+from pawl.notify.v1.preference_pb2_grpc import add_PreferenceServiceServicer_to_server
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +41,26 @@ class Notifier:
     subscriptions: Subscriptions
     deliveries: Deliveries
     servicer: Notify
-    webhook_servicer: WebhookServicer
+    channel_servicer: ChannelServicer
+    preference_servicer: PreferenceServicer
     loops: Mapping[str, Callable[[], Awaitable[None]]]
 
     def add_to(self, server: RpcServer) -> None:
         """Have a server answer for it."""
         server.add(add_NotifyServiceServicer_to_server, self.servicer)
-        server.add(add_WebhookServiceServicer_to_server, self.webhook_servicer)
+        server.add(add_ChannelServiceServicer_to_server, self.channel_servicer)
+        server.add(add_PreferenceServiceServicer_to_server, self.preference_servicer)
 
 
 def wire(
     *,
     store: Store,
-    webhooks: WebhookRepository,
-    sender: WebhookSender,
+    channels: ChannelRepository,
+    queue: DeliveryQueue,
+    preferences: PreferenceRepository,
+    senders: Mapping[ChannelKind, ChannelSender],
+    sends_email: bool,
+    services: Services,
     egress: Egress,
     announcer: Announcer,
     counters: Counters,
@@ -59,13 +77,15 @@ def wire(
         publication.wake()
         deliveries.wake()
 
-    deliveries = Deliveries(webhooks, sender, counters, clock, on_notice=on_new)
+    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new)
+    of_users = Channels(channels, egress, services, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
     return Notifier(
         intake=Intake(store, counters, on_new=on_new),
         subscriptions=subscriptions,
         deliveries=deliveries,
         servicer=Notify(store, subscriptions, heartbeat_seconds=heartbeat_seconds),
-        webhook_servicer=WebhookServicer(Webhooks(webhooks, egress, clock, ids, on_due=deliveries.wake), webhooks),
+        channel_servicer=ChannelServicer(of_users, channels),
+        preference_servicer=PreferenceServicer(preferences, on_change=deliveries.wake),
         loops={
             "deliveries": deliveries.run,
             "deliveries.count": deliveries.count,

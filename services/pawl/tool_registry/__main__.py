@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import httpx2
 
@@ -14,11 +13,13 @@ from pawl.chassis.egress import GuardedEgress, read_egress_file
 from pawl.chassis.erasures import ErasurePart, ErasureWork
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import run_service
+from pawl.chassis.mail import read_smtp_url
 from pawl.chassis.service import Service
 from pawl.chassis.settings import load
 from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.adapters.http.tools import HttpTools
 from pawl.tool_registry.adapters.ledger import LedgerReads
+from pawl.tool_registry.adapters.mail.imap import ImapMailboxes
 from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
 from pawl.tool_registry.adapters.mcp.connector import McpConnector
 from pawl.tool_registry.adapters.mcp.permission import Programs, read_programs_file
@@ -38,6 +39,7 @@ from pawl.tool_registry.builtin.calculator import calculator_tools
 from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.documents import document_tools
 from pawl.tool_registry.builtin.files import file_tools
+from pawl.tool_registry.builtin.jobs import job_tools
 from pawl.tool_registry.builtin.mail import mail_tools
 from pawl.tool_registry.builtin.memory import memory_tools
 from pawl.tool_registry.builtin.planning import planning_tools
@@ -45,17 +47,12 @@ from pawl.tool_registry.builtin.question import question_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
 from pawl.tool_registry.builtin.web import web_tools
 from pawl.tool_registry.domain.files import FileLimits
-from pawl.tool_registry.domain.mail_server import read_smtp_url
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.settings import ToolRegistrySettings, module_names
 from pawl.tool_registry.wiring import Limits, Ports, Record, wire
 
 if TYPE_CHECKING:  # The chassis comes before gRPC.
     import grpc
-
-
-RESOLVING_MAX: Final = 128
-"""Names that are looked up at the same time."""
 
 
 async def main(stop: asyncio.Event) -> None:
@@ -69,8 +66,6 @@ async def main(stop: asyncio.Event) -> None:
         threads = await service.enter(PythonRunner(threads_max=settings.tool_threads_max))
         processes = await service.enter(ProcessRunner(threads, processes_max=settings.tool_processes_max))
         secrets = FileSecrets.read(settings.tool_secrets_file)
-        # Names are resolved in threads, and a few that are resolved slowly must not hold up all others.
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(RESOLVING_MAX))
         egress = GuardedEgress(read_egress_file(settings.egress_file))
         helpers = await service.enter(Helpers())
         mcp = await service.enter(_mcp(service, settings, database, secrets, egress=egress, helpers=helpers))
@@ -90,6 +85,7 @@ async def main(stop: asyncio.Event) -> None:
             secrets=secrets,
             helper=helpers,
             connectors={"mcp": mcp, "http": HttpTools(egress, helpers)},
+            mailboxes=await service.enter(ImapMailboxes(egress.locate)),
             misfit=mcp.misfit,
             observer=metrics,
             clock=service.clock,
@@ -148,6 +144,7 @@ def _builtin_tools(
         *question_tools(),
         *agent_tools(),
         *result_tools(ledger),
+        *job_tools(ledger, service.clock),
         *web_tools(egress, helpers),
     ]
 

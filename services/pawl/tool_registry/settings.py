@@ -9,14 +9,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, SecretStr
 
+from pawl.chassis.mail import SenderAddress, SmtpUrl
 from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
-from pawl.tool_registry.domain.mail_server import read_smtp_url
 
 _MODULE_OR_FOLDER = re.compile(r"[\w.-]+|[^\x00-\x1f]*/[^\x00-\x1f]*")
-_SENDER = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
 
 
 def _check_modules(value: str) -> str:
@@ -29,18 +28,6 @@ def _check_modules(value: str) -> str:
 def module_names(value: str) -> list[str]:
     """Return the modules, packages and folders in a list with commas."""
     return [name for part in value.split(",") if (name := part.strip())]
-
-
-def _check_smtp_url(value: SecretStr | None) -> SecretStr | None:
-    if value is not None:
-        read_smtp_url(value.get_secret_value())
-    return value
-
-
-def _check_sender(value: str) -> str:
-    if not _SENDER.fullmatch(value):
-        raise ValueError("must be a bare address, for example pawl@example.com")
-    return value
 
 
 class ToolRegistrySettings(ServiceSettings):
@@ -71,8 +58,8 @@ class ToolRegistrySettings(ServiceSettings):
     worker_lease_seconds: float = Field(default=15.0, ge=1)
     store_calls_per_minute: int = Field(default=0, ge=0, le=RATE_PER_MINUTE_MAX)
 
-    smtp_url: Annotated[SecretStr | None, AfterValidator(_check_smtp_url)] = None
-    mail_from: Annotated[str, AfterValidator(_check_sender)] = "pawl@localhost"
+    smtp_url: SmtpUrl = None
+    mail_from: SenderAddress = "pawl@localhost"
     outbox_dir: Path = Path(".pawl/outbox")
 
     files_dir: Path = Path(".pawl/files")

@@ -9,17 +9,21 @@ from typing import Self
 from pawl.chassis.clock import Clock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource, StoreId
+from pawl.chassis.retry import ANY, Retry
 from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
+from pawl.tool.v1.mailbox_pb2_grpc import add_MailboxServiceServicer_to_server
 from pawl.tool.v1.memory_pb2_grpc import add_MemoryServiceServicer_to_server
 from pawl.tool.v1.rule_pb2_grpc import add_RuleServiceServicer_to_server
 from pawl.tool.v1.source_pb2_grpc import add_SourceServiceServicer_to_server
 from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
+from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
+from pawl.tool_registry.adapters.postgres.grants import PostgresGrantUses
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
 from pawl.tool_registry.adapters.postgres.memories import PostgresMemoryRepository
@@ -35,12 +39,14 @@ from pawl.tool_registry.app.documents.memories import Memories, MemoryRepository
 from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.execution.ports import ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.execution.ports import Checkpoints, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, MailboxReader
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.ports import (
     AuditLog,
     ExecutionJournal,
+    GrantUses,
     Observer,
     RateLimits,
     RuleRepository,
@@ -57,6 +63,7 @@ from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.rpc.audit_servicer import AuditServicer
 from pawl.tool_registry.rpc.document_servicer import DocumentServicer
 from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
+from pawl.tool_registry.rpc.mailbox_servicer import MailboxServicer
 from pawl.tool_registry.rpc.memory_servicer import MemoryServicer
 from pawl.tool_registry.rpc.rule_servicer import RuleServicer
 from pawl.tool_registry.rpc.source_servicer import SourceServicer
@@ -74,7 +81,9 @@ class Record:
     documents: DocumentRepository
     memories: MemoryRepository
     rules: RuleRepository
+    grants: GrantUses
     journal: ExecutionJournal
+    checkpoints: Checkpoints
     locks: ResourceLocks
     rates: RateLimits
     audit: AuditLog
@@ -97,7 +106,9 @@ class Record:
             documents=PostgresDocumentRepository(database),
             memories=PostgresMemoryRepository(database),
             rules=PostgresRuleRepository(database),
+            grants=PostgresGrantUses(database),
             journal=journal,
+            checkpoints=PostgresCheckpoints(database),
             locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
             rates=PostgresRateLimits(database),
             audit=PostgresAuditLog(database),
@@ -114,6 +125,7 @@ class Ports:
     secrets: Secrets
     helper: Helper
     connectors: Mapping[str, Connector]
+    mailboxes: MailboxReader
     misfit: Callable[[StoreId, bytes, str], Awaitable[str]]
     """Say for a store what is wrong with an answer to a question with a schema."""
     observer: Observer
@@ -144,6 +156,7 @@ class ToolRegistry:
     sources: Sources
     documents: Documents
     memories: Memories
+    mailboxes: Mailboxes
     hub: WorkerHub
     worker_tools: WorkerTools
     executor: Executor
@@ -158,6 +171,7 @@ class ToolRegistry:
         server.add(add_AuditServiceServicer_to_server, AuditServicer(self.audit))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(self.documents))
         server.add(add_MemoryServiceServicer_to_server, MemoryServicer(self.memories))
+        server.add(add_MailboxServiceServicer_to_server, MailboxServicer(self.mailboxes), service_only=True)
         server.add(add_SourceServiceServicer_to_server, SourceServicer(self.sources, is_ones_own=self.is_ones_own))
         server.add(add_WorkerServiceServicer_to_server, workers, drain_streams=True)
         server.add(add_ExecutionServiceServicer_to_server, self.execution, service_only=True, drain_streams=True)
@@ -178,10 +192,17 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         cache=ResultCache(clock.monotonic),
         audit=audit,
         observer=ports.observer,
+        grants=record.grants,
         store_calls_per_minute=limits.store_calls_per_minute,
     )
     parts = AttemptParts(
-        locks=record.locks, runner=ports.runner, secrets=ports.secrets, admission=admission, clock=clock
+        locks=record.locks,
+        runner=ports.runner,
+        secrets=ports.secrets,
+        checkpoints=record.checkpoints,
+        retry=Retry(clock, transient=ANY, event="checkpoint.delayed"),
+        admission=admission,
+        clock=clock,
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
     documents = Documents(record.documents)
@@ -194,6 +215,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         ),
         documents=documents,
         memories=Memories(record.memories),
+        mailboxes=Mailboxes(ports.mailboxes, ports.secrets, ports.helper, documents, monotonic=clock.monotonic),
         hub=hub,
         worker_tools=WorkerTools(record.tools, record.workers, catalog),
         executor=executor,

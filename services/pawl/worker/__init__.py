@@ -10,7 +10,7 @@ asyncio.run(worker.run())
 """
 
 import pawl.chassis  # noqa: F401  # before gRPC is imported
-from pawl.worker.function import DID_NOT_HAPPEN, CallContext, OutcomeUnknown, ToolError
+from pawl.worker.function import DID_NOT_HAPPEN, CallContext, OutcomeUnknown, Superseded, ToolError
 from pawl.worker.worker import AttachError, Worker
 
-__all__ = ["DID_NOT_HAPPEN", "AttachError", "CallContext", "OutcomeUnknown", "ToolError", "Worker"]
+__all__ = ["DID_NOT_HAPPEN", "AttachError", "CallContext", "OutcomeUnknown", "Superseded", "ToolError", "Worker"]

@@ -6,12 +6,14 @@ import inspect
 import threading
 import typing
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Literal
 
 import msgspec
 
+from pawl.chassis.tasks import Handover, kept
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2
 
@@ -30,6 +32,10 @@ class OutcomeUnknown(Exception):
     """Nobody knows whether the call had its effect."""
 
 
+class Superseded(ToolError):
+    """The call was cancelled, or is another worker's by now. Let it pass."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallContext:
     """The call that a function serves; a parameter annotated with this class gets it. Safe in any thread."""
@@ -46,6 +52,21 @@ class CallContext:
     """Says how far it is, from 0 to 1 if known, and what it does, for people."""
     cancelled: threading.Event = field(default_factory=threading.Event)
     """Set when the result is not wanted any more; async functions are cancelled besides."""
+    last_checkpoint: Any = None
+    """The newest value that earlier executions of this call have kept by `checkpoint`; None if they kept none."""
+    _save: Callable[[bytes], Future[None]] = kept
+
+    def checkpoint(self, value: Any) -> Handover:
+        """Keep how far the call is: an execution that begins it again finds the newest value in `last_checkpoint`.
+
+        To be awaited in an async function; in a sync one it returns when the value is
+        kept, which survives the end of every process then. It is JSON of at most 16 KiB.
+
+        Raises:
+            Superseded: the call was cancelled, or is another worker's by now.
+            ToolError: the value is too large, or the registry keeps no checkpoints yet.
+        """
+        return Handover(self._save(msgspec.json.encode(value)))
 
 
 class Function:

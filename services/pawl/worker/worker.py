@@ -10,7 +10,7 @@ import secrets
 import signal
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
@@ -28,7 +28,16 @@ from pawl.chassis.tasks import delivered, end, within
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool.v1.worker_pb2_grpc import WorkerServiceStub
-from pawl.worker.function import DID_NOT_HAPPEN, CallContext, Category, EffectClass, Function, OutcomeUnknown, ToolError
+from pawl.worker.function import (
+    DID_NOT_HAPPEN,
+    CallContext,
+    Category,
+    EffectClass,
+    Function,
+    OutcomeUnknown,
+    Superseded,
+    ToolError,
+)
 
 _CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
@@ -48,6 +57,8 @@ _OF_TLS: Final = {
 _MAYBE_TLS: Final = "If TLS is spoken there, give `authority` or PAWL_TLS_CA_FILE."
 # A suite that starts listens a moment before it says where.
 _KEYLESS_MAX: Final = 5
+
+_TOO_LARGE: Final = "a checkpoint of {} bytes is over the {} that the registry keeps: keep less"
 
 Call = tuple[str, int]
 Request = worker_pb2.AttachWorkerRequest
@@ -106,6 +117,8 @@ class Worker:
         self._functions: dict[str, Function] = {}
         self._running: dict[Call, _Running] = {}
         self._results: dict[Call, worker_pb2.WorkerResult] = {}
+        self._checkpoints: dict[int, tuple[worker_pb2.WorkerCheckpoint, Future[None]]] = {}
+        self._checkpoint_bytes_max = self._checkpoints_sent = 0
         self._outgoing: asyncio.Queue[Request] = asyncio.Queue()
         self._is_draining = self._has_key = False
         self._lease_seconds, self._heard_at = 15.0, time.monotonic()
@@ -177,6 +190,8 @@ class Worker:
                         await asyncio.sleep(longest * random.uniform(0.5, 1))  # noqa: S311  # spreads, hides nothing
         finally:
             await end([running.task for running in self._running.values()])
+            for _, saved in self._checkpoints.values():
+                _settle(saved, is_kept=False)
             self._threads.shutdown(wait=False)
 
     def _is_passing(self, code: grpc.StatusCode) -> bool:
@@ -223,6 +238,9 @@ class Worker:
                 self._heard_at = time.monotonic()
                 if frame.WhichOneof("frame") == "welcome":
                     self._lease_seconds = frame.welcome.lease_seconds
+                    self._checkpoint_bytes_max = frame.welcome.checkpoint_bytes_max
+                    for checkpoint, _ in self._checkpoints.values():
+                        self._outgoing.put_nowait(Request(checkpoint=checkpoint))
                     for result in self._results.values():
                         self._outgoing.put_nowait(Request(result=result))
                     if self._is_draining:
@@ -248,6 +266,10 @@ class Worker:
             self._begin(frame.invocation)
         elif kind == "receipt":
             self._results.pop((frame.receipt.call_id, frame.receipt.lease_epoch), None)
+        elif kind == "checkpoint":
+            sent = self._checkpoints.pop(frame.checkpoint.number, None)
+            if sent is not None:
+                _settle(sent[1], is_kept=frame.checkpoint.kept)
         elif kind == "cancel":
             self._stop(frame.cancel.call_id, before=frame.cancel.lease_epoch + 1)
 
@@ -261,17 +283,37 @@ class Worker:
             report = worker_pb2.WorkerProgress(call_id=key[0], lease_epoch=key[1], fraction=fraction, message=message)
             loop.call_soon_threadsafe(lambda: self._outgoing.put_nowait(Request(progress=report)))
 
+        def save(content: bytes) -> Future[None]:
+            if len(content) > self._checkpoint_bytes_max:
+                raise ToolError(_TOO_LARGE.format(len(content), self._checkpoint_bytes_max))
+            saved: Future[None] = Future()
+            loop.call_soon_threadsafe(self._send_checkpoint, key, content, saved)
+            return saved
+
         context = CallContext(
             **{name: getattr(call, name) for name in ("store_id", "user_id", "conversation_id", "run_id", "call_id")},
             attempt=call.attempt,
             deadline=call.deadline_time.ToDatetime(UTC),
             progress=progress,
+            last_checkpoint=msgspec.json.decode(call.last_checkpoint_json) if call.last_checkpoint_json else None,
+            _save=save,
         )
         function = self._functions[call.tool_name]
         earlier = [running.task for other, running in self._running.items() if other[0] == call.call_id]
         begun = _Running(loop.create_task(self._outcome(call, function, context, earlier)), context, function)
         self._running[key] = begun
         begun.task.add_done_callback(lambda task: self._end(key, task))
+
+    def _send_checkpoint(self, key: Call, content: bytes, saved: Future[None]) -> None:
+        if key not in self._running:
+            _settle(saved, is_kept=False)
+            return
+        self._checkpoints_sent += 1
+        made = worker_pb2.WorkerCheckpoint(
+            call_id=key[0], lease_epoch=key[1], number=self._checkpoints_sent, content_json=content
+        )
+        self._checkpoints[made.number] = (made, saved)
+        self._outgoing.put_nowait(Request(checkpoint=made))
 
     def _end(self, key: Call, task: asyncio.Task[dict[str, Any]]) -> None:
         function = self._running.pop(key).function
@@ -320,3 +362,12 @@ class Worker:
         for (call_id, epoch), running in self._running.items():
             if running.function.definition.effect_class == call_pb2.EFFECT_CLASS_RECONCILABLE:
                 self._stop(call_id, before=epoch + 1)
+
+
+def _settle(saved: Future[None], *, is_kept: bool) -> None:
+    if not saved.set_running_or_notify_cancel():
+        return  # The function waits no longer.
+    if is_kept:
+        saved.set_result(None)
+    else:
+        saved.set_exception(Superseded("the call was cancelled, or is another worker's by now: this one stops"))

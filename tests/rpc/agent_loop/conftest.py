@@ -10,6 +10,7 @@ import grpc
 import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.watch import Watches
@@ -29,6 +30,7 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 KEYS = [
@@ -171,6 +173,12 @@ def new_server(clients: ClientSide, address: str, ids: IdSource) -> RpcServer:
 async def stub(server: RpcServer) -> AsyncIterator[AgentServiceAsyncStub]:
     async with grpc.aio.insecure_channel(server.address) as channel:
         yield AgentServiceStub(channel)
+
+
+@pytest.fixture
+async def jobs(server: RpcServer) -> AsyncIterator[JobServiceAsyncStub]:
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        yield JobServiceStub(channel)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from pawl.agent.v1 import agent_pb2, types_pb2
+from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
 from pawl.client import AsyncClient, Client, NoAnswer, PawlError, answer, approve, edit, reject, result
@@ -334,3 +335,39 @@ async def test_closing_ends_what_other_threads_wait_for(door: Door, ledger: Play
         await asyncio.to_thread(pawl.close)
         await watching
     assert seen[-1] == "left"
+
+
+async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Door, ledger: PlayedLedger) -> None:
+    """ASYNC-5: the open ones first; those that had ended before are no news."""
+    await ledger.add_run("run_1")
+    await ledger.finish("run_1")
+    await ledger.add_run("run_2")
+    await ledger.add_run("run_of_another", conversation_id="conv_2")
+    async with door.open(), door.client() as pawl:
+        following = pawl.follow("conv_1")
+        assert (await anext(following)).run_id == "run_2"
+        for number in (3, 4):
+            await ledger.add_run(f"run_{number}")
+            async with asyncio.timeout(20):
+                assert (await anext(following)).run_id == f"run_{number}"
+        await following.aclose()
+        since = pawl.follow("conv_1", "run_1")
+        async with asyncio.timeout(20):
+            assert [(await anext(since)).run_id for _ in range(4)] == ["run_1", "run_2", "run_3", "run_4"]
+        await since.aclose()
+
+
+async def test_jobs_are_listed_read_and_stopped(door: Door, ledger: PlayedLedger) -> None:
+    """ASYNC-7"""
+    await ledger.add_run("run_1")
+    for job_id in ("job_1", "job_2"):
+        await ledger.add_run(job_id, conversation_id=f"conv_of_{job_id}")
+        ledger.put_run(job_id, reports_to="conv_1")
+    async with door.open(), door.client() as pawl:
+        assert {job.job_id async for job in pawl.list_jobs("conv_1")} == {"job_1", "job_2"}
+        assert (await pawl.stop_job("job_1")).state == run_pb2.RUN_STATE_CANCELLING
+        await ledger.change("job_1", RunState.CANCELLED)
+        assert [job.job_id for job in await pawl.stop_jobs("conv_1")] == ["job_2"]
+        assert (await pawl.get_job("job_2")).stop_cause == run_pb2.STOP_CAUSE_USER
+        await ledger.change("job_2", RunState.CANCELLED)
+        assert [job async for job in pawl.list_jobs("conv_1", open_only=True)] == []

@@ -136,11 +136,11 @@ MANY_RUNS = """
 INSERT INTO job_store.runs (
     store_id, run_id, conversation_id, user_id, state, waits, epoch, crashes, last_seq, command_count, round,
     active_seconds, token_budget, token_ceiling, options, tools, usage, failure, unstopped, output, create_time,
-    end_time, agent_name, parent_run_id, labels
+    end_time, agent_name, parent_run_id, reports_to, labels
 )
 SELECT 'acme', 'run_' || n, 'conv' || n % 1000, 'ann', 10, '', 1, 0, 2, 0, 1, 0, 0, 0, '', '', '', '', '', '',
     now() + n * interval '1 second', now(), CASE n % 1000 WHEN 1 THEN 'clerk' ELSE 'default' END,
-    CASE n % 1000 WHEN 2 THEN 'run_1' ELSE '' END,
+    CASE n % 1000 WHEN 2 THEN 'run_1' ELSE '' END, CASE n % 1000 WHEN 3 THEN 'conv3' ELSE '' END,
     CASE n % 100 WHEN 0 THEN $1 || 'ticket=' || n % 1000 WHEN 1 THEN $1 || 'env=prod' ELSE '' END
 FROM generate_series(1, $2::integer) AS n
 """
@@ -151,12 +151,15 @@ async def test_each_list_goes_by_its_index_whatever_else_the_user_has_run(user: 
     async with database.acquire() as connection:
         await connection.execute(MANY_RUNS, line[0].removesuffix("ticket=300"), 20_000)
         await connection.execute("ANALYZE job_store.runs")
-        for index, given in (
-            ("runs_labels", ("", "", line)),
-            ("runs_of_agent", ("", "clerk", [])),
-            ("runs_of_parent", ("run_1", "", [])),
-        ):
-            arguments: tuple[Any, ...] = (51, 1_000_000, "acme", "ann", "", [], None, "", None, *given, [])
+        lists: dict[str, tuple[Any, ...]] = {
+            "runs_labels": ("", "", line, [], "", False),
+            "runs_of_agent": ("", "clerk", [], [], "", False),
+            "runs_of_parent": ("run_1", "", [], [], "", False),
+            "runs_jobs": ("", "", [], [], "conv3", False),
+            "runs_jobs_of_user": ("", "", [], [], "", True),
+        }
+        for index, given in lists.items():
+            arguments: tuple[Any, ...] = (51, 1_000_000, "acme", "ann", "", [], None, "", None, *given)
             plan = str(await connection.fetch(f"EXPLAIN {LISTS[index][False]}", *arguments))
             assert index in plan, plan
             assert "Seq Scan" not in plan, plan

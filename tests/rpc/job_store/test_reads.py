@@ -320,7 +320,9 @@ async def test_runs_in_some_states_are_found_without_a_look_at_all_others(user: 
         states = [run_pb2.RUN_STATE_RUNNING, run_pb2.RUN_STATE_QUEUED]
         # As it is planned for all arguments, and not for these.
         await connection.execute(f"PREPARE listing AS {LISTS['runs_of_user_in_state'][False]}")
-        execute = "EXECUTE listing (3, 1000000, 'acme', 'ann', '', '{1,2}', NULL, '', NULL, '', '', '{}', '{}')"
+        execute = (
+            "EXECUTE listing (3, 1000000, 'acme', 'ann', '', '{1,2}', NULL, '', NULL, '', '', '{}', '{}', '', false)"
+        )
         plan = str(await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {execute}"))
         await connection.execute("DEALLOCATE listing")
     request = pb.ListRunsRequest(store_id="acme", user_id="ann", states=states)

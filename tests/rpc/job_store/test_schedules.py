@@ -62,7 +62,9 @@ class Timer:
     async def claim(self, schedules_max: int = 64) -> list[pb.DueSchedule]:
         return list((await self.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=schedules_max))).schedules)
 
-    async def fire(self, due: pb.DueSchedule, *, refusal: str = "", request_id: str = "") -> Any:
+    async def fire(
+        self, due: pb.DueSchedule, *, refusal: str = "", request_id: str = "", backfill_time: Any = None
+    ) -> Any:
         """Fire a schedule; None if it has changed since."""
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
@@ -73,11 +75,24 @@ class Timer:
             policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
         )
         request = pb.FireScheduleRequest(
-            due=due, message=None if refusal else message, refusal=refusal, request_id=request_id
+            due=due,
+            message=None if refusal else message,
+            refusal=refusal,
+            request_id=request_id,
+            backfill_time=backfill_time,
         )
         with translating():
             response = await self.stub.FireSchedule(request)
         return response.fire if response.HasField("fire") else None
+
+    async def past_times(self, seconds: float, name: str = "watch") -> list[Any]:
+        """Return the due times of so many seconds up to now, and of an hour after it."""
+        request = pb.GetScheduleRequest(store_id="acme", user_id=self.user_id, name=name)
+        now = datetime.now(UTC)
+        request.begin_time.FromDatetime(now - timedelta(seconds=seconds))
+        request.end_time.FromDatetime(now + timedelta(hours=1))
+        with translating():
+            return list((await self.stub.GetSchedule(request)).past_times)
 
     async def trigger(self, name: str = "watch", **fields: Any) -> Any:
         return await self.fire((await self.get(name)).due, **fields)
@@ -183,6 +198,34 @@ async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer)
         async with asyncio.timeout(5):
             assert [due.definition.name for due in await timer.claim()] == ["free"]
     assert [due.definition.name for due in await timer.claim()] == ["held"]
+
+
+async def test_a_schedule_that_somebody_holds_is_not_asked_for_all_the_time(timer: Timer) -> None:
+    await timer.put()
+    await timer.make_due()
+    async with timer.replica.database.transaction() as connection:
+        await connection.execute("SELECT FROM job_store.schedules FOR UPDATE")
+        answer = await timer.stub.ClaimSchedules(pb.ClaimSchedulesRequest(schedules_max=64))
+    assert (list(answer.schedules), answer.wait_seconds) == ([], 0.05)
+
+
+async def test_a_schedule_that_goes_on_is_resumed_with_another_key(timer: Timer, replica: Replica) -> None:
+    revoked = Timer(replica, credential_id="key_1")
+    await revoked.put()
+    assert (await revoked.fire_due()).outcome == REFUSED
+    await timer.pause(paused=False)
+    assert (await timer.fire_due()).outcome == STARTED
+
+
+async def test_a_schedule_that_is_changed_while_it_fires_is_claimed_at_once_again(timer: Timer) -> None:
+    await timer.put()
+    await timer.make_due()
+    (due,) = await timer.claim()
+    await timer.put(text="look there", must_exist=True)
+    assert await timer.fire(due) is None
+    (again,) = await timer.claim()
+    assert (again.expected_time, again.definition.text) == (due.expected_time, "look there")
+    assert (await timer.fire(again)).outcome == STARTED
 
 
 async def test_a_schedule_goes_on_from_each_due_time_to_the_next(timer: Timer, user: User) -> None:
@@ -330,6 +373,24 @@ async def test_a_trigger_fires_at_once_and_once(timer: Timer) -> None:
         await timer.trigger("other", request_id="r1")
     await timer.pause(paused=False)
     assert (await timer.get()).schedule.next_time == before.next_time
+
+
+async def test_due_times_of_the_past_fire_once_for_each_request_beside_what_goes_on(timer: Timer) -> None:
+    before = await timer.put(interval_seconds=60)
+    goes_on = await timer.trigger()
+    times = await timer.past_times(180.0)
+    assert [time.seconds % 60 for time in times] == [0, 0, 0]
+    for _ in range(2):
+        for number, time in enumerate(times):
+            await timer.trigger(request_id=f"r{number}", backfill_time=time)
+    schedule = (await timer.get()).schedule
+    first, *fires = reversed(schedule.fires)
+    assert first.run_id == goes_on.run_id
+    assert [(fire.due_time, fire.outcome, fire.triggered) for fire in fires] == [(t, STARTED, True) for t in times]
+    assert await timer.replica.database.fetchval("SELECT count(*) FROM job_store.runs") == 4
+    assert (schedule.next_time, schedule.failures) == (before.next_time, 0)
+    # The run before, for what is due, is still the one that was there.
+    assert (await timer.get()).due.last_run_id == goes_on.run_id
 
 
 async def test_a_schedule_keeps_its_last_twenty_fires(timer: Timer) -> None:

@@ -36,7 +36,9 @@ class User:
             return await self.stub.SubmitMessage(pb.SubmitMessageRequest(store_id=self.store_id, text=text, **values))
 
     async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 30) -> list[Any]:
-        request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
+        request = pb.ClaimRunsRequest(
+            worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds, background_runs_max=64
+        )
         with translating():
             return list((await self.stub.ClaimRuns(request)).runs)
 

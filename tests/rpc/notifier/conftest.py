@@ -17,29 +17,40 @@ from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import read_rules
 from pawl.chassis.ids import ConversationId, IdSource, RunId, StoreId, UserId
+from pawl.chassis.lookups import Lookups
+from pawl.chassis.mail import SmtpServer
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_limits import Limits
 from pawl.chassis.rpc_server import RpcServer
 from pawl.chassis.tasks import end
+from pawl.notifier.adapters.apprise_sender import AppriseServices
+from pawl.notifier.adapters.channels import PostgresChannels
+from pawl.notifier.adapters.deliveries import PostgresDeliveries
+from pawl.notifier.adapters.email_sender import Emails
 from pawl.notifier.adapters.metrics import PrometheusCounters
 from pawl.notifier.adapters.postgres import MIGRATIONS, SCHEMA, PostgresStore
+from pawl.notifier.adapters.preferences import PostgresPreferences
 from pawl.notifier.adapters.webhook_sender import SignedPosts
-from pawl.notifier.adapters.webhooks import PostgresWebhooks
 from pawl.notifier.app.subscription import Subscriptions
 from pawl.notifier.domain.announcement import notification_id
+from pawl.notifier.domain.channel import ChannelKind
+from pawl.notifier.domain.delivery import ChannelEvent
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, Notification, NotificationKind
 from pawl.notifier.wiring import Notifier, wire
+from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
-from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceStub
+from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from tests import databases
 from tests.fakes.anybody import Anybody
 from tests.web_server import Names, Reply, WebServer, web_server
 
 if TYPE_CHECKING:
+    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-    from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceAsyncStub
+    from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceAsyncStub
 
 HEARTBEAT_SECONDS = 0.2
+SENDER = "pawl@example.com"
 HOSTS = ("slow.test", "other.test")
 
 
@@ -64,6 +75,12 @@ async def database(database_url: str) -> AsyncIterator[Database]:
         yield database
 
 
+async def waiting_for_locks(database: Database, count: int) -> bool:
+    """True if so many statements of the database wait for a lock."""
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+    return await database.fetchval(waiting) == count  # type: ignore[no-any-return]  # a number
+
+
 @pytest.fixture
 def store(database: Database) -> PostgresStore:
     return PostgresStore(database)
@@ -71,7 +88,7 @@ def store(database: Database) -> PostgresStore:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[WebServer]:
-    """A receiver of webhooks, which takes everything until it is told otherwise."""
+    """A receiver of channels, which takes everything until it is told otherwise."""
     async with web_server(lambda _: Reply()) as server:
         yield server
 
@@ -81,7 +98,11 @@ def egress(receiver: WebServer) -> GuardedEgress:
     """A way out that leads to the receiver, by three names, and nowhere else."""
     rules = read_rules(["example.com"], [f"{host}:{receiver.port}" for host in ("127.0.0.1", *HOSTS)])
     names = Names({host: ["127.0.0.1"] for host in HOSTS})
-    return GuardedEgress({"*": rules}, resolve=names, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    return GuardedEgress({"*": rules}, lookups=Lookups(names), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+
+
+class Repository(PostgresChannels, PostgresDeliveries):
+    """All that is kept of channels and their deliveries."""
 
 
 class Silent:
@@ -89,14 +110,25 @@ class Silent:
 
     async def announce(self, notifications: Sequence[Notification]) -> None: ...
 
+    async def tell(self, events: Sequence[ChannelEvent]) -> None: ...
 
-def wired(database: Database, egress: GuardedEgress) -> Notifier:
+
+def wired(database: Database, egress: GuardedEgress, mail_server: SmtpServer | None = None) -> Notifier:
     """A replica, whose loops do not run yet."""
     ids = IdSource(SystemClock())
+    services = AppriseServices(frozenset({"json", "jsons", "discord"}), egress, SystemClock())
     return wire(
         store=PostgresStore(database),
-        webhooks=PostgresWebhooks(database),
-        sender=SignedPosts(egress, SystemClock()),
+        channels=PostgresChannels(database),
+        preferences=PostgresPreferences(database),
+        queue=PostgresDeliveries(database),
+        senders={
+            ChannelKind.WEBHOOK: SignedPosts(egress, SystemClock()),
+            ChannelKind.EMAIL: Emails(mail_server, SENDER, SystemClock()),
+            ChannelKind.APPRISE: services,
+        },
+        services=services,
+        sends_email=mail_server is not None,
         egress=egress,
         ids=ids,
         announcer=Silent(),
@@ -108,9 +140,17 @@ def wired(database: Database, egress: GuardedEgress) -> Notifier:
 
 
 @pytest.fixture
-async def notifier(database: Database, egress: GuardedEgress) -> AsyncIterator[Notifier]:
+def mail_server() -> SmtpServer | None:
+    """The mail server of the deployment: none."""
+    return None
+
+
+@pytest.fixture
+async def notifier(
+    database: Database, egress: GuardedEgress, mail_server: SmtpServer | None
+) -> AsyncIterator[Notifier]:
     """A notifier that looks for what is new."""
-    notifier = wired(database, egress)
+    notifier = wired(database, egress, mail_server)
     running = [asyncio.create_task(each.run()) for each in (notifier.subscriptions, notifier.deliveries)]
     yield notifier
     await end(running)
@@ -142,8 +182,13 @@ def stub(channel: grpc.aio.Channel) -> NotifyServiceAsyncStub:
 
 
 @pytest.fixture
-def webhooks(channel: grpc.aio.Channel) -> WebhookServiceAsyncStub:
-    return WebhookServiceStub(channel)
+def channels(channel: grpc.aio.Channel) -> ChannelServiceAsyncStub:
+    return ChannelServiceStub(channel)
+
+
+@pytest.fixture
+def preferences(channel: grpc.aio.Channel) -> PreferenceServiceAsyncStub:
+    return PreferenceServiceStub(channel)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,36 +17,38 @@ from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId
+from pawl.chassis.lookups import Lookups
 from pawl.chassis.tasks import end
 from pawl.notifier.adapters import webhook_sender
 from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.domain.delivery import LOST
 from pawl.notifier.domain.notification import Draft
+from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
-from pawl.notify.v1 import webhook_pb2 as pb
 from tests.poll import until
 from tests.rpc.notifier.conftest import wired
+from tests.rpc.notifier.test_channels import created
 from tests.rpc.notifier.test_inbox import ANN, reason_of
-from tests.rpc.notifier.test_webhooks import created
 from tests.web_server import Asked, Reply, WebServer
 
 if TYPE_CHECKING:
+    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
     from pawl.notify.v1.notify_pb2_grpc import NotifyServiceAsyncStub
-    from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceAsyncStub
 
 Drafts = Callable[..., Draft]
 DELIVERED, DEAD, WAITING = (
-    pb.WEBHOOK_DELIVERY_STATE_DELIVERED,
-    pb.WEBHOOK_DELIVERY_STATE_DEAD,
-    pb.WEBHOOK_DELIVERY_STATE_WAITING,
+    pb.CHANNEL_DELIVERY_STATE_DELIVERED,
+    pb.CHANNEL_DELIVERY_STATE_DEAD,
+    pb.CHANNEL_DELIVERY_STATE_WAITING,
 )
 
 
 class Desk:
-    """What a user does with a webhook and sees of it."""
+    """What a user does with a channel and sees of it."""
 
     def __init__(
         self,
-        stub: WebhookServiceAsyncStub,
+        stub: ChannelServiceAsyncStub,
         inboxes: NotifyServiceAsyncStub,
         receiver: WebServer,
         database: Database,
@@ -55,26 +59,26 @@ class Desk:
         self.database = database
 
     async def hook(self, path: str = "/", host: str = "127.0.0.1", **fields: Any) -> tuple[str, str]:
-        """The id and secret of a new webhook."""
+        """The id and secret of a new channel."""
         made = await created(self.stub, f"http://{host}:{self.receiver.port}{path}", **fields)
-        return made.webhook.webhook_id, made.secret
+        return made.channel.channel_id, made.secret
 
-    async def webhook(self, webhook_id: str) -> pb.Webhook:
-        return (await self.stub.GetWebhook(pb.GetWebhookRequest(webhook_id=webhook_id), metadata=ANN)).webhook
+    async def channel(self, channel_id: str) -> pb.Channel:
+        return (await self.stub.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=ANN)).channel
 
-    async def deliveries(self, webhook_id: str) -> list[pb.WebhookDelivery]:
-        request = pb.ListDeliveriesRequest(webhook_id=webhook_id)
+    async def deliveries(self, channel_id: str) -> list[pb.ChannelDelivery]:
+        request = pb.ListDeliveriesRequest(channel_id=channel_id)
         return list((await self.stub.ListDeliveries(request, metadata=ANN)).deliveries)
 
-    async def delivery(self, webhook_id: str, *, tries: int) -> pb.WebhookDelivery:
+    async def delivery(self, channel_id: str, *, tries: int) -> pb.ChannelDelivery:
         """The one delivery, once a try of that number has ended."""
 
         async def has_ended() -> bool:
-            (each,) = await self.deliveries(webhook_id)
+            (each,) = await self.deliveries(channel_id)
             return each.tries == tries and (await self.database.fetchval(_AT_WORK)) == 0
 
         await until(has_ended)
-        (found,) = await self.deliveries(webhook_id)
+        (found,) = await self.deliveries(channel_id)
         return found
 
     async def inbox(self) -> list[notify_pb2.Notification]:
@@ -94,9 +98,9 @@ _ALL_TRIED_ONCE = "SELECT bool_and(tries = 1 AND NOT claimed) FROM notifier.webh
 
 @pytest.fixture
 def desk(
-    webhooks: WebhookServiceAsyncStub, stub: NotifyServiceAsyncStub, receiver: WebServer, database: Database
+    channels: ChannelServiceAsyncStub, stub: NotifyServiceAsyncStub, receiver: WebServer, database: Database
 ) -> Desk:
-    return Desk(webhooks, stub, receiver, database)
+    return Desk(channels, stub, receiver, database)
 
 
 def answers(receiver: WebServer, *replies: Reply) -> None:
@@ -114,10 +118,10 @@ def told(asked: Asked, secret: str) -> Any:
 async def test_a_notification_is_delivered_once_signed(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
-    webhook_id, secret = await desk.hook("/ann?x=1")
+    channel_id, secret = await desk.hook("/ann?x=1")
     for _ in range(2):
         await store.add([draft("a", body="It is 391."), draft("b", user="bob"), draft("c", store="other")])
-    delivery = await desk.delivery(webhook_id, tries=1)
+    delivery = await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
     body = told(asked, secret)
     assert body["type"] == delivery.type == "run.completed"
@@ -144,39 +148,53 @@ async def test_a_receiver_that_fails_gets_the_same_again(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     answers(receiver, Reply(status=500), Reply(breaks=True), Reply())
-    webhook_id, secret = await desk.hook()
+    channel_id, secret = await desk.hook()
     await store.add([draft("a")])
-    first = await desk.delivery(webhook_id, tries=1)
+    first = await desk.delivery(channel_id, tries=1)
     assert (first.state, first.status, first.last_error) == (WAITING, 500, "the receiver answered 500")
     pause = first.next_try_time.ToDatetime() - first.try_time.ToDatetime()
     assert 4.5 <= pause.total_seconds() <= 5.5
-    assert (await desk.webhook(webhook_id)).HasField("failing_since_time")
+    assert (await desk.channel(channel_id)).HasField("failing_since_time")
     await desk.hurry()
-    second = await desk.delivery(webhook_id, tries=2)
+    second = await desk.delivery(channel_id, tries=2)
     assert (second.state, second.status) == (WAITING, 0)
     await desk.hurry()
-    third = await desk.delivery(webhook_id, tries=3)
+    third = await desk.delivery(channel_id, tries=3)
     assert (third.state, third.last_error) == (DELIVERED, "")
-    assert not (await desk.webhook(webhook_id)).HasField("failing_since_time")
+    assert not (await desk.channel(channel_id)).HasField("failing_since_time")
     assert len({(asked.headers["webhook-id"], asked.body) for asked in receiver.asked}) == 1
     assert [told(asked, secret)["type"] for asked in receiver.asked] == ["run.completed"] * 3
+
+
+async def test_a_receiver_says_when_it_is_tried_again(
+    desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
+) -> None:
+    later = format_datetime(datetime.now(UTC) + timedelta(hours=2), usegmt=True)
+    answers(receiver, *[Reply(status=429, headers={"Retry-After": each}) for each in ("600", later, "tomorrow")])
+    channel_id, _ = await desk.hook()
+    await store.add([draft("a")])
+    for tries, seconds in enumerate((600, 7200, 1500), start=1):
+        delivery = await desk.delivery(channel_id, tries=tries)
+        pause = delivery.next_try_time.ToDatetime() - delivery.try_time.ToDatetime()
+        assert 0.9 * seconds - 60 <= pause.total_seconds() <= 1.1 * seconds
+        await desk.hurry()
 
 
 async def test_a_delivery_is_dead_after_the_last_try_and_can_be_sent_again(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     answers(receiver, *[Reply(status=503)] * 10, Reply())
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a")])
     for tries in range(1, 11):
-        delivery = await desk.delivery(webhook_id, tries=tries)
+        delivery = await desk.delivery(channel_id, tries=tries)
         await desk.hurry()
     assert delivery.state == DEAD
-    assert (await desk.webhook(webhook_id)).enabled, "it has not failed for days"
+    assert (await desk.channel(channel_id)).enabled, "it has not failed for days"
     resend = pb.ResendDeliveryRequest(delivery_id=delivery.delivery_id)
     again = (await desk.stub.ResendDelivery(resend, metadata=ANN)).delivery
     assert (again.state, again.tries) == (WAITING, 0)
-    assert (await desk.delivery(webhook_id, tries=1)).state == DELIVERED
+    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED
     assert len({asked.headers["webhook-id"] for asked in receiver.asked}) == 1
 
 
@@ -188,22 +206,22 @@ async def test_what_is_gone_is_disabled_and_its_user_is_told(
     other, _ = await desk.hook("/other")
     await store.add([draft("a")])
     assert (await desk.delivery(gone, tries=1)).state == DEAD
-    webhook = await desk.webhook(gone)
-    assert not webhook.enabled
-    assert "410" in webhook.disable_reason
+    channel = await desk.channel(gone)
+    assert not channel.enabled
+    assert "410" in channel.disable_reason
     newest, _ = await desk.inbox()
-    assert newest.kind == notify_pb2.NOTIFICATION_KIND_WEBHOOK_DISABLED
-    assert newest.webhook_id == gone
-    assert newest.title.startswith("Webhook pager was disabled: ")
+    assert newest.kind == notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED
+    assert newest.channel_id == gone
+    assert newest.title.startswith("Channel pager was disabled: ")
 
     async def other_has_both() -> bool:
-        return sorted(each.type for each in await desk.deliveries(other)) == ["run.completed", "webhook.disabled"]
+        return sorted(each.type for each in await desk.deliveries(other)) == ["channel.disabled", "run.completed"]
 
     await until(other_has_both)
     await store.add([draft("b")])
     assert len(await desk.deliveries(gone)) == 1, "it is told nothing more"
-    webhook.enabled, webhook.url = True, f"http://127.0.0.1:{receiver.port}/new"
-    changed = (await desk.stub.UpdateWebhook(pb.UpdateWebhookRequest(webhook=webhook), metadata=ANN)).webhook
+    change = pb.UpdateChannelRequest(channel_id=gone, enabled=True, url=f"http://127.0.0.1:{receiver.port}/new")
+    changed = (await desk.stub.UpdateChannel(change, metadata=ANN)).channel
     assert (changed.enabled, changed.disable_reason) == (True, "")
 
 
@@ -215,7 +233,7 @@ async def test_what_has_failed_for_days_is_disabled_with_all_that_waits(
     database: Database,
 ) -> None:
     answers(receiver, Reply(status=500))
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a"), draft("b")])
 
     async def both_wait() -> bool:
@@ -228,22 +246,22 @@ async def test_what_has_failed_for_days_is_disabled_with_all_that_waits(
     await database.execute("UPDATE notifier.webhook_deliveries SET tries = 9, due_time = now() WHERE number = 1")
 
     async def is_disabled() -> bool:
-        return not (await desk.webhook(webhook_id)).enabled
+        return not (await desk.channel(channel_id)).enabled
 
     await until(is_disabled)
-    assert {each.number: (each.state, each.last_error) for each in await desk.deliveries(webhook_id)} == {
+    assert {each.number: (each.state, each.last_error) for each in await desk.deliveries(channel_id)} == {
         1: (DEAD, "the receiver answered 500"),
-        2: (DEAD, "the webhook was disabled"),
+        2: (DEAD, "the channel was disabled"),
     }
     newest, *_ = await desk.inbox()
-    assert newest.kind == notify_pb2.NOTIFICATION_KIND_WEBHOOK_DISABLED
+    assert newest.kind == notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED
 
 
 async def test_redirects_are_not_followed(desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer) -> None:
     answers(receiver, Reply(status=307, headers={"Location": "/elsewhere"}))
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a")])
-    delivery = await desk.delivery(webhook_id, tries=1)
+    delivery = await desk.delivery(channel_id, tries=1)
     assert (delivery.state, delivery.status) == (WAITING, 307)
     assert [asked.target for asked in receiver.asked] == ["/"]
 
@@ -252,9 +270,9 @@ async def test_an_answer_is_read_no_further_than_its_status(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer
 ) -> None:
     answers(receiver, Reply(b"x", is_endless=True))
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a")])
-    assert (await desk.delivery(webhook_id, tries=1)).state == DELIVERED
+    assert (await desk.delivery(channel_id, tries=1)).state == DELIVERED
 
 
 async def test_a_receiver_that_hangs_holds_up_nobody_else(
@@ -289,7 +307,7 @@ async def test_a_name_that_is_resolved_slowly_keeps_the_place_of_its_try(
         return ["127.0.0.1"]
 
     monkeypatch.setattr(webhook_sender, "TRY_SECONDS", 0.5)
-    monkeypatch.setattr(egress, "_resolve", resolve)
+    monkeypatch.setattr(egress, "_lookups", Lookups(resolve))
     slow, _ = await desk.hook(host="slow.test")
     await store.add([draft(f"slow{number}") for number in range(40)])
 
@@ -309,18 +327,18 @@ async def test_a_name_that_is_resolved_slowly_keeps_the_place_of_its_try(
     await until(all_are_tried)
 
 
-async def settled(desk: Desk, webhook_id: str) -> pb.WebhookDelivery:
+async def settled(desk: Desk, channel_id: str) -> pb.ChannelDelivery:
     async def has_ended() -> bool:
-        return all(each.HasField("try_time") for each in await desk.deliveries(webhook_id))
+        return all(each.HasField("try_time") for each in await desk.deliveries(channel_id))
 
     await until(has_ended)
-    return (await desk.deliveries(webhook_id))[0]
+    return (await desk.deliveries(channel_id))[0]
 
 
 async def test_two_replicas_send_each_delivery_once(
     desk: Desk, store: PostgresStore, draft: Drafts, database: Database, egress: GuardedEgress
 ) -> None:
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     second = wired(database, egress)
     running = asyncio.create_task(second.deliveries.run())
     started = time.monotonic()
@@ -336,10 +354,10 @@ async def test_two_replicas_send_each_delivery_once(
     ids = [asked.headers["webhook-id"] for asked in desk.receiver.asked]
     assert len(ids) == len(set(ids)) == 1000
     assert rate > 50, "far below what an idle machine does"
-    page = await desk.stub.ListDeliveries(pb.ListDeliveriesRequest(webhook_id=webhook_id, page_size=200), metadata=ANN)
+    page = await desk.stub.ListDeliveries(pb.ListDeliveriesRequest(channel_id=channel_id, page_size=200), metadata=ANN)
     seen = {each.delivery_id for each in page.deliveries}
     while page.next_page_token:
-        request = pb.ListDeliveriesRequest(webhook_id=webhook_id, page_size=200, page_token=page.next_page_token)
+        request = pb.ListDeliveriesRequest(channel_id=channel_id, page_size=200, page_token=page.next_page_token)
         page = await desk.stub.ListDeliveries(request, metadata=ANN)
         assert not seen & {each.delivery_id for each in page.deliveries}
         seen |= {each.delivery_id for each in page.deliveries}
@@ -347,20 +365,20 @@ async def test_two_replicas_send_each_delivery_once(
 
 
 async def test_a_page_token_of_something_else_is_refused(desk: Desk) -> None:
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     for token in ("all-1", "deliveries-1", f"deliveries-{'9' * 16}-msg_1" + "!"):
-        request = pb.ListDeliveriesRequest(webhook_id=webhook_id, page_token=token)
+        request = pb.ListDeliveriesRequest(channel_id=channel_id, page_token=token)
         assert await reason_of(desk.stub.ListDeliveries(request, metadata=ANN)) == "INVALID_PAGE_TOKEN"
 
 
 async def test_a_secret_that_was_replaced_signs_for_a_day(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
-    webhook_id, first = await desk.hook()
-    rotate = pb.RotateWebhookSecretRequest(webhook_id=webhook_id)
-    second = (await desk.stub.RotateWebhookSecret(rotate, metadata=ANN)).secret
+    channel_id, first = await desk.hook()
+    rotate = pb.RotateChannelSecretRequest(channel_id=channel_id)
+    second = (await desk.stub.RotateChannelSecret(rotate, metadata=ANN)).secret
     await store.add([draft("a")])
-    await desk.delivery(webhook_id, tries=1)
+    await desk.delivery(channel_id, tries=1)
     (asked,) = receiver.asked
     assert told(asked, second) == told(asked, first)
     await database.execute("UPDATE notifier.webhooks SET former_times = ARRAY[now()]")
@@ -380,30 +398,31 @@ async def until_asked(receiver: WebServer, count: int) -> None:
 
 async def test_a_test_is_sent_once_also_to_what_is_disabled(desk: Desk, receiver: WebServer) -> None:
     answers(receiver, Reply(status=500))
-    webhook_id, secret = await desk.hook()
-    webhook = await desk.webhook(webhook_id)
-    webhook.enabled = False
-    await desk.stub.UpdateWebhook(pb.UpdateWebhookRequest(webhook=webhook), metadata=ANN)
-    await desk.stub.TestWebhook(pb.TestWebhookRequest(webhook_id=webhook_id), metadata=ANN)
-    delivery = await desk.delivery(webhook_id, tries=1)
-    assert (delivery.state, delivery.type, delivery.number) == (DEAD, "webhook.test", 0)
-    assert told(receiver.asked[0], secret)["data"]["webhook_id"] == webhook_id
+    channel_id, secret = await desk.hook()
+    change = pb.UpdateChannelRequest(channel_id=channel_id, enabled=False)
+    await desk.stub.UpdateChannel(change, metadata=ANN)
+    await desk.stub.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=ANN)
+    delivery = await desk.delivery(channel_id, tries=1)
+    assert (delivery.state, delivery.type, delivery.number) == (DEAD, "channel.test", 0)
+    assert told(receiver.asked[0], secret)["data"]["channel_id"] == channel_id
 
 
 async def test_what_was_claimed_by_a_process_that_died_is_tried_again_and_its_late_word_does_not_count(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     receiver.answer = lambda _: Reply(waits=True)
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a")])
     await until_asked(receiver, 1)
     receiver.answer = lambda _: Reply()
     await desk.hurry()  # As if its claim were over.
-    await until_asked(receiver, 2)
-    assert (await desk.delivery(webhook_id, tries=1)).state == DELIVERED
+    lost = await desk.delivery(channel_id, tries=1)
+    assert (lost.state, lost.last_error, len(receiver.asked)) == (WAITING, LOST.message, 1)
+    await desk.hurry()
+    assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
     receiver.close()  # What hung breaks now.
     await asyncio.sleep(0.2)
-    assert (await desk.delivery(webhook_id, tries=1)).state == DELIVERED
+    assert (await desk.delivery(channel_id, tries=2)).state == DELIVERED
 
 
 async def test_what_is_told_of_an_erased_conversation_goes_with_it(
@@ -411,14 +430,14 @@ async def test_what_is_told_of_an_erased_conversation_goes_with_it(
 ) -> None:
     """I13."""
     answers(receiver, Reply(status=500))
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a", body="zanzibar")])
-    await desk.delivery(webhook_id, tries=1)
+    await desk.delivery(channel_id, tries=1)
     part = ErasurePart(
         store_id=StoreId("acme"), conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=[]
     )
     await store.erase(part)
-    assert await desk.deliveries(webhook_id) == []
+    assert await desk.deliveries(channel_id) == []
     await store.add([draft("b", body="zanzibar")])
     assert await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries") == 0
 
@@ -426,23 +445,23 @@ async def test_what_is_told_of_an_erased_conversation_goes_with_it(
 async def test_deliveries_are_forgotten_with_their_notifications(
     desk: Desk, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a")])
-    await desk.stub.TestWebhook(pb.TestWebhookRequest(webhook_id=webhook_id), metadata=ANN)
-    await settled(desk, webhook_id)
+    await desk.stub.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=ANN)
+    await settled(desk, channel_id)
     await database.execute("UPDATE notifier.notifications SET insert_time = now() - interval '2 days'")
     await database.execute("UPDATE notifier.webhook_deliveries SET insert_time = now() - interval '2 days'")
     await store.forget(older_than_seconds=86400, limit=10)
-    assert await desk.deliveries(webhook_id) == []
+    assert await desk.deliveries(channel_id) == []
 
 
-async def test_a_deleted_webhook_is_told_nothing_more(
+async def test_a_deleted_channel_is_told_nothing_more(
     desk: Desk, store: PostgresStore, draft: Drafts, receiver: WebServer, database: Database
 ) -> None:
     answers(receiver, Reply(status=500))
-    webhook_id, _ = await desk.hook()
+    channel_id, _ = await desk.hook()
     await store.add([draft("a")])
-    await desk.delivery(webhook_id, tries=1)
-    await desk.stub.DeleteWebhook(pb.DeleteWebhookRequest(webhook_id=webhook_id), metadata=ANN)
+    await desk.delivery(channel_id, tries=1)
+    await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
     assert await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries") == 0
     assert json.loads(receiver.asked[0].body)["type"] == "run.completed"

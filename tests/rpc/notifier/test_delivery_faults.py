@@ -1,54 +1,69 @@
-"""Receivers that fail, webhooks that end, and processes that die while something is delivered (NOTE-1)."""
+"""Receivers that fail, channels that end, and processes that die while something is delivered (NOTE-1)."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
+from itertools import pairwise
 
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.erasures import ErasurePart
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.tasks import end
 from pawl.notifier.adapters.postgres import ADD, PostgresStore, added_columns
-from pawl.notifier.adapters.webhooks import PostgresWebhooks
-from pawl.notifier.app.ports import NewWebhook
-from pawl.notifier.domain.notification import Draft, Inbox
-from pawl.notifier.domain.webhook import (
+from pawl.notifier.app.ports import NewChannel, NewCode
+from pawl.notifier.domain.channel import Channel, ChannelId, ChannelKind
+from pawl.notifier.domain.delivery import (
+    AGES,
+    LOST,
     TEST,
     TESTS_KEPT,
     Candidate,
+    ChannelDelivery,
     DeliveryId,
     DeliveryState,
     Outcome,
-    Webhook,
-    WebhookDelivery,
-    WebhookId,
     choose,
 )
+from pawl.notifier.domain.notification import Draft, Inbox
+from tests.poll import until
+from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
+from tests.web_server import Reply, WebServer
 
 Drafts = Callable[..., Draft]
 NOW = datetime(2026, 5, 1, tzinfo=UTC)
 ANN, BOB = (Inbox(store_id=StoreId("acme"), user_id=UserId(user)) for user in ("ann", "bob"))
 FAILED, GONE = Outcome(status=500), Outcome(status=410)
-HOOK = WebhookId("hook_1")
+HOOK = ChannelId("hook_1")
 
 
 @pytest.fixture
-def repository(database: Database) -> PostgresWebhooks:
-    return PostgresWebhooks(database)
+def repository(database: Database) -> Repository:
+    return Repository(database)
 
 
 async def hook(
-    repository: PostgresWebhooks, webhook_id: str = HOOK, *, inbox: Inbox = ANN, host: str = "example.com"
-) -> Webhook:
-    webhook = Webhook(webhook_id=WebhookId(webhook_id), name="", url=f"https://{host}/", create_time=NOW)
-    new = NewWebhook(inbox=inbox, webhook=webhook, host=host, secret=b"s", request_id="", request_hash=b"")
+    repository: Repository,
+    channel_id: str = HOOK,
+    *,
+    inbox: Inbox = ANN,
+    host: str = "example.com",
+    scheme: str = "https",
+) -> Channel:
+    channel = Channel(
+        channel_id=ChannelId(channel_id), name="", url=f"{scheme}://{host}/", after_seconds=0, create_time=NOW
+    )
+    new = NewChannel(inbox=inbox, channel=channel, host=host, secret=b"s", request_id="", request_hash=b"")
     return await repository.create(new)
 
 
-async def tried(repository: PostgresWebhooks, outcome: Outcome) -> Candidate:
+async def tried(repository: Repository, outcome: Outcome) -> Candidate:
     """Try the one that is due."""
     (candidate,) = await repository.due([], limit=10)
     (attempt,) = await repository.claim([candidate], seconds=30)
@@ -56,10 +71,10 @@ async def tried(repository: PostgresWebhooks, outcome: Outcome) -> Candidate:
     return candidate
 
 
-def made_test(number: int = 0) -> WebhookDelivery:
-    return WebhookDelivery(
+def made_test(number: int = 0) -> ChannelDelivery:
+    return ChannelDelivery(
         delivery_id=DeliveryId(f"dlv_test{number}"),
-        webhook_id=HOOK,
+        channel_id=HOOK,
         type=TEST,
         number=0,
         state=DeliveryState.WAITING,
@@ -68,8 +83,13 @@ def made_test(number: int = 0) -> WebhookDelivery:
     )
 
 
-async def test_a_webhook_that_fails_has_one_try_at_once_and_users_with_few_are_first(
-    repository: PostgresWebhooks, store: PostgresStore, draft: Drafts, database: Database
+def made_code() -> NewCode:
+    """A code, which is not sent to a webhook."""
+    return NewCode(delivery=made_test(), secret=b"s")
+
+
+async def test_a_channel_that_fails_has_one_try_at_once_and_users_with_few_are_first(
+    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await hook(repository, "hook_dead", host="dead.test")
     await store.add([draft("first")])
@@ -82,12 +102,12 @@ async def test_a_webhook_that_fails_has_one_try_at_once_and_users_with_few_are_f
     await store.add([draft(f"ann{number}") for number in range(30)])
     await store.add([draft("bob", user="bob")])
     found = await repository.due([failing], limit=500)
-    assert [each.webhook_id for each in found[:2]] == ["hook_bob", "hook_ann"]
+    assert [each.channel_id for each in found[:2]] == ["hook_bob", "hook_ann"]
     assert len(found) == 17, "of each webhook no more than may be tried"
 
 
 async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(
-    repository: PostgresWebhooks, database: Database
+    repository: Repository, database: Database
 ) -> None:
     await hook(repository)
     await database.execute(
@@ -105,10 +125,10 @@ async def test_a_look_at_what_is_due_costs_the_same_however_much_waits(
 
 
 @pytest.mark.parametrize("ends", ["delete", "disable", "gone"])
-async def test_a_webhook_that_ends_while_it_is_told_is_told_nothing(
-    repository: PostgresWebhooks, store: PostgresStore, draft: Drafts, database: Database, ends: str
+async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
+    repository: Repository, store: PostgresStore, draft: Drafts, database: Database, ends: str
 ) -> None:
-    webhook = await hook(repository)
+    channel = await hook(repository)
     await store.add([draft("first")])
     (candidate,) = await repository.due([], limit=1)
     (attempt,) = await repository.claim([candidate], seconds=30)
@@ -117,7 +137,7 @@ async def test_a_webhook_that_ends_while_it_is_told_is_told_nothing(
         if ends == "delete":
             await repository.delete(ANN, HOOK)
         elif ends == "disable":
-            await disabled(repository, webhook)
+            await disabled(repository, channel)
         else:
             await repository.settle(attempt, GONE, chance=0.5)
 
@@ -128,68 +148,188 @@ async def test_a_webhook_that_ends_while_it_is_told_is_told_nothing(
         assert not ending.done()
     await asyncio.wait_for(ending, 5)
     assert await repository.due([], limit=10) == []
-    assert await repository.count_waiting() == (ends == "disable"), "one is at work"
+    waiting = (await repository.count_waiting()).values()
+    assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"
     kept = await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries")
     assert kept == (0 if ends == "delete" else 2)
 
 
-async def disabled(repository: PostgresWebhooks, webhook: Webhook) -> Webhook:
-    asked = Webhook(webhook_id=webhook.webhook_id, name="", url=webhook.url, enabled=False)
-    return await repository.update(ANN, asked, host="example.com")
+@pytest.mark.parametrize("ends", ["gone", "delete", "disable"])
+@pytest.mark.parametrize("is_erased", [True, False], ids=["erasure", "retention"])
+async def test_what_ends_a_channel_and_what_removes_its_deliveries_do_not_wait_for_each_other(
+    repository: Repository, draft: Drafts, database: Database, ends: str, *, is_erased: bool
+) -> None:
+    channel, store = await hook(repository), PostgresStore(database)
+    for event in ("a", "b", "c", "d", "e"):
+        await store.add([draft(event)])
+    await database.execute("UPDATE notifier.webhook_deliveries SET due_time = '2026-05-01' WHERE number = 3")
+    first, *_ = await repository.due([], limit=10)
+    attempts = await repository.claim([first], seconds=30) if ends == "gone" else ()
+    part = ErasurePart(store_id=ANN.store_id, conversation_id=ConversationId("conv_1"), run_ids=["run_1"], call_ids=[])
+
+    async def end_it() -> None:
+        for attempt in attempts:
+            await repository.settle(attempt, GONE, chance=0.5)
+        if ends == "delete":
+            await repository.delete(ANN, HOOK)
+        if ends == "disable":
+            await disabled(repository, channel)
+
+    async with database.transaction() as connection:
+        held = "SELECT FROM notifier.webhook_deliveries WHERE delivery_id = $1 FOR UPDATE"
+        await connection.execute(held, first.delivery_id)
+        ending = asyncio.create_task(end_it())
+        await until(lambda: waiting_for_locks(database, 1))
+        removal = store.erase(part) if is_erased else store.forget(older_than_seconds=-1.0, limit=10)
+        removing = asyncio.ensure_future(removal)
+        await until(lambda: waiting_for_locks(database, 2))
+    await asyncio.gather(ending, removing)
+    assert await database.fetchval("SELECT count(*) FROM notifier.webhook_deliveries") == 0
 
 
-async def test_what_a_process_that_died_had_claimed_is_not_sent_once_its_webhook_is_disabled(
-    repository: PostgresWebhooks, store: PostgresStore, draft: Drafts
+async def disabled(repository: Repository, channel: Channel) -> Channel:
+    return await repository.update(
+        ANN, channel.channel_id, lambda each: (replace(each, enabled=False), "example.com"), code=made_code()
+    )
+
+
+async def crashed(repository: Repository) -> None:
+    """Claim the one that is due, and end without a word."""
+    assert await repository.claim(await repository.due([], limit=1), seconds=0)
+
+
+async def found_lost(repository: Repository) -> ChannelDelivery:
+    """Settle the one that was lost; return it."""
+    (attempt,) = await repository.claim(await repository.due([], limit=1), seconds=30)
+    assert attempt.is_lost
+    assert await repository.settle(attempt, LOST, chance=0.5)
+    (delivery,) = await repository.deliveries(ANN, attempt.candidate.channel_id, None, limit=1)
+    return delivery
+
+
+async def test_what_a_process_that_died_had_claimed_is_not_sent_once_its_channel_is_disabled(
+    repository: Repository, store: PostgresStore, draft: Drafts
+) -> None:
+    channel = await hook(repository)
+    await store.add([draft("a")])
+    await crashed(repository)
+    await disabled(repository, channel)
+    dead = await found_lost(repository)
+    assert (dead.state, dead.tries, dead.last_error, dead.next_try_time) == ("dead", 1, LOST.message, None)
+    await repository.resend(ANN, dead.delivery_id)
+    await repository.add_test(ANN, made_test(), "{}")
+    attempts = await repository.claim(await repository.due([], limit=10), seconds=30)
+    assert [attempt.is_lost for attempt in attempts] == [False, False], "these were asked for"
+
+
+async def test_what_is_given_back_is_not_sent_once_its_webhook_is_disabled(
+    repository: Repository, store: PostgresStore, draft: Drafts
 ) -> None:
     webhook = await hook(repository)
     await store.add([draft("a")])
-    found = await repository.due([], limit=1)
-    await repository.claim(found, seconds=0)
+    attempts = await repository.claim(await repository.due([], limit=1), seconds=30)
     await disabled(repository, webhook)
+    await repository.give_back(attempts)
     assert await repository.claim(await repository.due([], limit=1), seconds=30) == []
-    (dead,) = await repository.deliveries(ANN, HOOK, None, limit=10)
-    assert (dead.state, dead.last_error, dead.next_try_time) == ("dead", "the webhook was disabled", None)
-    await repository.resend(ANN, dead.delivery_id)
-    await repository.add_test(ANN, made_test(), "{}")
-    assert len(await repository.claim(await repository.due([], limit=10), seconds=30)) == 2, "these were asked for"
+    (dead,) = await repository.deliveries(ANN, HOOK, None, limit=1)
+    assert (dead.state, dead.tries, dead.last_error) == ("dead", 0, "the channel was disabled")
 
 
-async def test_only_what_was_sent_counts_as_a_try(
-    repository: PostgresWebhooks, store: PostgresStore, draft: Drafts
+async def test_a_delivery_that_nobody_survives_goes_its_schedule_and_dies(
+    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
 ) -> None:
     await hook(repository)
     await store.add([draft("a")])
-    for _ in range(12):
-        await repository.claim(await repository.due([], limit=1), seconds=0)
-    await tried(repository, FAILED)
-    (delivery,) = await repository.deliveries(ANN, HOOK, None, limit=10)
-    assert (delivery.state, delivery.tries) == ("waiting", 1)
+    for number, (before, after) in enumerate(pairwise(AGES), start=1):
+        await crashed(repository)
+        lost = await found_lost(repository)
+        assert (lost.state, lost.tries) == ("waiting", number)
+        assert lost.next_try_time
+        assert lost.try_time
+        assert (lost.next_try_time - lost.try_time).total_seconds() == after - before
+        await database.execute("UPDATE notifier.webhook_deliveries SET due_time = now()")
+    await crashed(repository)
+    assert (await found_lost(repository)).state == "dead"
+    assert await repository.due([], limit=1) == []
 
 
-async def test_tests_neither_fail_a_webhook_nor_tell_nor_pile_up(
-    repository: PostgresWebhooks, store: PostgresStore, database: Database
+async def test_a_notifier_that_stops_gives_back_what_it_tries(
+    repository: Repository, draft: Drafts, database: Database, receiver: WebServer, egress: GuardedEgress
+) -> None:
+    """As in a deploy: another one goes on at once, and it is no try that has failed."""
+    receiver.answer = lambda _: Reply(waits=True)
+    await hook(repository, host=f"127.0.0.1:{receiver.port}", scheme="http")
+    await PostgresStore(database).add([draft("a")])
+    running = asyncio.create_task(wired(database, egress).deliveries.run())
+
+    async def is_tried() -> bool:
+        return len(receiver.asked) == 1
+
+    await until(is_tried)
+    assert await repository.due([], limit=1) == []
+    await end([running])
+    (again,) = await repository.claim(await repository.due([], limit=1), seconds=30)
+    assert (again.is_lost, again.tries) == (False, 1)
+
+
+async def test_what_is_given_back_was_not_tried_and_what_was_settled_stays_so(
+    repository: Repository, store: PostgresStore, draft: Drafts
+) -> None:
+    await hook(repository)
+    await store.add([draft("a"), draft("b")])
+    attempts = await repository.claim(await repository.due([], limit=10), seconds=30)
+    await repository.settle(attempts[0], Outcome(status=204), chance=0.5)
+    await repository.give_back(attempts)
+    (again,) = await repository.claim(await repository.due([], limit=10), seconds=30)
+    assert (again.candidate.delivery_id, again.tries) == (attempts[1].candidate.delivery_id, 1)
+    assert not again.is_lost
+    await repository.give_back(attempts)
+    assert await repository.due([], limit=10) == [], "another one has it"
+
+
+async def test_tests_neither_fail_a_channel_nor_tell_nor_pile_up(
+    repository: Repository, store: PostgresStore, database: Database
 ) -> None:
     await hook(repository)
     for number in range(TESTS_KEPT + 5):
         await repository.add_test(ANN, made_test(number), "{}")
         await tried(repository, FAILED)
-    assert (await repository.webhook(ANN, HOOK)).failing_since_time is None
+    assert (await repository.channel(ANN, HOOK)).failing_since_time is None
     assert len(await repository.deliveries(ANN, HOOK, None, limit=100)) == TESTS_KEPT + 1
     await repository.add_test(ANN, made_test(99), "{}")
     await tried(repository, GONE)
-    assert not (await repository.webhook(ANN, HOOK)).enabled
+    assert not (await repository.channel(ANN, HOOK)).enabled
     assert await database.fetchval("SELECT count(*) FROM notifier.notifications") == 0
 
 
-async def test_a_new_url_begins_anew(repository: PostgresWebhooks, store: PostgresStore, draft: Drafts) -> None:
-    webhook = await hook(repository)
+async def test_a_new_url_begins_anew(repository: Repository, store: PostgresStore, draft: Drafts) -> None:
+    channel = await hook(repository)
     await store.add([draft("a")])
     await tried(repository, FAILED)
-    assert (await repository.webhook(ANN, HOOK)).failing_since_time
+    assert (await repository.channel(ANN, HOOK)).failing_since_time
     await store.add([draft("b")])
     (attempt,) = await repository.claim(await repository.due([], limit=1), seconds=30)
-    asked = Webhook(webhook_id=webhook.webhook_id, name="", url="https://example.com/new")
-    assert (await repository.update(ANN, asked, host="example.com")).failing_since_time is None
+    moved = await repository.update(
+        ANN,
+        channel.channel_id,
+        lambda each: (replace(each, url="https://example.com/new"), "example.com"),
+        code=made_code(),
+    )
+    assert moved.failing_since_time is None
     assert await repository.settle(attempt, GONE, chance=0.5)
-    after = await repository.webhook(ANN, HOOK)
+    after = await repository.channel(ANN, HOOK)
     assert (after.enabled, after.failing_since_time) == (True, None), "what the former one says does not count"
+
+
+async def test_what_is_due_and_tried_by_nobody_is_late_unless_its_channel_fails(
+    repository: Repository, store: PostgresStore, draft: Drafts, database: Database
+) -> None:
+    """OPS-2."""
+    await hook(repository)
+    await store.add([draft("a"), draft("b")])
+    late = "UPDATE notifier.webhook_deliveries SET due_time = now() - interval '9 min'"
+    await database.execute(late)
+    count, delay_seconds = (await repository.count_waiting())[ChannelKind.WEBHOOK]
+    assert (count, delay_seconds >= 540) == (2, True)
+    await database.execute("UPDATE notifier.webhooks SET failing_since = now()")
+    assert (await repository.count_waiting())[ChannelKind.WEBHOOK] == (2, 0.0)

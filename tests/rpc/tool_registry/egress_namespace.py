@@ -19,6 +19,7 @@ from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_requests import OutboundRequest
 from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import StoreId
+from pawl.chassis.lookups import Lookups
 from tests.web_server import Asked, Names, Reply, web_server
 
 METADATA = "169.254.169.254"
@@ -83,7 +84,7 @@ async def main() -> dict[str, Any]:
     for command in ("link set lo up", "route add local 0.0.0.0/0 dev lo", "-6 route add local ::/0 dev lo"):
         subprocess.run(["ip", *command.split()], check=True, capture_output=True)  # noqa: ASYNC221  # before anything runs
     names = Names(NAMES)  # type: ignore[arg-type]  # a mapping does not vary in what it holds
-    egress = GuardedEgress({}, resolve=names, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    egress = GuardedEgress({}, lookups=Lookups(names), tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
 
     async def reached(url: str) -> str:
         try:

@@ -50,6 +50,24 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
     }
 
 
+@tool(category=Category.SAFE, timeout_seconds=60, async_timeout_seconds=7200, process=LIMITS)
+def seconds_left(context: ToolContext) -> float:
+    """Say how long this may take."""
+    return context.deadline.timestamp() - time.time()
+
+
+@tool(
+    category=Category.SAFE,
+    effect=EffectClass.IDEMPOTENT,
+    timeout_seconds=60,
+    heartbeat_seconds=3.0,
+    process=ProcessLimits(),
+)
+def get_stuck() -> None:
+    """Say nothing."""
+    time.sleep(3600)
+
+
 def _sockets() -> list[int]:
     """Return the descriptors of this process that are sockets."""
     found: list[int] = []

@@ -16,6 +16,7 @@ from aiosmtpd.smtp import SMTP, Envelope
 
 from pawl.chassis.database import Database
 from pawl.chassis.ids import IdSource
+from pawl.chassis.mail import read_smtp_url
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
@@ -30,7 +31,6 @@ from pawl.tool_registry.builtin.clock import clock_tools
 from pawl.tool_registry.builtin.mail import Mailer, mail_tools
 from pawl.tool_registry.builtin.planning import planning_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
-from pawl.tool_registry.domain.mail_server import read_smtp_url
 from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
@@ -252,6 +252,8 @@ async def test_a_letter_to_five_is_bulk_and_what_a_reviewer_made_of_it_is_what_i
         {"to": ["a@b@example.com>"]},
         {"subject": "Hi\r\nBcc: eve@example.com"},
         {"subject": "Hi\x0bthere"},
+        {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
+        {"to": ["=?utf-8?q?a?=@example.com"]},
         {"cc": ["eve@exa mple.com"]},
     ],
 )

@@ -19,6 +19,7 @@ from pawl.chassis.egress_coding import Unpacker
 from pawl.chassis.egress_requests import OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.egress_rules import EgressRefused, EgressRules, read_rules
 from pawl.chassis.ids import StoreId
+from pawl.chassis.lookups import Lookups
 from pawl.chassis.start import StartError
 from tests.web_server import Names, Reply, WebServer, pages, web_server
 
@@ -39,7 +40,8 @@ async def get(
     server: WebServer, path: str = "/", *, names: Names | None = None, host: str = "127.0.0.1", **more: Any
 ) -> OutboundResponse:
     """Get a page of a server that may be reached."""
-    egress = GuardedEgress(opened(server), resolve=names or Names({host: ["127.0.0.1"]}), tls=TRUSTS_NOBODY)
+    lookups = Lookups(names or Names({host: ["127.0.0.1"]}))
+    egress = GuardedEgress(opened(server), lookups=lookups, tls=TRUSTS_NOBODY)
     request = OutboundRequest(url=f"http://{host}:{server.port}{path}", **more)
     return await egress.send(ACME, request)
 
@@ -263,7 +265,7 @@ async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServe
 async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(site: WebServer) -> None:
     names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
     rules = {"*": read_rules([f"a.example:{site.port}"], [f"127.0.0.1:{site.port}"])}
-    egress = GuardedEgress(rules, resolve=names, tls=TRUSTS_NOBODY)
+    egress = GuardedEgress(rules, lookups=Lookups(names), tls=TRUSTS_NOBODY)
     assert (await egress.send(ACME, OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
     with pytest.raises(EgressRefused, match="not among the hosts"):
         await egress.send(ACME, OutboundRequest(url=f"http://b.example:{site.port}/"))
@@ -282,7 +284,7 @@ async def test_names_are_resolved_by_the_system(site: WebServer) -> None:
 
 async def test_the_next_address_is_tried_where_one_does_not_answer(site: WebServer) -> None:
     rules = {"*": read_rules(None, [f"a.example:{site.port}"])}
-    egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.3", "127.0.0.1"]}), tls=TRUSTS_NOBODY)
+    egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.3", "127.0.0.1"]})), tls=TRUSTS_NOBODY)
     assert (await egress.send(ACME, OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
 
 
@@ -303,14 +305,14 @@ async def test_certificates_are_checked_against_the_name_though_the_address_is_c
     async with web_server(pages({"/": Reply(b"hello")}), tls=serving) as server:
         rules = {"*": read_rules(None, [f"{host}:{server.port}" for host in ("a.example", "b.example")])}
         names = Names({"a.example": ["127.0.0.1"], "b.example": ["127.0.0.1"]})
-        egress = GuardedEgress(rules, resolve=names, tls=trusting)
+        egress = GuardedEgress(rules, lookups=Lookups(names), tls=trusting)
         found = await egress.send(ACME, OutboundRequest(url=f"https://a.example:{server.port}/"))
         assert found.body == b"hello"
         assert server.asked[0].headers["host"] == f"a.example:{server.port}"
         with pytest.raises(RequestFailed):
             await egress.send(ACME, OutboundRequest(url=f"https://b.example:{server.port}/"))
         with pytest.raises(RequestFailed):
-            await GuardedEgress(rules, resolve=names).send(
+            await GuardedEgress(rules, lookups=Lookups(names)).send(
                 ACME, OutboundRequest(url=f"https://a.example:{server.port}/")
             )
         assert len(server.asked) == 1
@@ -323,7 +325,7 @@ async def test_a_client_with_secrets_goes_over_https_or_to_what_is_opened_by_its
     """MCP servers: whoever is in between would read the secret headers. McpHttpConfig.url says so."""
     listed = [f"a.example:{site.port}"]
     rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}
-    egress = GuardedEgress(rules, resolve=Names({"a.example": ["127.0.0.1"]}), tls=TRUSTS_NOBODY)
+    egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.1"]})), tls=TRUSTS_NOBODY)
     async with httpx2.AsyncClient(transport=egress.transport(ACME, with_secrets=True), trust_env=False) as client:
         if opened:
             assert (await client.get(f"http://a.example:{site.port}/")).status_code == 200

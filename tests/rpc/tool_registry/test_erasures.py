@@ -132,6 +132,20 @@ async def test_nothing_of_an_erased_run_begins_any_more(database_url: str) -> No
         assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 0
 
 
+async def test_calls_of_a_run_go_though_the_ledger_does_not_name_them(database_url: str, tmp_path: Path) -> None:
+    """ASYNC-3: of a long series it keeps the last ones; the registry keeps all, so that none is run again."""
+    async with (
+        running(database_url, tmp_path, tools()) as registry,
+        Database(database_url, application_name="test") as database,
+    ):
+        digest = (await registry.check("delete", {"path": MARKER}, call="early")).digest
+        await decide(registry, "early", call_pb2.DECISION_KIND_APPROVE)
+        await registry.run("delete", {"path": MARKER}, call="early", approved_digest=digest)
+        assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 1
+        await PostgresErasures(database).erase(PART)
+        assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 0
+
+
 async def test_no_worker_is_given_a_call_of_an_erased_run(database_url: str) -> None:
     """As by a process that stood still while the run was erased."""
     async with Database(database_url, application_name="test") as database:

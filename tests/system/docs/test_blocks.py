@@ -23,14 +23,18 @@ PAGES = (
     ("nats.md",),
     ("notifications.md",),
     ("from-node.md",),
+    ("gateway.md",),
     ("python-client.md",),
     ("identity.md",),
     ("conversations.md",),
     ("schedules.md",),
+    ("triggers.md",),
+    ("background.md",),
 )
 """Those that are read one after the other share a folder and a suite."""
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 NOT_RUN = {
+    "PAWL_EGRESS_FILE=egress.json PAWL_TOOL_SECRETS_FILE=mail.json pawl up": "needs a mail server of the reader's",
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",
 }
 """First lines of blocks that are not run, and why."""

@@ -9,10 +9,12 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from nats.aio.msg import Msg
 from standardwebhooks.webhooks import Webhook
 
-from pawl.notify.v1 import webhook_pb2 as pb
-from pawl.notify.v1.webhook_pb2_grpc import WebhookServiceStub
+from pawl.chassis.bus import flush
+from pawl.notify.v1 import channel_pb2 as pb
+from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from tests.keys import keyed_channel
 from tests.poll import until
 from tests.system.notifier.conftest import Replica, Suite
@@ -34,19 +36,19 @@ async def replica_to(suite: Suite, receiver: WebServer, folder: Path) -> Replica
     return await suite.replica(PAWL_EGRESS_FILE=str(egress))
 
 
-async def hook(replica: Replica, receiver: WebServer) -> pb.CreateWebhookResponse:
-    """A webhook of ann."""
+async def hook(replica: Replica, receiver: WebServer) -> pb.CreateChannelResponse:
+    """A channel of ann."""
     async with keyed_channel(replica.address) as channel:
-        webhook = pb.Webhook(url=f"http://127.0.0.1:{receiver.port}/")
-        return await WebhookServiceStub(channel).CreateWebhook(pb.CreateWebhookRequest(webhook=webhook), metadata=ANN)
+        webhook = pb.Channel(url=f"http://127.0.0.1:{receiver.port}/")
+        return await ChannelServiceStub(channel).CreateChannel(pb.CreateChannelRequest(channel=webhook), metadata=ANN)
 
 
-async def delivered(replica: Replica, webhook_id: str) -> int:
+async def delivered(replica: Replica, channel_id: str) -> int:
     """The number of deliveries that have arrived."""
     async with keyed_channel(replica.address) as channel:
-        request = pb.ListDeliveriesRequest(webhook_id=webhook_id, page_size=200)
-        found = (await WebhookServiceStub(channel).ListDeliveries(request, metadata=ANN)).deliveries
-    return sum(each.state == pb.WEBHOOK_DELIVERY_STATE_DELIVERED for each in found)
+        request = pb.ListDeliveriesRequest(channel_id=channel_id, page_size=200)
+        found = (await ChannelServiceStub(channel).ListDeliveries(request, metadata=ANN)).deliveries
+    return sum(each.state == pb.CHANNEL_DELIVERY_STATE_DELIVERED for each in found)
 
 
 async def test_a_notifier_killed_while_it_delivers_loses_nothing_and_changes_nothing(
@@ -70,13 +72,13 @@ async def test_a_notifier_killed_while_it_delivers_loses_nothing_and_changes_not
     lives = [await replica_to(suite, receiver, tmp_path), await replica_to(suite, receiver, tmp_path)]
 
     async def others_are_there() -> bool:
-        return await delivered(lives[0], made.webhook.webhook_id) == 24
+        return await delivered(lives[0], made.channel.channel_id) == 24
 
     await until(others_are_there)
     await suite.execute("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE claimed")  # Its claims end.
 
     async def all_are_there() -> bool:
-        return await delivered(lives[1], made.webhook.webhook_id) == 40
+        return await delivered(lives[1], made.channel.channel_id) == 40
 
     await until(all_are_there)
     times = Counter(asked.headers["webhook-id"] for asked in receiver.asked)
@@ -86,3 +88,43 @@ async def test_a_notifier_killed_while_it_delivers_loses_nothing_and_changes_not
     told = [Webhook(made.secret).verify(asked.body, dict(asked.headers)) for asked in receiver.asked]
     assert {each["data"]["event_id"] for each in told} == {f"evt_{number}" for number in range(40)}
     assert await asyncio.to_thread(lives[0].stop) == 0
+
+
+async def test_what_becomes_of_deliveries_is_told_on_nats_once_nats_is_there(
+    suite: Suite, receiver: WebServer, tmp_path: Path
+) -> None:
+    """NOTE-2: at least once, under one id, as CloudEvents."""
+    await suite.create_stream()
+    replica = await replica_to(suite, receiver, tmp_path)
+    channel_id = (await hook(replica, receiver)).channel.channel_id
+    heard: list[Msg] = []
+    client = await suite.connect()
+
+    async def on_message(message: Msg) -> None:
+        heard.append(message)
+
+    await client.subscribe("pawl.v1.acme.user.ann.channels", cb=on_message)
+    await flush(client)
+    await suite.emit("evt_1")
+
+    async def one_is_told() -> bool:
+        return len(heard) == 1
+
+    await until(one_is_told)
+    receiver.answer = lambda _: Reply(status=410)
+    await suite.emit("evt_2")
+
+    async def all_are_told() -> bool:
+        return len(heard) == 3
+
+    await until(all_are_told)
+    events = [pb.ChannelEvent.FromString(message.data) for message in heard]
+    assert [event.type for event in events][:1] == ["delivery.delivered"]
+    assert {event.type for event in events[1:]} == {"delivery.dead", "channel.disabled"}
+    assert len({event.event_id for event in events}) == 3
+    for message, event in zip(heard, events, strict=True):
+        assert message.headers is not None
+        assert message.headers["Nats-Msg-Id"] == message.headers["ce-id"] == event.event_id
+        assert message.headers["ce-type"] == f"pawl.{event.type}"
+        assert message.headers["ce-subject"] == event.channel_id == channel_id
+        assert (event.store_id, event.user_id) == ("acme", "ann")

@@ -27,6 +27,43 @@ async def act_again(path: str, seconds: float) -> str:
     return await _act(path, seconds)
 
 
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+async def count_up(path: str, seconds: float, context: ToolContext) -> str:
+    """Add five lines to a file, with so much time between. Goes on where it was."""
+    number = context.last_checkpoint or 0
+    assert isinstance(number, int)
+    for step in range(number, 5):
+        with effect_file(path).open("a", encoding="utf-8") as steps:
+            steps.write(f"step {step}\n")
+        await context.checkpoint(step + 1)
+        await asyncio.sleep(seconds)
+    return "counted"
+
+
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+async def look_up_price(path: str) -> dict[str, float]:
+    """Say what something costs: the number in a file."""
+    return {"price": float(effect_file(path).read_text(encoding="utf-8"))}
+
+
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, heartbeat_seconds=1.0)
+async def stall(path: str, seconds: float, context: ToolContext) -> str:
+    """Get stuck the first time, and go on the second."""
+    with effect_file(path).open("a", encoding="utf-8") as begins:  # one line
+        begins.write("done\n")
+    if context.last_checkpoint is None:
+        await context.checkpoint("stuck")
+        await asyncio.sleep(3600)
+    await asyncio.sleep(seconds)
+    return f"not {context.last_checkpoint} any more"
+
+
+@tool(category=Category.SENSITIVE, effect=EffectClass.AT_MOST_ONCE)
+async def pay_once(path: str, seconds: float) -> str:
+    """Add a line to a file, then take a while. Must not be repeated, and needs an approval."""
+    return await _act(path, seconds)
+
+
 async def _order(path: str, context: ToolContext) -> str:
     colour = await context.ask("Which colour?", options=["red", "blue"])
     size = await context.ask("Which size?")

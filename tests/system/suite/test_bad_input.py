@@ -112,7 +112,7 @@ async def test_nobody_gets_into_the_subjects_of_others_by_his_name(
 )
 async def test_bytes_that_are_no_grpc_disturb_nobody(suite: Suite, agent: Agent, data: bytes) -> None:
     for replicas in suite.endpoints.services.values():
-        host, _, port = replicas[0].grpc.rpartition(":")
+        host, _, port = (replicas[0].grpc or replicas[0].http).rpartition(":")
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(data)
         await writer.drain()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import asyncpg
@@ -118,6 +119,22 @@ async def test_a_schedule_whose_agent_is_gone_fires_and_says_why_there_is_no_run
     assert (fire.outcome, fire.reason.partition(":")[0]) == (pb.SCHEDULE_FIRE_OUTCOME_REFUSED, "AGENT_NOT_FOUND")
     with pytest.raises(AgentNotFound):
         await pawl.update_schedule(pb.ScheduleDefinition(name="gone", text="look", cron="0 0 1 1 *", agent="clerk"))
+
+
+async def test_due_times_of_the_past_are_backfilled_once(pawl: AsyncClient) -> None:
+    await pawl.create_schedule(pb.ScheduleDefinition(name="past", text="what is 6 * 7?", cron="0 9 * * *"))
+    await pawl.pause_schedule("past")
+    begin, end = datetime(2026, 1, 5, tzinfo=UTC), datetime(2026, 1, 8, tzinfo=UTC)
+    fires = await pawl.backfill_schedule("past", begin, end, request_id="again")
+    assert [fire.due_time.ToDatetime(tzinfo=UTC) for fire in fires] == [
+        datetime(2026, 1, day, 9, tzinfo=UTC) for day in (5, 6, 7)
+    ]
+    again = await pawl.backfill_schedule("past", begin, end, request_id="again")
+    assert [fire.run_id for fire in again] == [fire.run_id for fire in fires]
+    assert [(await pawl.result(fire.run_id)).output_text for fire in fires] == ["6 * 7 = 42."] * 3
+    with pytest.raises(TooLarge):
+        await pawl.backfill_schedule("past", begin - timedelta(days=200), end)
+    await pawl.delete_schedule("past")
 
 
 async def test_what_cannot_be_due_is_refused_with_the_place(pawl: AsyncClient) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from pawl.agent_loop.domain.agents import (
     DEFAULT,
@@ -123,6 +123,17 @@ def test_a_run_takes_from_its_agent_what_it_leaves_open() -> None:
     assert (options.instructions, options.model, options.temperature) == ("Book it.", "the-model", 0.5)
     assert (options.tool_names, options.limits.rounds_max) == (("look", "mail"), 3)
     assert run_of(agent()).instructions == "Be brief.", "what the agent leaves open is the deployment's"
+
+
+def test_the_background_is_off_where_run_agent_or_deployment_say_so() -> None:
+    off = agent(without_background=True)
+    assert run_of(off).without_background
+    assert run_of(off, without_background=True).without_background
+    assert run_of(agent(), without_background=True).without_background
+    assert not run_of(agent()).without_background
+    assert complete(AskedOptions(), replace(DEFAULTS, without_background=True)).without_background
+    assert delegated(off, RunOptions()).without_background
+    assert deployed(replace(DEFAULTS, without_background=True)).definition.options.without_background
 
 
 def test_a_run_narrows_its_agent_and_no_more() -> None:

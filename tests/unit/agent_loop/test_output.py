@@ -66,10 +66,10 @@ def test_the_model_is_told_what_is_wrong_and_what_would_fit() -> None:
     run = world.ledger.run(key)
     assert (run.state, run.output_text, run.round) == (RunState.COMPLETED, GOOD, 3)
     last = world.model.requests[-1].messages
-    assert [message["role"] for message in last] == ["user", "assistant", "user", "assistant", "user"]
-    assert "answer: is not JSON" in last[2]["content"]
-    assert "fewer than 2 members" in last[4]["content"]
-    assert FORM.schema_json.decode() in last[4]["content"]
+    assert [message["role"] for message in last] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert "answer: is not JSON" in last[3]["content"]
+    assert "fewer than 2 members" in last[5]["content"]
+    assert FORM.schema_json.decode() in last[5]["content"]
     assert [bool(message.misfit) for message in world.ledger.messages(key)] == [False, True, True, False]
 
 

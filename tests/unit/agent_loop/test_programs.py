@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import agent_program, loop_state, planning, program, undo_program
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass, Inverse
+from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.decide import decide
 from pawl.agent_loop.domain.decision import (
     CallModel,
@@ -28,10 +29,11 @@ from pawl.agent_loop.domain.decision import (
 from pawl.agent_loop.domain.event import Warned
 from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead, ToolsPinned
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion, OpenModelCall
+from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion, OpenModelCall
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import (
     BatchOrder,
+    Job,
     PinnedTool,
     RoundLimitPolicy,
     Run,
@@ -41,6 +43,7 @@ from pawl.agent_loop.domain.run import (
     WaitKind,
 )
 from pawl.agent_loop.domain.state import State, check_of
+from pawl.agent_loop.domain.tool import ExecutionResult, Outcome
 from pawl.agent_loop.domain.undo import CallUndo, PlannedUndo, UndoPlan, UndoState
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from tests.fakes.registry import tool
@@ -259,6 +262,39 @@ class TestUndo:
             self.follows(named=[call("call_2", CallState.SUCCEEDED)])
 
 
+class TestJob:
+    """What follows in a run that repeats a call."""
+
+    @pytest.mark.parametrize(("price", "is_met"), [(b'{"price": 19}', True), (b'{"price": 21}', False)])
+    def test_an_iteration_is_judged_once_as_it_ends_whether_it_is_written_or_handed_over(
+        self, price: bytes, is_met: bool
+    ) -> None:
+        """What follows is asked of the cursor: the results of calls need not be there."""
+        job = Job(
+            tool_name="do",
+            arguments_json=b"{}",
+            begin_time=NOW,
+            interval_seconds=60,
+            iterations_max=9,
+            until=Condition(pointer="/price", below=20),
+        )
+        run = replace(agent_run(), job=job)
+        base = state_of(call("look", CallState.RUNNING), run=run, loop=LoopState(cursor=JobCursor()))
+        result = CallResult(content_json=price)
+        ended = CallExecuted(call_id=CallId("look"), ended=ExecutionResult(outcome=Outcome.SUCCEEDED, result=result))
+        handed_over, _ = planning.take_all(base, [ended], NOW)
+        cursor = handed_over.loop.cursor
+        assert isinstance(cursor, JobCursor)
+        assert cursor.met is is_met
+        assert handed_over.tells_iteration == base.run.round
+        plan = planning.plan(base, [ended], NOW)
+        assert isinstance(plan.rest, Finish if is_met else Park)
+        assert plan.state.loop.cursor == cursor
+        forgotten = replace(handed_over.calls[CallId("look")], result=None)
+        follows = program.of(run).follows(handed_over.with_calls([forgotten]), NOW)
+        assert isinstance(follows, Finish if is_met else Wait)
+
+
 class TestVersions:
     """A deployment in the middle of an undo (I23)."""
 
@@ -295,6 +331,9 @@ class FakeProgram:
 
     def concluded(self, state: State, *, goes_on: bool) -> State:
         return state
+
+    def reported(self, base: State, after: State) -> State:
+        return after
 
 
 @pytest.fixture
@@ -347,7 +386,7 @@ class TestAnyProgram:
     def test_it_is_asked_at_its_time(self, drives: Drives) -> None:
         drives(lambda _, now: Wait(until=NOW + 5) if now < NOW + 5 else Finish(state=RunState.FAILED))
         parked = planning.plan(state_of(), (), NOW)
-        assert parked.rest == Park(state=RunState.WAITING, waits=(), wake_time=NOW + 5)
+        assert parked.rest == Park(state=RunState.WAITING, waits=(WaitKind.TIME,), wake_time=NOW + 5)
         assert isinstance(planning.plan(parked.state, (), NOW + 5).rest, Finish)
 
     def test_its_time_wakes_a_run_that_waits_for_a_person_longer(self, drives: Drives) -> None:

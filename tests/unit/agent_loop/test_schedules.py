@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from itertools import pairwise
 from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_ports import ScheduleLedger
 from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
 from pawl.agent_loop.app.schedules import Schedules
+from pawl.agent_loop.app.starting import Starting
+from pawl.agent_loop.app.starting_ports import ScheduleLedger
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
 from pawl.errors import AgentNotFound, DependencyUnavailable, InvalidField, Overloaded, PawlError
@@ -41,7 +44,13 @@ class Ledger:
         return batch, self._wait_seconds if not self._batches else 0.0
 
     async def fire_schedule(
-        self, one: DueSchedule, message: object, *, refusal: str = "", request_id: RequestId
+        self,
+        one: DueSchedule,
+        message: object,
+        *,
+        refusal: str = "",
+        request_id: RequestId,
+        backfill_time: datetime | None = None,
     ) -> Any:
         if one.message.text == "away":
             raise DependencyUnavailable
@@ -64,9 +73,8 @@ class Checks:
 def firing_of(ledger: Ledger, checks: Checks, clock: ManualClock) -> Schedules:
     return Schedules(
         ledger=cast("ScheduleLedger", ledger),
-        messages=cast("Messages", checks),
+        starting=Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone"),
         clock=clock,
-        credential_is_gone=lambda credential_id: credential_id == "file-gone",
     )
 
 
@@ -111,6 +119,30 @@ async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
+async def test_what_is_due_after_a_fire_waits_for_no_pause(clock: ManualClock) -> None:
+    class Hesitant(Ledger):
+        async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+            return (await super().claim_schedules(schedules_max))[0], 1.0
+
+    ledger = Hesitant([due("first")], [due("second")], [due("third")])
+    await played(ledger, clock, 0.5)
+    assert [text for text, _ in ledger.fired] == ["first", "second", "third"]
+
+
+async def test_of_many_that_are_due_few_fire_at_once(clock: ManualClock) -> None:
+    ledger = Ledger([due(f"of {number}") for number in range(40)])
+    schedules = firing_of(ledger, Checks({}), clock)
+    firing = asyncio.create_task(schedules.fire_forever())
+    fired = [len(ledger.fired)]
+    while fired[-1] < 40:
+        await clock.advance(0.02)
+        fired.append(len(ledger.fired))
+    firing.cancel()
+    await asyncio.gather(firing, return_exceptions=True)
+    assert max(after - before for before, after in pairwise(fired)) <= 16
+    assert len(set(fired)) > 3
+
+
 @pytest.mark.parametrize(("wait_seconds", "looks"), [(0.25, 4), (1.0, 1)])
 async def test_it_asks_again_when_the_next_one_is_due(clock: ManualClock, wait_seconds: float, looks: int) -> None:
     ledger = Ledger(wait_seconds=wait_seconds)
@@ -125,6 +157,35 @@ async def test_it_asks_again_when_the_next_one_is_due(clock: ManualClock, wait_s
     ledger.claim_schedules = counted  # type: ignore[method-assign]
     await played(ledger, clock, 0.9)
     assert asked == looks
+
+
+async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:
+    times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
+
+    class Past(Ledger):
+        def __init__(self) -> None:
+            super().__init__()
+            self.requests: list[tuple[datetime | None, RequestId]] = []
+
+        async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
+            return None, due("look")
+
+        async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
+            return times
+
+        async def fire_schedule(
+            self, *_: object, request_id: RequestId, backfill_time: datetime | None = None, **__: object
+        ) -> Any:
+            self.requests.append((backfill_time, request_id))
+            return backfill_time
+
+    ledger = Past()
+    schedules = firing_of(ledger, Checks({}), clock)
+    for request_id in ("r", "r", "other", ""):
+        assert await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id)) == times
+    assert ledger.requests[:2] == ledger.requests[2:4]
+    assert len(set(ledger.requests)) == 6
+    assert ledger.requests[6:] == [(time, "") for time in times]
 
 
 async def test_a_trigger_gives_up_when_the_schedule_changes_all_the_time(clock: ManualClock) -> None:

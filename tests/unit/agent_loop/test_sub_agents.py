@@ -148,7 +148,7 @@ def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is
     async def main() -> None:
         limits = Limits(total_tokens_max=200)
         world = world_of(top=[calls(agent("part"))], part=[calls(f'look {{"n":{n}}}') for n in range(20)])
-        key = world.ledger.submit("top", RunOptions(limits=limits))
+        key = world.ledger.submit("top", RunOptions(limits=limits, without_background=True))
 
         await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
 

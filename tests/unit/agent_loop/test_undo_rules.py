@@ -69,6 +69,21 @@ def any_source(draw: st.DrawFn) -> UndoSource:
     return UndoSource(call=call, tries=tuple(tries))
 
 
+@given(any_call(call_id="last"), st.sampled_from(list(EffectClass)))
+def test_what_is_not_kept_of_a_job_is_said_to_stay(call: Call, effect: EffectClass) -> None:
+    """In previews, plans and reports; it is no call that could be named."""
+    call = replace(call, effect_class=effect)
+    gone = UndoSource(call=replace(call, call_id=CallId(""), round=0, end_time=None), trimmed_rounds=4900)
+    sources = undo.in_order([gone, UndoSource(call=call)])
+    assert [source.call.call_id for source in sources] == ["last", ""]
+    found = undo.judged(sources[-1])
+    if effect is EffectClass.READ_ONLY:
+        assert found.state is UndoState.NOTHING_TO_UNDO
+    else:
+        assert (found.state, "4900" in found.reason) == (UndoState.CANNOT_BE_UNDONE, True)
+    assert gone not in undo.in_order([gone], CallId("last"))
+
+
 @given(st.lists(any_source(), unique_by=lambda source: source.call.call_id, max_size=12))
 def test_a_plan_is_the_reverse_of_the_ends_with_each_call_at_most_once(sources: list[UndoSource]) -> None:
     run = Run(

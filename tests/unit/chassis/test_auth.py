@@ -253,18 +253,51 @@ async def test_a_file_is_read_again_when_it_changes_and_a_broken_one_changes_not
         before = wanted
 
 
+def of_key(credential_id: str, *roles: str, user_id: str = "ann", delegate_user_id: str = "") -> Principal:
+    return Principal(
+        store_id=StoreId("acme"),
+        user_id=UserId(user_id),
+        roles=frozenset(roles),
+        credential_id=CredentialId(credential_id),
+        delegate_user_id=UserId(delegate_user_id),
+    )
+
+
 async def test_a_key_that_is_taken_out_of_its_file_is_gone_and_no_other_credential_is(tmp_path: Path) -> None:
     path, clock = tmp_path / "keys.json", ManualClock()
     path.write_text(f"[{ENTRY}]")
     (found,) = parse_keys(path.read_bytes()).values()
     settings = ServiceSettings.model_construct(api_keys_file=path)
     is_gone = gone_from_file(settings, clock)
-    others = [CredentialId(each) for each in ("local", "key_1", "token-1")]
-    assert [is_gone(each) for each in (found.credential_id, *others)] == [False] * 4
+    all_of = [of_key(each) for each in (found.credential_id, "local", "key_1", "token-1")]
+    assert [is_gone(each) for each in all_of] == [False] * 4
     path.write_text("[]")
     await clock.advance(1.0)
-    assert [is_gone(each) for each in (found.credential_id, *others)] == [True, False, False, False]
-    assert gone_from_file(ServiceSettings.model_construct(api_keys_file=None), clock)(found.credential_id)
+    assert [is_gone(each) for each in all_of] == [True, False, False, False]
+    assert gone_from_file(ServiceSettings.model_construct(api_keys_file=None), clock)(all_of[0])
+
+
+@pytest.mark.parametrize(
+    ("roles", "user_id", "gone"),
+    [
+        (["member", "approver"], "ann", False),
+        (["member"], "ann", True),
+        (["member", "approver"], "bob", True),
+        (["member", "approver", "delegate"], "ann", False),
+    ],
+)
+async def test_a_key_of_a_file_that_has_lost_a_role_does_not_lend_it_any_more(
+    tmp_path: Path, roles: list[str], user_id: str, *, gone: bool
+) -> None:
+    path = tmp_path / "keys.json"
+    entry = {"key": "a" * 20, "store_id": "acme", "user_id": user_id, "roles": roles}
+    path.write_bytes(msgspec.json.encode([entry]))
+    (found,) = parse_keys(path.read_bytes()).values()
+    is_gone = gone_from_file(ServiceSettings.model_construct(api_keys_file=path), ManualClock())
+    assert is_gone(of_key(found.credential_id, "member", "approver")) is gone
+    assert is_gone(of_key(found.credential_id, "member", user_id="eve", delegate_user_id=user_id)) is (
+        "delegate" not in roles
+    )
 
 
 async def test_a_file_of_the_same_size_and_time_is_read_again_too(tmp_path: Path) -> None:

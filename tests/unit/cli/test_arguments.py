@@ -320,7 +320,7 @@ def test_an_error_is_a_sentence_that_says_what_to_do_next(error: Exception, sent
             "`pawl-store` names another store: leave it out.",
         ),
         (InvalidId("pawl-user must match ^x$"), "pawl-user must match ^x$."),
-        (InvalidId("webhook_id must match ^x$"), "webhook_id must match ^x$. `pawl notify list` shows yours."),
+        (InvalidId("channel_id must match ^x$"), "channel_id must match ^x$. `pawl notify list` shows yours."),
     ],
 )
 def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
@@ -339,11 +339,29 @@ def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
         (("--kind", "foo"), "'foo' is not one of run-completed, run-failed"),
     ],
 )
-def test_a_webhook_is_changed_by_what_is_said_and_by_no_contradiction(
+def test_a_channel_is_changed_by_what_is_said_and_by_no_contradiction(
     monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
 ) -> None:
     monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
     code, output = invoke("notify", "update", "hook_1", *options)
+    assert code == 2
+    assert told in output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--quiet", "22:00"), "'22:00' are no quiet hours"),
+        (("--quiet", "mon- 22:00-07:00"), "'mon-' are no days"),
+        (("--quiet", "22:00-07:00", "--no-quiet"), "not both"),
+        (("--quiet", "Fri-Mon,wed 22:00-07:00"), f"notifier does not answer at {NOBODY}"),
+    ],
+)
+def test_quiet_hours_are_given_as_people_write_them(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setenv("PAWL_NOTIFIER_ADDRESS", NOBODY)
+    code, output = invoke("notify", "preferences", *options)
     assert code == 2
     assert told in output
 

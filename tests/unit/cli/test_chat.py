@@ -13,7 +13,7 @@ from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.cli.chat import Chat
 from pawl.cli.transcript import Transcript
 from pawl.client import AsyncClient
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 
 
 class Session:
@@ -179,3 +179,71 @@ async def test_what_an_earlier_chat_was_to_show_is_shown_by_the_one_that_resumes
         assert [result.call_id for result in submitted] == (["call_1"] if resumed else [])
     assert submitted[0].content_json == b'{"shown":true}'
     assert "Sleep" in output.getvalue()
+
+
+async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ASYNC-5: also after the conversation could not be looked at; what was started here is no news."""
+    attached: list[str] = []
+    followed = asyncio.Event()
+
+    class FollowedSession(Session):
+        async def attach(self, run_id: str) -> None:
+            attached.append(run_id)
+
+    async def follow(_: object, conversation_id: str, from_run_id: str) -> Any:
+        assert (conversation_id, from_run_id) == ("conv_1", "run_1")
+        yield run_pb2.Run(run_id="run_1")
+        for _time in range(2):
+            yield run_pb2.Run(run_id="turn_1", generation=1)
+        followed.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(AsyncClient, "session", FollowedSession)
+    monkeypatch.setattr(AsyncClient, "follow", follow)
+    console = Console(file=io.StringIO(), width=200)
+    keyboard: Any = Keyboard("first")
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    session: Any = talk._session
+    talking = asyncio.create_task(talk.run())
+    async with asyncio.timeout(10):
+        await followed.wait()
+        for run_id in ("run_1", "turn_1"):
+            session.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))
+        assert await talking == 0
+    assert attached == ["turn_1"]
+
+
+def turn_event(**kind: Any) -> session_pb2.SessionResponse:
+    return session_pb2.SessionResponse(event=event_pb2.RunEvent(run_id="turn_1", conversation_id="conv_1", **kind))
+
+
+@pytest.mark.parametrize("said", ["", "It has ended: 42."])
+async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
+    """ASYNC-5: neither that it begins, nor what it is told, nor its end; of any other all of it, in order."""
+    output = io.StringIO()
+    console = Console(file=output, width=200)
+    keyboard: Any = Keyboard()
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    talk._active["turn_1"], talk._unsaid["turn_1"] = None, []
+    talk._prompting = True
+    notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="calculate: completed (run_1)")
+    answer = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=said)
+    running = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_RUNNING)
+    ended = run_pb2.Run(run_id="turn_1", generation=1, state=run_pb2.RUN_STATE_COMPLETED, output_text=said)
+    for event in (
+        turn_event(run_changed=event_pb2.RunChanged(run=running)),
+        turn_event(message_added=event_pb2.MessageAdded(message=notice)),
+        turn_event(round_started=event_pb2.RoundStarted(round=1)),
+        turn_event(output_delta=event_pb2.OutputDelta(reasoning="Is that news?")),
+        turn_event(message_added=event_pb2.MessageAdded(message=answer)),
+        turn_event(run_changed=event_pb2.RunChanged(run=ended)),
+        session_pb2.SessionResponse(end=session_pb2.End(run_id="turn_1")),
+    ):
+        talk._show(event)
+    shown = output.getvalue()
+    assert talk._prompting is (said == "")
+    assert not talk._active
+    if not said:
+        assert shown == ""
+    else:
+        assert shown.index("◆ calculate") < shown.index("Is that news") < shown.index(said) < shown.index("✓")

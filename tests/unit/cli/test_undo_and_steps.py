@@ -90,3 +90,9 @@ def test_who_decides_an_inverse_is_told_what_it_takes_back() -> None:
     call = call_pb2.Call(call_id="undo_1", undoes_call_id="call_1", arguments_json=b"{}")
 
     assert "takes back: call call_1" in wording.call_lines(call, datetime.now(tz=UTC))
+
+
+def test_what_is_not_kept_of_a_series_is_said_before_its_steps() -> None:
+    """ASYNC-3."""
+    assert steps.trimmed_text(run_pb2.Run(trimmed_rounds=4900)).startswith("… the first 4900 iterations")
+    assert steps.trimmed_text(run_pb2.Run()) == ""

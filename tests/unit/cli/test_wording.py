@@ -11,6 +11,7 @@ import pytest
 from pawl.cli import wording
 from pawl.cli.runs import State
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.identity.v1 import key_pb2
 
 HIDDEN = {
     "override": "\u202e",
@@ -52,6 +53,24 @@ def test_what_is_edited_still_means_the_same(hidden: str) -> None:
     block = wording.json_block(json.dumps(value, ensure_ascii=False).encode())
     assert hidden not in block
     assert json.loads(block) == value
+
+
+def test_a_document_line_has_all_of_a_message() -> None:
+    event = key_pb2.KeyEvent(event_id=2**53, kind=key_pb2.KEY_EVENT_KIND_KEY_CREATED, roles=["member"], key_name='"x')
+    event.time.FromSeconds(1_700_000_000)
+    line = json.loads(wording.document_line(event))
+    assert set(line) == set(event.DESCRIPTOR.fields_by_name)
+    told = {"event_id": 2**53, "kind": "key_created", "roles": ["member"], "key_name": '"x', "user_id": ""}
+    told |= {"time": "2023-11-14T22:13:20Z", "failures": None}
+    assert {name: line[name] for name in told} == told
+    event.failures.kind, event.failures.count = 99, 3  # type: ignore[assignment]  # one of a later version
+    assert json.loads(wording.document_line(event))["failures"] == {
+        "kind": "99",
+        "source": "",
+        "count": 3,
+        "first_time": None,
+        "last_time": None,
+    }
 
 
 def test_no_format_character_of_unicode_is_left_out() -> None:

@@ -46,10 +46,15 @@ def test_an_interrupted_call_is_cancelled() -> None:
             time.sleep(0.001)
         signal.pthread_kill(main, signal.SIGINT)
 
+    # A shell that starts something in its own background has it ignore Ctrl-C.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupting = threading.Thread(target=interrupt)
     interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        thread.run(endless)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            thread.run(endless)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert cancelled.wait(10)
     interrupting.join()
     thread.close(nothing)

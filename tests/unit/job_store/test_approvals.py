@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, UserId
+from pawl.chassis.ids import CallId, CommandId, UserId
 from pawl.errors import IllegalTransition, QueueFull, RequestIdReused
 from pawl.job_store.domain.command import Decide, Receipt, Steer
 from pawl.job_store.domain.inbox import Limits
@@ -424,3 +424,13 @@ def test_only_a_question_with_a_default_is_settled_by_nobody() -> None:
         else:
             with pytest.raises(IllegalTransition):
                 world.commit(run_id, calls=(settled,))
+
+
+def test_the_life_cycle_tells_when_a_call_is_put_to_people_and_when_it_is_no_more() -> None:
+    """NOTE-2."""
+    world = World()
+    run_id = gated(world)
+    decide(world, run_id, "cyd", command_id="cmd")
+    world.commit(run_id, calls=(change("call", CallState.RUNNABLE, digest=DIGEST),), consumed=(CommandId("cmd"),))
+    told = [event.lifecycle_type for event in world.unit.events.rows if event.lifecycle_type.startswith("run.a")]
+    assert told == ["run.awaiting_approval", "run.approval_settled"]

@@ -91,6 +91,15 @@ class Heard:
     def relayed(self, events: int) -> None:
         raise AssertionError("nothing is relayed here")
 
+    def trigger_fired(self, outcome: str) -> None:
+        raise AssertionError
+
+    def mailbox_unreachable(self) -> None:
+        raise AssertionError
+
+    def webhook_refused(self, error: PawlError) -> None:
+        raise AssertionError
+
     def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
         raise AssertionError("nothing is fired here")
 

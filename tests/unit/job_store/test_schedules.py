@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from pawl.errors import InvalidField
+from pawl.chassis.ids import CredentialId, RequestId, StoreId, UserId
+from pawl.errors import InvalidField, TooLarge
 from pawl.job_store.domain import timing
-from pawl.job_store.domain.schedules import Definition, FireOutcome, Overlap, judge
+from pawl.job_store.domain.schedules import (
+    FIRES_MAX,
+    Definition,
+    FireOutcome,
+    FireRow,
+    Overlap,
+    Owner,
+    ScheduleRow,
+    judge,
+    put,
+    resumed,
+    saved,
+    with_fire,
+)
 from pawl.job_store.domain.timing import Timing
 
 BERLIN = "Europe/Berlin"
@@ -56,6 +73,14 @@ def test_a_time_that_comes_twice_is_due_once() -> None:
 def test_what_is_due_in_all_hours_keeps_its_pace(begin: datetime) -> None:
     times = list(islice(timing.due_times(Timing(cron="*/30 * * * *", time_zone=BERLIN), "x", begin), 12))
     assert times == [begin + timedelta(minutes=30) * number for number in range(1, 13)]
+
+
+def test_clocks_that_go_by_half_an_hour_leave_out_nothing_that_is_due() -> None:
+    begin = datetime(2026, 10, 3, 14, 0, tzinfo=UTC)
+    found = local("30 * * * *", begin, 3, "Australia/Lord_Howe")
+    assert found == ["04 01:30+1030", "04 02:30+1100", "04 03:30+1100"]
+    found = local("30 2 * * *", begin, 2, "Australia/Lord_Howe")
+    assert found == ["04 02:30+1100", "05 02:30+1100"]
 
 
 @given(st.one_of(CRONS, INTERVALS), TIMES, st.integers(0, 20))
@@ -112,6 +137,119 @@ def test_of_what_is_late_the_last_hundred_within_the_window_are_made_up_for(
     assert fired[1:] == expected[-len(fired[1:]) :] if fired[1:] else len(expected) <= 1
     assert len(fired) <= timing.CAUGHT_UP_MAX
     assert len(fired) >= min(len(expected), timing.CAUGHT_UP_MAX)
+
+
+def test_a_start_in_the_first_year_is_long_ago() -> None:
+    began = datetime(1, 1, 1, tzinfo=UTC)
+    assert next(timing.due_times(Timing(interval_seconds=60, start_time=began), "x", SPRING)) > SPRING
+
+
+def test_nothing_is_due_after_the_end_because_of_its_jitter() -> None:
+    jittered = Timing(interval_seconds=60, jitter_seconds=3600, end_time=SPRING + timedelta(hours=2))
+    late = timing.jitter(jittered, "x")
+    assert late > timedelta(minutes=1)
+    assert max(timing.due_times(jittered, "x", SPRING)) == SPRING + timedelta(hours=2) - timedelta(minutes=1) + (
+        late % timedelta(minutes=1)
+    )
+
+
+def test_due_times_of_the_past_are_those_of_the_range() -> None:
+    hourly = Timing(interval_seconds=3600, end_time=SPRING + timedelta(hours=3))
+    assert timing.past_times(hourly, "x", SPRING, SPRING + timedelta(hours=2)) == (SPRING, SPRING + timedelta(hours=1))
+    assert len(timing.past_times(hourly, "x", SPRING, SPRING + timedelta(days=9))) == 3
+    late = Timing(interval_seconds=3600, jitter_seconds=3600)
+    (time,) = timing.past_times(late, "x", SPRING, SPRING + timedelta(hours=1))
+    assert time - SPRING == timing.jitter(late, "x")
+    (leap_day,) = timing.past_times(
+        Timing(cron="0 9 29 2 *", time_zone=BERLIN), "x", datetime(2024, 1, 1, tzinfo=UTC), SPRING
+    )
+    assert leap_day == datetime(2024, 2, 29, 8, tzinfo=UTC)
+    with pytest.raises(InvalidField):
+        timing.past_times(hourly, "x", SPRING, SPRING)
+
+
+@pytest.mark.parametrize("begin", [datetime(1, 1, 1, tzinfo=UTC), SPRING - timedelta(seconds=101)])
+def test_a_range_of_the_past_with_more_than_a_hundred_due_times_is_too_long(begin: datetime) -> None:
+    every_second = Timing(interval_seconds=1)
+    assert len(timing.past_times(every_second, "x", SPRING - timedelta(seconds=100), SPRING)) == timing.CAUGHT_UP_MAX
+    with pytest.raises(TooLarge):
+        timing.past_times(every_second, "x", begin, SPRING)
+    for zone in ("", "Australia/Lord_Howe"):
+        with pytest.raises(TooLarge):
+            timing.past_times(Timing(cron="0 * * * *", time_zone=zone), "x", datetime(1, 1, 1, tzinfo=UTC), SPRING)
+
+
+@pytest.mark.parametrize("name", ["localtime", "posixrules", "right/Europe/Berlin", "posix/Europe/Berlin"])
+def test_a_zone_that_machines_differ_in_is_none(name: str) -> None:
+    with pytest.raises(InvalidField, match="IANA"):
+        timing.check(Timing(cron="0 9 * * *", time_zone=name))
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [
+        Timing(interval_seconds=1, catch_up_seconds=86_400),
+        Timing(cron="* */1 * * *", time_zone=BERLIN, catch_up_seconds=86_400),
+    ],
+)
+def test_after_an_outage_of_a_day_not_every_second_of_it_is_looked_at(
+    dense: Timing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at: list[datetime] = []
+    plain = timing.due_times
+
+    def counted(*arguments: Any) -> Iterator[datetime]:
+        for time in plain(*arguments):
+            looked_at.append(time)
+            yield time
+
+    monkeypatch.setattr(timing, "due_times", counted)
+    following = timing.following(dense, "x", SPRING - timedelta(hours=23), SPRING)
+    step = timedelta(seconds=dense.interval_seconds or 60)
+    assert following == SPRING - (timing.CAUGHT_UP_MAX - 2) * step
+    assert len(looked_at) < 3 * timing.CAUGHT_UP_MAX
+
+
+OWNER = Owner(store_id=StoreId("acme"), user_id=UserId("ann"), credential_id=CredentialId("key_1"))
+OTHER_KEY = replace(OWNER, credential_id=CredentialId("key_2"))
+
+
+def kept(overlap: Overlap = Overlap.SKIP) -> ScheduleRow:
+    asked = Definition(name="x", text="x", interval_seconds=60, overlap=overlap)
+    return put(None, asked, OWNER, SPRING, new_id="sch", count=0, must_exist=False)
+
+
+def test_a_due_time_that_nobody_has_fired_yet_outlives_a_change_of_something_else() -> None:
+    row = kept()
+    late = SPRING + timedelta(seconds=90)
+    for changed in (
+        saved(row, replace(row.definition, text="y", catch_up_seconds=7), OWNER, late),
+        saved(row, row.definition, OTHER_KEY, late),
+        resumed(row, OTHER_KEY, late),
+    ):
+        assert (changed.due_time, changed.claim_at) == (row.due_time, row.due_time)
+        assert changed.generation > row.generation
+    moved = saved(row, replace(row.definition, offset_seconds=1), OWNER, late)
+    assert moved.due_time == SPRING + timedelta(seconds=121)
+
+
+def test_who_resumes_a_schedule_that_goes_on_lends_it_the_key() -> None:
+    row = kept()
+    assert resumed(row, OTHER_KEY, SPRING).credential_id == "key_2"
+    assert resumed(row, OWNER, SPRING) is row
+
+
+def test_a_fire_that_waits_stays_among_those_that_are_kept() -> None:
+    row = kept(Overlap.QUEUE)
+    waiting = FireRow(due_time=SPRING, fire_time=SPRING, outcome=FireOutcome.WAITING, request_id=RequestId("r"))
+    row = with_fire(row, waiting)
+    for number in range(1, 2 * FIRES_MAX):
+        time = SPRING + timedelta(minutes=number)
+        row = with_fire(row, FireRow(due_time=time, fire_time=time, outcome=FireOutcome.SKIPPED))
+    assert len(row.fires) == FIRES_MAX
+    assert row.fires[-1] == waiting
+    started = FireRow(due_time=SPRING, fire_time=SPRING, outcome=FireOutcome.STARTED)
+    assert with_fire(row, started).fires[0].request_id == "r"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from pawl.errors import IllegalTransition, InboxChanged, RunEnded
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job_store.domain import call_table, run_table, states
+from pawl.job_store.domain.calls import WITH_CHILD
+from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.states import CallState, LeaseAction, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 
@@ -23,7 +25,7 @@ RUN_MOVES = {
     "CANCELLING": "NEEDS_ATTENTION CANCELLED FAILED",
 }
 CALL_MOVES = {
-    "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING DELEGATED FAILED REJECTED CANCELLED",
+    "PROPOSED": "AWAITING_APPROVAL OFFERED ASKED RUNNABLE RUNNING DELEGATED FAILED REJECTED CANCELLED DETACHED",
     "AWAITING_APPROVAL": "AWAITING_APPROVAL RUNNABLE RUNNING OFFERED REJECTED EXPIRED CANCELLED SUCCEEDED FAILED"
     " DELEGATED",
     "OFFERED": "SUCCEEDED FAILED EXPIRED CANCELLED RUNNABLE RUNNING ASKED AWAITING_APPROVAL",
@@ -101,7 +103,7 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
     again = before is after is CallState.AWAITING_APPROVAL
     # So it is with the end of the run that does the call; while that goes on, the call is only given up.
     pending = (before in call_table.PENDING and not again) or before is CallState.DELEGATED
-    child = "run_child" if CallState.DELEGATED in {before, after} else ""
+    child = "run_child" if after is CallState.DETACHED or CallState.DELEGATED in {before, after} else ""
     was: dict[str, Any] = {"state": before, "reserved_by": "cmd" if pending else ""}
     if before is CallState.DELEGATED:
         was["child_run_id"] = child
@@ -120,7 +122,7 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
         world.unit.put_call(replace(world.call("call"), digest="ab" * 32))
         step = replace(step, escalated=True)
     consumed = ("cmd",) if pending else ()
-    begun = (delegation("call", child),) if after is CallState.DELEGATED else ()
+    begun = _begun(after, child)
     if after in call_table.TRANSITIONS[before]:
         world.commit(run_id, calls=(step,), consumed=consumed, delegations=begun)
         assert world.call("call").state is after
@@ -131,12 +133,19 @@ def test_a_step_moves_a_call_only_along_the_table(before: CallState, after: Call
         assert world.call("call") is untouched
 
 
+def _begun(state: CallState, child: str) -> tuple[Delegation, ...]:
+    """The run that does a call which comes into a state."""
+    if state not in WITH_CHILD:
+        return ()
+    return (replace(delegation("call", child), is_job=state is CallState.DETACHED),)
+
+
 @pytest.mark.parametrize("state", CallState)
 def test_a_call_is_created_at_most_one_step_from_proposed(state: CallState) -> None:
     world = World()
     run_id = world.begin()
     digest = "ab" * 32 if state is CallState.AWAITING_APPROVAL else ""
-    begun = (delegation("call", "run_child"),) if state is CallState.DELEGATED else ()
+    begun = _begun(state, "run_child")
     new = change("call", state, digest=digest, child_run_id="run_child" if begun else "")
     if state is CallState.PROPOSED or state.name in CALL_MOVES["PROPOSED"].split():
         world.commit(run_id, calls=(new,), delegations=begun)

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, ClientId, CommandId, RunId, UserId, WorkerId
 from pawl.job_store.domain import call_table, run_table
+from pawl.job_store.domain.approval import Decision
 from pawl.job_store.domain.places import PlaceLimits
-from pawl.job_store.domain.rows import Attention, CallRow, Decision, Offer, RunRow
+from pawl.job_store.domain.rows import Attention, CallRow, Offer, RunRow
 from pawl.job_store.domain.states import (
     AttentionReason,
     CallState,
@@ -192,6 +193,13 @@ def test_a_run_that_waits_for_somebody_says_for_whom(
     assert (waiting.call_ids, waiting.user_ids) == (("call_1",), ("ann",))
     assert (waiting.since_time, waiting.deadline_time) == (call.state_time, due)
     assert waiting.roles == (("admin", "approver") if reason is WaitReason.APPROVAL else ())
+
+
+def test_a_paused_job_says_how_it_goes_on() -> None:
+    waiting = told(RunState.WAITING, waits=(WaitKind.PAUSED,))
+    assert (waiting.reason, waiting.user_ids, waiting.deadline_time) == (WaitReason.PAUSED, ("ann",), None)
+    assert waiting.sentence == "It waits for its user to resume it: it is paused."
+    assert "pawl jobs resume" in waiting.remedy
 
 
 def test_of_several_things_the_first_counts_and_the_sentence_has_all() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -201,6 +201,14 @@ def test_only_its_user_shares_it() -> None:
         max_size=30,
     )
 )
+@example(
+    [
+        ("submit", BOB, MessagePolicy.QUEUE, Sharing.WRITE),
+        ("end", USER, MessagePolicy.QUEUE, Sharing.WRITE),
+        ("submit", USER, MessagePolicy.QUEUE, Sharing.WRITE),
+        ("submit", BOB, MessagePolicy.INTERRUPT, Sharing.WRITE),
+    ]
+)
 def test_whatever_happens_no_run_is_touched_by_a_message_of_another_user(
     steps: list[tuple[str, UserId, MessagePolicy, Sharing]],
 ) -> None:
@@ -220,7 +228,10 @@ def test_whatever_happens_no_run_is_touched_by_a_message_of_another_user(
             assert dict(world.unit.runs.items()) == before
         touched = [row for key, row in before.items() if world.unit.runs.get(key) is not row]
         if kind == "submit":
-            assert all(row.user_id == user_id for row in touched)
+            # One that waited has its turn where the message has ended a run of its own user.
+            turn_id = conversation(world).active_run_id
+            others = [row for row in touched if row.user_id != user_id]
+            assert all(row.queued_message is not None and row.run_id == turn_id for row in others)
         if conversation(world).sharing is not Sharing.WRITE:
             going = [row for _, row in world.unit.runs.items() if not (row.state.is_terminal or row.is_stopping)]
             assert all(row.user_id == USER for row in going)

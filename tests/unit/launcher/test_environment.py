@@ -18,7 +18,7 @@ from pawl.launcher.services import STAGES, ServiceSpec
 SECRETS: Mapping[str, frozenset[str]] = {
     "OPENAI_API_KEY": frozenset({"agent-loop"}),
     "HTTPS_PROXY": frozenset({"agent-loop"}),
-    "PAWL_SMTP_URL": frozenset({"tool-registry"}),
+    "PAWL_SMTP_URL": frozenset({"notifier", "tool-registry"}),
     "PAWL_TOOL_SECRETS_FILE": frozenset({"tool-registry"}),
     "PAWL_SERVICE_KEY_FILE": frozenset({"agent-loop", "tool-registry", "notifier"}),
     "PAWL_DATABASE_URL_FILE": frozenset({"job-store", "tool-registry", "notifier"}),

@@ -58,7 +58,7 @@ def test_servers_can_be_replaced_by_variable_or_file(tmp_path: Path) -> None:
     [
         ({"PAWL_DATABASE_OWNER_URL": "x"}, [], [], "PAWL_DATABASE_OWNER_URL: give PAWL_DATABASE_URL too"),
         ({"PAWL_TLS_CERTIFICATE_FILE": "x"}, [], [], "PAWL_TLS_CERTIFICATE_FILE: give PAWL_TLS_CA_FILE too"),
-        ({}, ["agentloop=1"], [], "--port: there is no 'agentloop'; choose from agent-loop,"),
+        ({}, ["agentloop=1"], [], "--port: there is no 'agentloop'; choose from gateway, agent-loop,"),
         ({}, ["nats=70000"], [], "--port: nats must be a number from 0 to 65535, not '70000'"),
         ({}, ["nats"], [], "--port: nats must be a number"),
         ({"PAWL_PORTS": "x=1"}, [], [], "PAWL_PORTS: there is no 'x'"),

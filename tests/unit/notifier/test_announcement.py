@@ -12,11 +12,14 @@ from pawl.notifier.domain.announcement import (
     BODY_BYTES_MAX,
     TITLE_BYTES_MAX,
     ApprovalAsked,
+    ApprovalSettled,
+    Over,
     RunChange,
     Wait,
     draft_notification,
     draft_requests,
     notification_id,
+    over_by,
 )
 from pawl.notifier.domain.notification import EventId, Inbox, NotificationKind, shown
 
@@ -113,7 +116,7 @@ def test_what_runs_are_to_each_other_is_told_to_nobody() -> None:
     """A run that does a call of another one: its end, and that the other waits for it (TOOL-7)."""
     for event_type in ("run.completed", "run.failed", "run.cancelled", "run.expired"):
         assert draft_notification(replace(CHANGE, type=event_type, does_call=True)) is None
-    waiting = replace(CHANGE, type="run.waiting", waits_for_agent=True)
+    waiting = replace(CHANGE, type="run.waiting", waits_for_nobody=True)
     assert draft_notification(waiting) is None
     needed = draft_notification(replace(waiting, waits=frozenset({Wait.APPROVAL}), does_call=True))
     assert needed is not None
@@ -174,3 +177,17 @@ def test_a_request_that_is_escalated_is_told_to_all_and_to_the_user() -> None:
 
 def test_without_approvers_nobody_is_told() -> None:
     assert draft_requests(ASKED, []) == []
+
+
+def test_a_change_of_a_run_ends_what_it_was_waited_for_and_its_end_approvals_too() -> None:
+    over = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=CHANGE.time, run_ended=True)
+    assert over_by(CHANGE) == over
+    assert over_by(replace(CHANGE, type="run.running")) == replace(over, run_ended=False)
+
+
+def test_a_request_for_approval_and_its_end_end_the_ones_before_of_that_call_alone() -> None:
+    over = Over(store_id=StoreId("acme"), run_id=RunId("run_1"), time=CHANGE.time, call_id=CallId("call_1"))
+    settled = ApprovalSettled(
+        time=CHANGE.time, store_id=StoreId("acme"), run_id=RunId("run_1"), call_id=CallId("call_1")
+    )
+    assert over_by(settled) == over

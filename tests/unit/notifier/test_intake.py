@@ -12,7 +12,7 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import DependencyUnavailable
 from pawl.notifier.app.intake import ATTEMPTS_MAX, Intake
 from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, RunChange
+from pawl.notifier.domain.announcement import ApprovalAsked, Change, Over, RunChange, over_by
 from pawl.notifier.domain.notification import Draft, EventId, Inbox
 
 
@@ -30,9 +30,7 @@ def change(name: str, event_type: str = "run.completed") -> RunChange:
 class ScriptedDelivery:
     """An event that remembers how it was answered, and what was stored by then."""
 
-    def __init__(
-        self, content: RunChange | ApprovalAsked | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1
-    ) -> None:
+    def __init__(self, content: Change | PoisonEvent | None, store: BrittleStore, *, attempt: int = 1) -> None:
         self._content = content
         self._store = store
         self._attempt = attempt
@@ -43,7 +41,7 @@ class ScriptedDelivery:
     def attempt(self) -> int:
         return self._attempt
 
-    def read(self) -> RunChange | ApprovalAsked | None:
+    def read(self) -> Change | None:
         if isinstance(self._content, PoisonEvent):
             raise self._content
         return self._content
@@ -64,8 +62,14 @@ class BrittleStore:
 
     def __init__(self) -> None:
         self.drafts: list[Draft] = []
+        self.over: list[Over] = []
         self.away = False
         self.broken = False
+
+    async def note_over(self, over: Sequence[Over]) -> None:
+        if self.away:
+            raise DependencyUnavailable
+        self.over += over
 
     async def approvers(self, store_ids: Collection[StoreId]) -> Mapping[StoreId, Sequence[UserId]]:
         if self.away or self.broken:
@@ -107,9 +111,7 @@ class Scene:
     def _wake(self) -> None:
         self.woken += 1
 
-    def delivery(
-        self, content: RunChange | ApprovalAsked | PoisonEvent | None, *, attempt: int = 1
-    ) -> ScriptedDelivery:
+    def delivery(self, content: Change | PoisonEvent | None, *, attempt: int = 1) -> ScriptedDelivery:
         return ScriptedDelivery(content, self.store, attempt=attempt)
 
 
@@ -201,3 +203,10 @@ async def test_while_it_is_not_known_who_approves_only_requests_come_again(scene
         await scene.intake.take([request, queued])
     assert (request.answers, queued.answers) == (["retry in 1"], ["accepted"])
     assert not [entry for entry in logs if "exc_info" in entry]  # that a database is away is no fault of the program
+
+
+async def test_each_change_says_what_is_over_with_it_also_if_nobody_is_told(scene: Scene) -> None:
+    changes: list[Change] = [change("a", "run.waiting"), change("a", "run.running"), asked("b")]
+    await scene.intake.take([scene.delivery(each) for each in (*changes, None, PoisonEvent("garbage"))])
+    assert scene.store.over == list(map(over_by, changes))
+    assert len(scene.store.drafts) == 3

@@ -6,10 +6,19 @@ from datetime import UTC, datetime
 
 import pytest
 
+from pawl.chassis.ids import CallId, RunId, StoreId
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.adapters.lifecycle import read_change
 from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, RunChange, Wait
+from pawl.notifier.domain.announcement import (
+    ApprovalAsked,
+    ApprovalSettled,
+    RunChange,
+    StarterPaused,
+    Wait,
+    draft_pause,
+    over_by,
+)
 
 SUBJECT = "pawl.v1.acme.lifecycle.waiting"
 
@@ -105,8 +114,33 @@ def test_another_change_of_a_call_asks_for_nothing() -> None:
     assert read_change(SUBJECT, message.SerializeToString()) is None
 
 
+def test_a_call_that_awaits_an_approval_no_more_is_read() -> None:
+    message = asked(call_pb2.CALL_STATE_RUNNABLE)
+    message.call_changed.from_state = call_pb2.CALL_STATE_AWAITING_APPROVAL
+    found = read_change(SUBJECT, message.SerializeToString())
+    time = datetime(2026, 5, 1, tzinfo=UTC)
+    ids = (StoreId("acme"), RunId("run_1"), CallId("call_1"))
+    assert found == ApprovalSettled(time=time, store_id=ids[0], run_id=ids[1], call_id=ids[2])
+
+
 def test_a_call_of_nobody_is_poison() -> None:
     message = asked()
     message.call_changed.call.user_id = ""
     with pytest.raises(PoisonEvent):
         read_change(SUBJECT, message.SerializeToString())
+
+
+def test_that_a_trigger_has_paused_itself_is_told_to_its_user() -> None:
+    """NOTE-1. It concerns no run, so nothing of any run is over with it."""
+    message = event_pb2.RunEvent(store_id="acme", event_id="evt_1", type="trigger.paused")
+    message.time.FromDatetime(datetime(2026, 5, 1, tzinfo=UTC))
+    message.starter_paused.CopyFrom(event_pb2.StarterPaused(name="orders\n", user_id="ann", note="10 fires failed"))
+    change = read_change("pawl.v1.acme.lifecycle.trigger_paused", message.SerializeToString())
+    assert isinstance(change, StarterPaused)
+    draft = draft_pause(change)
+    assert draft.title == "Your trigger orders has paused itself: 10 fires failed"
+    assert (draft.inbox.user_id, draft.run_id, draft.conversation_id) == ("ann", "", "")
+    assert over_by(change) is None
+    message.starter_paused.user_id = "a.b"
+    with pytest.raises(PoisonEvent):
+        read_change("pawl.v1.acme.lifecycle.trigger_paused", message.SerializeToString())

@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from pawl.event.v1 import schedule_pb2 as _schedule_pb2
 import builtins as _builtins
@@ -347,6 +348,68 @@ class TriggerScheduleResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TriggerScheduleResponse: _TypeAlias = TriggerScheduleResponse  # noqa: Y015
+
+@_typing.final
+class BackfillScheduleRequest(_message.Message):
+    """BackfillScheduleRequest names a schedule and a range of times."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the schedule."""
+    request_id: _builtins.str
+    """A name for the request, for sending it again."""
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """From this time on. Required."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Before this time, and before now. After `begin_time`. Required."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "name", b"name", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackfillScheduleRequest: _TypeAlias = BackfillScheduleRequest  # noqa: Y015
+
+@_typing.final
+class BackfillScheduleResponse(_message.Message):
+    """BackfillScheduleResponse has the fires."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FIRES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def fires(self) -> _containers.RepeatedCompositeFieldContainer[_schedule_pb2.ScheduleFire]:
+        """A fire for each due time of the range, in order; `triggered` is set."""
+
+    def __init__(
+        self,
+        *,
+        fires: _abc.Iterable[_schedule_pb2.ScheduleFire] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fires", b"fires"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BackfillScheduleResponse: _TypeAlias = BackfillScheduleResponse  # noqa: Y015
 
 @_typing.final
 class DeleteScheduleRequest(_message.Message):

@@ -77,6 +77,11 @@ class ScheduleServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.TriggerScheduleRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.TriggerScheduleResponse.FromString,
                 _registered_method=True)
+        self.BackfillSchedule = channel.unary_unary(
+                '/pawl.agent.v1.ScheduleService/BackfillSchedule',
+                request_serializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.BackfillScheduleRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.BackfillScheduleResponse.FromString,
+                _registered_method=True)
         self.DeleteSchedule = channel.unary_unary(
                 '/pawl.agent.v1.ScheduleService/DeleteSchedule',
                 request_serializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.DeleteScheduleRequest.SerializeToString,
@@ -109,7 +114,8 @@ class ScheduleServiceServicer(object):
 
     def UpdateSchedule(self, request, context):
         """Changes what a schedule does, and when. A fire that waits is given up; a pause
-        lasts. Idempotent.
+        lasts. What is due and was not fired yet is fired as the schedule is then,
+        unless it is due at other times from now on. Idempotent.
 
         Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
         """
@@ -147,7 +153,8 @@ class ScheduleServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeSchedule(self, request, context):
-        """Resumes a schedule that was paused, or has paused itself. Idempotent.
+        """Resumes a schedule that was paused, or has paused itself. One that goes on gets
+        the rights of the credential. Idempotent.
 
         Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
         """
@@ -158,9 +165,25 @@ class ScheduleServiceServicer(object):
     def TriggerSchedule(self, request, context):
         """Fires a schedule now, also one that is paused or at its end. The fire is
         judged as one that is due: it may be skipped, wait or be refused, and says so.
-        Idempotent by `request_id`.
+        Idempotent by `request_id`: it starts no second run, and the fire is the same
+        as long as it is among the last twenty.
 
         Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def BackfillSchedule(self, request, context):
+        """Fires a schedule for the due times of the past that lie in a range, as it is
+        now, whether they have fired or not, and also if it is paused. The runs begin
+        beside each other and beside what goes on, whatever `overlap` says; in one
+        conversation they take turns. Each fire is a transaction of its own:
+        if the answer is lost, ask again with the same `request_id`, which starts
+        no second run of a due time.
+
+        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+        TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -212,6 +235,11 @@ def add_ScheduleServiceServicer_to_server(servicer, server):
                     servicer.TriggerSchedule,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.TriggerScheduleRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.TriggerScheduleResponse.SerializeToString,
+            ),
+            'BackfillSchedule': grpc.unary_unary_rpc_method_handler(
+                    servicer.BackfillSchedule,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.BackfillScheduleRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_schedule__pb2.BackfillScheduleResponse.SerializeToString,
             ),
             'DeleteSchedule': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteSchedule,
@@ -416,6 +444,33 @@ class ScheduleService(object):
             '/pawl.agent.v1.ScheduleService/TriggerSchedule',
             pawl_dot_agent_dot_v1_dot_schedule__pb2.TriggerScheduleRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_schedule__pb2.TriggerScheduleResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def BackfillSchedule(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.ScheduleService/BackfillSchedule',
+            pawl_dot_agent_dot_v1_dot_schedule__pb2.BackfillScheduleRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_schedule__pb2.BackfillScheduleResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -51,7 +51,8 @@ class ScheduleServiceStub:
     """
     UpdateSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]
     """Changes what a schedule does, and when. A fire that waits is given up; a pause
-    lasts. Idempotent.
+    lasts. What is due and was not fired yet is fired as the schedule is then,
+    unless it is due at other times from now on. Idempotent.
 
     Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
     """
@@ -73,16 +74,29 @@ class ScheduleServiceStub:
     Errors: SCHEDULE_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.ResumeScheduleRequest, _schedule_pb2.ResumeScheduleResponse]
-    """Resumes a schedule that was paused, or has paused itself. Idempotent.
+    """Resumes a schedule that was paused, or has paused itself. One that goes on gets
+    the rights of the credential. Idempotent.
 
     Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
     """
     TriggerSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]
     """Fires a schedule now, also one that is paused or at its end. The fire is
     judged as one that is due: it may be skipped, wait or be refused, and says so.
-    Idempotent by `request_id`.
+    Idempotent by `request_id`: it starts no second run, and the fire is the same
+    as long as it is among the last twenty.
 
     Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+    """
+    BackfillSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]
+    """Fires a schedule for the due times of the past that lie in a range, as it is
+    now, whether they have fired or not, and also if it is paused. The runs begin
+    beside each other and beside what goes on, whatever `overlap` says; in one
+    conversation they take turns. Each fire is a transaction of its own:
+    if the answer is lost, ask again with the same `request_id`, which starts
+    no second run of a due time.
+
+    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+    TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
     """
     DeleteSchedule: _grpc.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]
     """Deletes a schedule with its fires. Runs that it has started go on.
@@ -113,7 +127,8 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     """
     UpdateSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.UpdateScheduleRequest, _schedule_pb2.UpdateScheduleResponse]  # type: ignore[assignment]
     """Changes what a schedule does, and when. A fire that waits is given up; a pause
-    lasts. Idempotent.
+    lasts. What is due and was not fired yet is fired as the schedule is then,
+    unless it is due at other times from now on. Idempotent.
 
     Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
     """
@@ -135,16 +150,29 @@ class ScheduleServiceAsyncStub(ScheduleServiceStub):
     Errors: SCHEDULE_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.ResumeScheduleRequest, _schedule_pb2.ResumeScheduleResponse]  # type: ignore[assignment]
-    """Resumes a schedule that was paused, or has paused itself. Idempotent.
+    """Resumes a schedule that was paused, or has paused itself. One that goes on gets
+    the rights of the credential. Idempotent.
 
     Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
     """
     TriggerSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.TriggerScheduleRequest, _schedule_pb2.TriggerScheduleResponse]  # type: ignore[assignment]
     """Fires a schedule now, also one that is paused or at its end. The fire is
     judged as one that is due: it may be skipped, wait or be refused, and says so.
-    Idempotent by `request_id`.
+    Idempotent by `request_id`: it starts no second run, and the fire is the same
+    as long as it is among the last twenty.
 
     Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+    """
+    BackfillSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.BackfillScheduleRequest, _schedule_pb2.BackfillScheduleResponse]  # type: ignore[assignment]
+    """Fires a schedule for the due times of the past that lie in a range, as it is
+    now, whether they have fired or not, and also if it is paused. The runs begin
+    beside each other and beside what goes on, whatever `overlap` says; in one
+    conversation they take turns. Each fire is a transaction of its own:
+    if the answer is lost, ask again with the same `request_id`, which starts
+    no second run of a due time.
+
+    Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+    TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
     """
     DeleteSchedule: _aio.UnaryUnaryMultiCallable[_schedule_pb2.DeleteScheduleRequest, _schedule_pb2.DeleteScheduleResponse]  # type: ignore[assignment]
     """Deletes a schedule with its fires. Runs that it has started go on.
@@ -184,7 +212,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.UpdateScheduleResponse, _abc.Awaitable[_schedule_pb2.UpdateScheduleResponse]]:
         """Changes what a schedule does, and when. A fire that waits is given up; a pause
-        lasts. Idempotent.
+        lasts. What is due and was not fired yet is fired as the schedule is then,
+        unless it is due at other times from now on. Idempotent.
 
         Errors: SCHEDULE_NOT_FOUND, and as CreateSchedule.
         """
@@ -230,7 +259,8 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedule_pb2.ResumeScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedule_pb2.ResumeScheduleResponse, _abc.Awaitable[_schedule_pb2.ResumeScheduleResponse]]:
-        """Resumes a schedule that was paused, or has paused itself. Idempotent.
+        """Resumes a schedule that was paused, or has paused itself. One that goes on gets
+        the rights of the credential. Idempotent.
 
         Errors: SCHEDULE_NOT_FOUND, INVALID_ID.
         """
@@ -243,9 +273,27 @@ class ScheduleServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_schedule_pb2.TriggerScheduleResponse, _abc.Awaitable[_schedule_pb2.TriggerScheduleResponse]]:
         """Fires a schedule now, also one that is paused or at its end. The fire is
         judged as one that is due: it may be skipped, wait or be refused, and says so.
-        Idempotent by `request_id`.
+        Idempotent by `request_id`: it starts no second run, and the fire is the same
+        as long as it is among the last twenty.
 
         Errors: SCHEDULE_NOT_FOUND, INVALID_ID, REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def BackfillSchedule(
+        self,
+        request: _schedule_pb2.BackfillScheduleRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_schedule_pb2.BackfillScheduleResponse, _abc.Awaitable[_schedule_pb2.BackfillScheduleResponse]]:
+        """Fires a schedule for the due times of the past that lie in a range, as it is
+        now, whether they have fired or not, and also if it is paused. The runs begin
+        beside each other and beside what goes on, whatever `overlap` says; in one
+        conversation they take turns. Each fire is a transaction of its own:
+        if the answer is lost, ask again with the same `request_id`, which starts
+        no second run of a due time.
+
+        Errors: SCHEDULE_NOT_FOUND, INVALID_ID, INVALID_FIELD (`end_time`),
+        TOO_LARGE (more than 100 due times), REQUEST_ID_REUSED.
         """
 
     @_abc_1.abstractmethod

@@ -25,21 +25,21 @@ _sym_db = _symbol_database.Default()
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/types.proto\x12\rpawl.agent.v1\x1a\x18pawl/event/v1/call.proto\"j\n\nToolResult\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x14\n\x0c\x63ontent_json\x18\x03 \x01(\x0c\x12\x10\n\x08is_error\x18\x04 \x01(\x08\x12\x13\n\x0boffer_epoch\x18\x05 \x01(\x04\"\xa2\x01\n\x0c\x43\x61llDecision\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.pawl.event.v1.DecisionKind\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x05 \x01(\x0c\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x07 \x01(\t\"\x8b\x01\n\x07Receipt\x12\x10\n\x08\x66rame_id\x18\x01 \x01(\t\x12,\n\x06status\x18\x02 \x01(\x0e\x32\x1c.pawl.agent.v1.ReceiptStatus\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x06 \x01(\t*\x9c\x01\n\rMessagePolicy\x12\x1e\n\x1aMESSAGE_POLICY_UNSPECIFIED\x10\x00\x12\x18\n\x14MESSAGE_POLICY_QUEUE\x10\x01\x12\x18\n\x14MESSAGE_POLICY_STEER\x10\x02\x12\x1c\n\x18MESSAGE_POLICY_INTERRUPT\x10\x03\x12\x19\n\x15MESSAGE_POLICY_REJECT\x10\x04*\xdc\x01\n\rReceiptStatus\x12\x1e\n\x1aRECEIPT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RECEIPT_STATUS_ACCEPTED\x10\x01\x12\x1c\n\x18RECEIPT_STATUS_DUPLICATE\x10\x02\x12\x17\n\x13RECEIPT_STATUS_LATE\x10\x03\x12\x1f\n\x1bRECEIPT_STATUS_WRONG_HOLDER\x10\x04\x12\x1a\n\x16RECEIPT_STATUS_UNKNOWN\x10\x05\x12\x1a\n\x16RECEIPT_STATUS_REFUSED\x10\x06\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/agent/v1/types.proto\x12\rpawl.agent.v1\x1a\x18pawl/event/v1/call.proto\"j\n\nToolResult\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x14\n\x0c\x63ontent_json\x18\x03 \x01(\x0c\x12\x10\n\x08is_error\x18\x04 \x01(\x08\x12\x13\n\x0boffer_epoch\x18\x05 \x01(\x04\"\xe4\x01\n\x0c\x43\x61llDecision\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12)\n\x04kind\x18\x03 \x01(\x0e\x32\x1b.pawl.event.v1.DecisionKind\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x05 \x01(\x0c\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x0e\n\x06\x61nswer\x18\x07 \x01(\t\x12\x12\n\nfor_series\x18\x08 \x01(\x08\x12,\n\redited_series\x18\t \x01(\x0b\x32\x15.pawl.event.v1.Series\"\x8b\x01\n\x07Receipt\x12\x10\n\x08\x66rame_id\x18\x01 \x01(\t\x12,\n\x06status\x18\x02 \x01(\x0e\x32\x1c.pawl.agent.v1.ReceiptStatus\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x0e\n\x06run_id\x18\x05 \x01(\t\x12\x0f\n\x07\x63\x61ll_id\x18\x06 \x01(\t*\x9c\x01\n\rMessagePolicy\x12\x1e\n\x1aMESSAGE_POLICY_UNSPECIFIED\x10\x00\x12\x18\n\x14MESSAGE_POLICY_QUEUE\x10\x01\x12\x18\n\x14MESSAGE_POLICY_STEER\x10\x02\x12\x1c\n\x18MESSAGE_POLICY_INTERRUPT\x10\x03\x12\x19\n\x15MESSAGE_POLICY_REJECT\x10\x04*\xdc\x01\n\rReceiptStatus\x12\x1e\n\x1aRECEIPT_STATUS_UNSPECIFIED\x10\x00\x12\x1b\n\x17RECEIPT_STATUS_ACCEPTED\x10\x01\x12\x1c\n\x18RECEIPT_STATUS_DUPLICATE\x10\x02\x12\x17\n\x13RECEIPT_STATUS_LATE\x10\x03\x12\x1f\n\x1bRECEIPT_STATUS_WRONG_HOLDER\x10\x04\x12\x1a\n\x16RECEIPT_STATUS_UNKNOWN\x10\x05\x12\x1a\n\x16RECEIPT_STATUS_REFUSED\x10\x06\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.types_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_MESSAGEPOLICY']._serialized_start=486
-  _globals['_MESSAGEPOLICY']._serialized_end=642
-  _globals['_RECEIPTSTATUS']._serialized_start=645
-  _globals['_RECEIPTSTATUS']._serialized_end=865
+  _globals['_MESSAGEPOLICY']._serialized_start=552
+  _globals['_MESSAGEPOLICY']._serialized_end=708
+  _globals['_RECEIPTSTATUS']._serialized_start=711
+  _globals['_RECEIPTSTATUS']._serialized_end=931
   _globals['_TOOLRESULT']._serialized_start=70
   _globals['_TOOLRESULT']._serialized_end=176
   _globals['_CALLDECISION']._serialized_start=179
-  _globals['_CALLDECISION']._serialized_end=341
-  _globals['_RECEIPT']._serialized_start=344
-  _globals['_RECEIPT']._serialized_end=483
+  _globals['_CALLDECISION']._serialized_end=407
+  _globals['_RECEIPT']._serialized_start=410
+  _globals['_RECEIPT']._serialized_end=549
 # @@protoc_insertion_point(module_scope)

@@ -161,6 +161,8 @@ class CallDecision(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
+    FOR_SERIES_FIELD_NUMBER: _builtins.int
+    EDITED_SERIES_FIELD_NUMBER: _builtins.int
     run_id: _builtins.str
     """The run of the call; may be empty where the request names it."""
     call_id: _builtins.str
@@ -181,6 +183,17 @@ class CallDecision(_message.Message):
     """ANSWER: the answer to a question, or the result to give the model instead
     of running a gated call; 1 byte to 64 KiB.
     """
+    for_series: _builtins.bool
+    """APPROVE and EDIT: true to grant the series (ApprovalRequest.series) and not
+    this call alone; `digest` is then that of the series. GRANT_NOT_OFFERED if
+    there is none. Where several people approve, all approve the same.
+    """
+    @_builtins.property
+    def edited_series(self) -> _call_pb2.Series:
+        """EDIT with `for_series`: how often, how far apart and until when, all of it;
+        absent leaves that as it is shown.
+        """
+
     def __init__(
         self,
         *,
@@ -191,10 +204,12 @@ class CallDecision(_message.Message):
         arguments_json: _builtins.bytes = ...,
         reason: _builtins.str = ...,
         answer: _builtins.str = ...,
+        for_series: _builtins.bool = ...,
+        edited_series: _call_pb2.Series | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edited_series", b"edited_series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_json", b"arguments_json", "call_id", b"call_id", "digest", b"digest", "kind", b"kind", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_json", b"arguments_json", "call_id", b"call_id", "digest", b"digest", "edited_series", b"edited_series", "for_series", b"for_series", "kind", b"kind", "reason", b"reason", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -106,7 +106,9 @@ class CallUndo(_message.Message):
     UNDO_CALL_ID_FIELD_NUMBER: _builtins.int
     UNDO_RUN_ID_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
-    """The call."""
+    """The call. Empty for all those together that are not kept of a long series
+    (Run.trimmed_rounds).
+    """
     tool_name: _builtins.str
     """Its tool."""
     state: Global___UndoState.ValueType

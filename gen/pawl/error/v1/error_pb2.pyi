@@ -100,12 +100,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. No such API key, or none that the caller may see."""
     ERROR_REASON_AGENT_NOT_FOUND: _ErrorReason.ValueType  # 30
     """NOT_FOUND. No such agent, or none that the caller may use."""
-    ERROR_REASON_WEBHOOK_NOT_FOUND: _ErrorReason.ValueType  # 31
-    """NOT_FOUND. No such webhook, or none that the caller may see."""
+    ERROR_REASON_CHANNEL_NOT_FOUND: _ErrorReason.ValueType  # 31
+    """NOT_FOUND. No such channel, or none that the caller may see."""
     ERROR_REASON_DELIVERY_NOT_FOUND: _ErrorReason.ValueType  # 32
-    """NOT_FOUND. No such delivery of a webhook, or none that the caller may see."""
+    """NOT_FOUND. No such delivery of a channel, or none that the caller may see."""
     ERROR_REASON_SCHEDULE_NOT_FOUND: _ErrorReason.ValueType  # 33
     """NOT_FOUND. The caller has no such schedule."""
+    ERROR_REASON_TRIGGER_NOT_FOUND: _ErrorReason.ValueType  # 34
+    """NOT_FOUND. The caller has no such trigger."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -126,6 +128,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """ALREADY_EXISTS. The user has a schedule of that name that does something
     else.
     """
+    ERROR_REASON_TRIGGER_EXISTS: _ErrorReason.ValueType  # 46
+    """ALREADY_EXISTS. The user has a trigger of that name that does something else."""
     ERROR_REASON_RUN_ENDED: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION. The run has ended; its state never changes again."""
     ERROR_REASON_RUN_NOT_ENDED: _ErrorReason.ValueType  # 79
@@ -134,6 +138,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION. The call is not waiting for what was sent."""
     ERROR_REASON_ALREADY_DECIDED: _ErrorReason.ValueType  # 62
     """FAILED_PRECONDITION. The call was decided before, by another decision."""
+    ERROR_REASON_GRANT_NOT_OFFERED: _ErrorReason.ValueType  # 77
+    """FAILED_PRECONDITION. The call is decided by itself: no series can be granted
+    with it.
+    """
     ERROR_REASON_DIGEST_MISMATCH: _ErrorReason.ValueType  # 63
     """FAILED_PRECONDITION. The digest does not match the call as it is now; read
     the call again and show it to the person again.
@@ -183,6 +191,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     message neither enters nor interrupts it. With the policy QUEUE it begins a
     run of its own.
     """
+    ERROR_REASON_TRIGGER_PAUSED: _ErrorReason.ValueType  # 71
+    """FAILED_PRECONDITION. The trigger is paused and takes no events; deliver it again
+    later.
+    """
     ERROR_REASON_SEQ_BEYOND_END: _ErrorReason.ValueType  # 80
     """OUT_OF_RANGE. An attach or list position beyond the end of the log;
     metadata `last_seq` says where the log ends.
@@ -219,6 +231,24 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """UNAUTHENTICATED. No credential, or one that is not known."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 141
     """PERMISSION_DENIED. The credential does not allow the method."""
+    ERROR_REASON_BAD_SIGNATURE: _ErrorReason.ValueType  # 142
+    """PERMISSION_DENIED. A webhook shows no signature, or key, of the trigger that it
+    is for.
+    """
+    ERROR_REASON_WEBHOOK_TOO_OLD: _ErrorReason.ValueType  # 143
+    """PERMISSION_DENIED. The signature of a webhook is good, and more than five minutes
+    old or ahead.
+    """
+    ERROR_REASON_SESSION_EXPIRED: _ErrorReason.ValueType  # 144
+    """UNAUTHENTICATED. The session of a browser is over. Given by the gateway."""
+    ERROR_REASON_FOREIGN_ORIGIN: _ErrorReason.ValueType  # 145
+    """PERMISSION_DENIED. A page of another origin made the request, with the session
+    of this one. Given by the gateway.
+    """
+    ERROR_REASON_FOREIGN_HOST: _ErrorReason.ValueType  # 146
+    """PERMISSION_DENIED. The gateway does not answer to the host that was asked for.
+    Given by the gateway.
+    """
     ERROR_REASON_DEPENDENCY_UNAVAILABLE: _ErrorReason.ValueType  # 160
     """UNAVAILABLE. A service, the database or the bus cannot be reached; nothing
     was changed, or it is safe to send the same request id again.
@@ -226,6 +256,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SOURCE_UNREACHABLE: _ErrorReason.ValueType  # 162
     """UNAVAILABLE. A source of tools does not answer, or not as it should; the
     message says how.
+    """
+    ERROR_REASON_MAILBOX_UNREACHABLE: _ErrorReason.ValueType  # 163
+    """UNAVAILABLE. A mailbox does not answer, or not as it should, or does not let in
+    who it was given; the message says how.
     """
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 161
     """UNAVAILABLE. The process is shutting down; send again, another replica
@@ -304,12 +338,14 @@ ERROR_REASON_KEY_NOT_FOUND: ErrorReason.ValueType  # 29
 """NOT_FOUND. No such API key, or none that the caller may see."""
 ERROR_REASON_AGENT_NOT_FOUND: ErrorReason.ValueType  # 30
 """NOT_FOUND. No such agent, or none that the caller may use."""
-ERROR_REASON_WEBHOOK_NOT_FOUND: ErrorReason.ValueType  # 31
-"""NOT_FOUND. No such webhook, or none that the caller may see."""
+ERROR_REASON_CHANNEL_NOT_FOUND: ErrorReason.ValueType  # 31
+"""NOT_FOUND. No such channel, or none that the caller may see."""
 ERROR_REASON_DELIVERY_NOT_FOUND: ErrorReason.ValueType  # 32
-"""NOT_FOUND. No such delivery of a webhook, or none that the caller may see."""
+"""NOT_FOUND. No such delivery of a channel, or none that the caller may see."""
 ERROR_REASON_SCHEDULE_NOT_FOUND: ErrorReason.ValueType  # 33
 """NOT_FOUND. The caller has no such schedule."""
+ERROR_REASON_TRIGGER_NOT_FOUND: ErrorReason.ValueType  # 34
+"""NOT_FOUND. The caller has no such trigger."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40
@@ -330,6 +366,8 @@ ERROR_REASON_SCHEDULE_EXISTS: ErrorReason.ValueType  # 45
 """ALREADY_EXISTS. The user has a schedule of that name that does something
 else.
 """
+ERROR_REASON_TRIGGER_EXISTS: ErrorReason.ValueType  # 46
+"""ALREADY_EXISTS. The user has a trigger of that name that does something else."""
 ERROR_REASON_RUN_ENDED: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION. The run has ended; its state never changes again."""
 ERROR_REASON_RUN_NOT_ENDED: ErrorReason.ValueType  # 79
@@ -338,6 +376,10 @@ ERROR_REASON_CALL_NOT_PENDING: ErrorReason.ValueType  # 61
 """FAILED_PRECONDITION. The call is not waiting for what was sent."""
 ERROR_REASON_ALREADY_DECIDED: ErrorReason.ValueType  # 62
 """FAILED_PRECONDITION. The call was decided before, by another decision."""
+ERROR_REASON_GRANT_NOT_OFFERED: ErrorReason.ValueType  # 77
+"""FAILED_PRECONDITION. The call is decided by itself: no series can be granted
+with it.
+"""
 ERROR_REASON_DIGEST_MISMATCH: ErrorReason.ValueType  # 63
 """FAILED_PRECONDITION. The digest does not match the call as it is now; read
 the call again and show it to the person again.
@@ -387,6 +429,10 @@ ERROR_REASON_RUN_OF_ANOTHER_USER: ErrorReason.ValueType  # 70
 message neither enters nor interrupts it. With the policy QUEUE it begins a
 run of its own.
 """
+ERROR_REASON_TRIGGER_PAUSED: ErrorReason.ValueType  # 71
+"""FAILED_PRECONDITION. The trigger is paused and takes no events; deliver it again
+later.
+"""
 ERROR_REASON_SEQ_BEYOND_END: ErrorReason.ValueType  # 80
 """OUT_OF_RANGE. An attach or list position beyond the end of the log;
 metadata `last_seq` says where the log ends.
@@ -423,6 +469,24 @@ ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. No credential, or one that is not known."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 141
 """PERMISSION_DENIED. The credential does not allow the method."""
+ERROR_REASON_BAD_SIGNATURE: ErrorReason.ValueType  # 142
+"""PERMISSION_DENIED. A webhook shows no signature, or key, of the trigger that it
+is for.
+"""
+ERROR_REASON_WEBHOOK_TOO_OLD: ErrorReason.ValueType  # 143
+"""PERMISSION_DENIED. The signature of a webhook is good, and more than five minutes
+old or ahead.
+"""
+ERROR_REASON_SESSION_EXPIRED: ErrorReason.ValueType  # 144
+"""UNAUTHENTICATED. The session of a browser is over. Given by the gateway."""
+ERROR_REASON_FOREIGN_ORIGIN: ErrorReason.ValueType  # 145
+"""PERMISSION_DENIED. A page of another origin made the request, with the session
+of this one. Given by the gateway.
+"""
+ERROR_REASON_FOREIGN_HOST: ErrorReason.ValueType  # 146
+"""PERMISSION_DENIED. The gateway does not answer to the host that was asked for.
+Given by the gateway.
+"""
 ERROR_REASON_DEPENDENCY_UNAVAILABLE: ErrorReason.ValueType  # 160
 """UNAVAILABLE. A service, the database or the bus cannot be reached; nothing
 was changed, or it is safe to send the same request id again.
@@ -430,6 +494,10 @@ was changed, or it is safe to send the same request id again.
 ERROR_REASON_SOURCE_UNREACHABLE: ErrorReason.ValueType  # 162
 """UNAVAILABLE. A source of tools does not answer, or not as it should; the
 message says how.
+"""
+ERROR_REASON_MAILBOX_UNREACHABLE: ErrorReason.ValueType  # 163
+"""UNAVAILABLE. A mailbox does not answer, or not as it should, or does not let in
+who it was given; the message says how.
 """
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 161
 """UNAVAILABLE. The process is shutting down; send again, another replica

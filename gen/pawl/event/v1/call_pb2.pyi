@@ -67,6 +67,10 @@ class _CallStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_CallState.V
     With the reason NOT_STOPPED the run was stopped, the call could not be, and
     its effect may still come.
     """
+    CALL_STATE_DETACHED: _CallState.ValueType  # 16
+    """Terminal. It goes on in the background, as a job: `child_run_id` is its run,
+    and the result names it. What it comes to is told in the conversation.
+    """
 
 class CallState(_CallState, metaclass=_CallStateEnumTypeWrapper):
     """CallState is where a tool call stands. Transitions follow the table in
@@ -113,6 +117,10 @@ CALL_STATE_OUTCOME_UNKNOWN: CallState.ValueType  # 15
 """Terminal. It is unknown whether the effect happened; the model was told.
 With the reason NOT_STOPPED the run was stopped, the call could not be, and
 its effect may still come.
+"""
+CALL_STATE_DETACHED: CallState.ValueType  # 16
+"""Terminal. It goes on in the background, as a job: `child_run_id` is its run,
+and the result names it. What it comes to is told in the conversation.
 """
 Global___CallState: _TypeAlias = CallState  # noqa: Y015
 
@@ -324,6 +332,7 @@ class ApprovalRequest(_message.Message):
     APPROVALS_FIELD_NUMBER: _builtins.int
     ESCALATED_FIELD_NUMBER: _builtins.int
     EARLIER_APPROVALS_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
     digest: _builtins.str
     """SHA-256, in hex, of store, run, call, tool, tool version and canonical
     arguments. A decision must carry it.
@@ -356,6 +365,12 @@ class ApprovalRequest(_message.Message):
     def earlier_approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
         """Who approved what the call was before it was edited, in order."""
 
+    @_builtins.property
+    def series(self) -> Global___Series:
+        """The series that can be granted in place of this call alone; of a call that
+        runs under a grant (Run.grant) that series. Absent if each call is decided.
+        """
+
     def __init__(
         self,
         *,
@@ -367,14 +382,102 @@ class ApprovalRequest(_message.Message):
         approvals: _abc.Iterable[Global___Decision] | None = ...,
         escalated: _builtins.bool = ...,
         earlier_approvals: _abc.Iterable[Global___Decision] | None = ...,
+        series: Global___Series | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["decision", b"decision", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "approvals_required", b"approvals_required", "cause", b"cause", "decision", b"decision", "digest", b"digest", "earlier_approvals", b"earlier_approvals", "escalated", b"escalated", "preview", b"preview"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "approvals_required", b"approvals_required", "cause", b"cause", "decision", b"decision", "digest", b"digest", "earlier_approvals", b"earlier_approvals", "escalated", b"escalated", "preview", b"preview", "series", b"series"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ApprovalRequest: _TypeAlias = ApprovalRequest  # noqa: Y015
+
+@_typing.final
+class Series(_message.Message):
+    """Series is what a grant covers: the iterations of a job, the call as it is
+    shown, so often, so far apart, and no longer than that.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DIGEST_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    ITERATIONS_MAX_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    GRANT_CALL_ID_FIELD_NUMBER: _builtins.int
+    digest: _builtins.str
+    """SHA-256, in hex, of store, run, tool, tool versions (the one that the run
+    has pinned and the one in force), canonical arguments and what follows. A
+    decision about the series must carry it. Ignored in requests to change it.
+    """
+    interval_seconds: _builtins.float
+    """Seconds from one iteration to the next, 0.5 to 86400."""
+    iterations_max: _builtins.int
+    """Most iterations of the job in all, 1 to 1000."""
+    grant_call_id: _builtins.str
+    """From agent-loop to the registry: the call with which it was granted."""
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Until when iterations begin; absent if their number alone ends it."""
+
+    def __init__(
+        self,
+        *,
+        digest: _builtins.str = ...,
+        interval_seconds: _builtins.float = ...,
+        iterations_max: _builtins.int = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        grant_call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["end_time", b"end_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["digest", b"digest", "end_time", b"end_time", "grant_call_id", b"grant_call_id", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Series: _TypeAlias = Series  # noqa: Y015
+
+@_typing.final
+class Grant(_message.Message):
+    """Grant is the approval of a series. It is over once the series asks again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SERIES_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    APPROVALS_FIELD_NUMBER: _builtins.int
+    USES_FIELD_NUMBER: _builtins.int
+    ENDED_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call with which it was granted."""
+    uses: _builtins.int
+    """The iterations that have begun under it, that call included."""
+    ended: _builtins.bool
+    """True if it is over: iterations are decided one by one, or granted anew."""
+    @_builtins.property
+    def series(self) -> Global___Series:
+        """What was granted."""
+
+    @_builtins.property
+    def approvals(self) -> _containers.RepeatedCompositeFieldContainer[Global___Decision]:
+        """Who granted it, in order."""
+
+    def __init__(
+        self,
+        *,
+        series: Global___Series | None = ...,
+        call_id: _builtins.str = ...,
+        approvals: _abc.Iterable[Global___Decision] | None = ...,
+        uses: _builtins.int = ...,
+        ended: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["series", b"series"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approvals", b"approvals", "call_id", b"call_id", "ended", b"ended", "series", b"series", "uses", b"uses"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Grant: _TypeAlias = Grant  # noqa: Y015
 
 @_typing.final
 class Decision(_message.Message):
@@ -389,6 +492,7 @@ class Decision(_message.Message):
     ARGUMENTS_SHA256_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
     kind: Global___DecisionKind.ValueType
     """What was decided."""
     user_id: _builtins.str
@@ -409,6 +513,12 @@ class Decision(_message.Message):
     def time(self) -> _timestamp_pb2.Timestamp:
         """When it was accepted."""
 
+    @_builtins.property
+    def series(self) -> Global___Series:
+        """The series that it is about, with the call; absent if it is about the call
+        alone.
+        """
+
     def __init__(
         self,
         *,
@@ -419,10 +529,11 @@ class Decision(_message.Message):
         arguments_sha256: _builtins.str = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
+        series: Global___Series | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["time", b"time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["series", b"series", "time", b"time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "reason", b"reason", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_sha256", b"arguments_sha256", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "reason", b"reason", "series", b"series", "time", b"time", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -698,7 +809,7 @@ class Call(_message.Message):
     user_id: _builtins.str
     """User who started its run."""
     child_run_id: _builtins.str
-    """The run that does it; only of a call that is or was DELEGATED."""
+    """The run that does it; only of a call that is or was DELEGATED, or is DETACHED."""
     imported: _builtins.bool
     """True if it was made elsewhere (ConversationService.ImportConversation): it
     was never anything but settled here, and nothing takes it back.

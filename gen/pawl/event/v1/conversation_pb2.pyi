@@ -290,7 +290,9 @@ class LeftCall(_message.Message):
     run_id: _builtins.str
     """The run."""
     call_id: _builtins.str
-    """The call."""
+    """The call. Empty for those of a series together that were not kept
+    (Run.trimmed_rounds); how they ended is that of one of the last ones.
+    """
     tool_name: _builtins.str
     """The tool."""
     effect_class: _call_pb2.EffectClass.ValueType
@@ -299,7 +301,7 @@ class LeftCall(_message.Message):
     """How it ended."""
     @_builtins.property
     def start_time(self) -> _timestamp_pb2.Timestamp:
-        """When it began."""
+        """When it began; absent of those that were not kept."""
 
     def __init__(
         self,

@@ -110,6 +110,7 @@ class RunEvent(_message.Message):
     WARNING_FIELD_NUMBER: _builtins.int
     OPERATOR_ACTED_FIELD_NUMBER: _builtins.int
     RUN_TOPPED_UP_FIELD_NUMBER: _builtins.int
+    STARTER_PAUSED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     conversation_id: _builtins.str
@@ -134,7 +135,8 @@ class RunEvent(_message.Message):
     output.delta, tool.proposed, tool.awaiting_approval, tool.offered,
     tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed,
     tool.failed, tool.rejected, tool.expired, tool.cancelled,
-    tool.outcome_unknown, tool.delegated, warning, operator.acted. More may be
+    tool.outcome_unknown, tool.delegated, warning, operator.acted,
+    schedule.paused, trigger.paused. More may be
     added. tool.executing is said of a front-end call when a client takes it:
     its state is still OFFERED; tool.offered once more when it is given back.
     """
@@ -186,6 +188,12 @@ class RunEvent(_message.Message):
     def run_topped_up(self) -> Global___RunToppedUp:
         """The token budget of the run was raised."""
 
+    @_builtins.property
+    def starter_paused(self) -> Global___StarterPaused:
+        """A schedule or a trigger has paused itself. Of the life cycle only, and in the
+        log of no run: `run_id`, `conversation_id` and `seq` are empty.
+        """
+
     def __init__(
         self,
         *,
@@ -208,12 +216,13 @@ class RunEvent(_message.Message):
         warning: Global___Warning | None = ...,
         operator_acted: Global___OperatorActed | None = ...,
         run_topped_up: Global___RunToppedUp | None = ...,
+        starter_paused: Global___StarterPaused | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call_changed", b"call_changed", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_topped_up", b"run_topped_up", "time", b"time", "tool_progress", b"tool_progress", "warning", b"warning"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_changed", b"call_changed", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_topped_up", b"run_topped_up", "starter_paused", b"starter_paused", "time", b"time", "tool_progress", b"tool_progress", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_changed", b"call_changed", "conversation_id", b"conversation_id", "event_id", b"event_id", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_id", b"run_id", "run_topped_up", b"run_topped_up", "seq", b"seq", "store_id", b"store_id", "time", b"time", "tool_progress", b"tool_progress", "type", b"type", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_changed", b"call_changed", "conversation_id", b"conversation_id", "event_id", b"event_id", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_id", b"run_id", "run_topped_up", b"run_topped_up", "seq", b"seq", "starter_paused", b"starter_paused", "store_id", b"store_id", "time", b"time", "tool_progress", b"tool_progress", "type", b"type", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_changed", "message_added", "round_started", "round_retrying", "round_ended", "output_delta", "call_changed", "tool_progress", "warning", "operator_acted", "run_topped_up"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_changed", "message_added", "round_started", "round_retrying", "round_ended", "output_delta", "call_changed", "tool_progress", "warning", "operator_acted", "run_topped_up", "starter_paused"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -246,6 +255,38 @@ class RunChanged(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RunChanged: _TypeAlias = RunChanged  # noqa: Y015
+
+@_typing.final
+class StarterPaused(_message.Message):
+    """StarterPaused is a schedule or a trigger that has paused itself, after too many
+    failures. The type of the event says which: schedule.paused or trigger.paused.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    NOTE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Its name."""
+    user_id: _builtins.str
+    """Whose it is."""
+    note: _builtins.str
+    """Why."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        note: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "note", b"note", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StarterPaused: _TypeAlias = StarterPaused  # noqa: Y015
 
 @_typing.final
 class RunToppedUp(_message.Message):

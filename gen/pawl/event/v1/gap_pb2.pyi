@@ -24,11 +24,12 @@ DESCRIPTOR: _descriptor.FileDescriptor
 @_typing.final
 class Gap(_message.Message):
     """Gap stands in a stream of events for those that are not kept any more: the
-    log of a run that ended some days ago (default 7) begins at its last event.
+    log of a run that ended some days ago (default 7) begins at its last event,
+    that of a series at its last 100 to 200 iterations, also while it goes on.
     A watcher that asks for earlier ones gets one gap in their place, with what
     they had led to, and then the events from `to_seq` + 1 on. It drops what it
     has of the run and takes the snapshot instead. Everybody who attaches at the
-    same place gets the same gap.
+    same place of a run that has ended gets the same gap.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -67,7 +68,9 @@ Global___Gap: _TypeAlias = Gap  # noqa: Y015
 class RunSnapshot(_message.Message):
     """RunSnapshot is a run with its messages and calls, as of its event
     `run.last_seq`. The newest come first into it, until it has 512 KiB of
-    messages and 512 KiB of calls; ListMessages and ListCalls have all.
+    messages and 512 KiB of calls; ListMessages and ListCalls have all. That of a
+    series whose log was trimmed as it went on has no calls: those that went with
+    the events are gone, and the events that follow tell of all others.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -80,7 +83,7 @@ class RunSnapshot(_message.Message):
     omitted_message_count: _builtins.int
     """How many earlier messages of the run were left out."""
     omitted_call_count: _builtins.int
-    """How many earlier calls were left out."""
+    """How many earlier calls were left out, or are gone (Run.trimmed_rounds)."""
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run, without `pending_calls`."""

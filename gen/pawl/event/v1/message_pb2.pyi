@@ -41,6 +41,10 @@ class _RoleEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Role.ValueType],
     message that an older version must not take for a text and nothing else. It
     leaves the run to a newer one.
     """
+    ROLE_NOTICE: _Role.ValueType  # 5
+    """Pawl: what jobs told their conversation, of which the model is told with it
+    (docs/background.md). The text is for people; `notices_json` is what the model is given.
+    """
 
 class Role(_Role, metaclass=_RoleEnumTypeWrapper):
     """Role is who a message is from."""
@@ -59,6 +63,10 @@ ROLE_USER_EXTENDED: Role.ValueType  # 4
 """Between services only, everybody else is given ROLE_USER: the user, in a
 message that an older version must not take for a text and nothing else. It
 leaves the run to a newer one.
+"""
+ROLE_NOTICE: Role.ValueType  # 5
+"""Pawl: what jobs told their conversation, of which the model is told with it
+(docs/background.md). The text is for people; `notices_json` is what the model is given.
 """
 Global___Role: _TypeAlias = Role  # noqa: Y015
 
@@ -205,6 +213,7 @@ class Message(_message.Message):
     MISFIT_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
+    NOTICES_JSON_FIELD_NUMBER: _builtins.int
     message_id: _builtins.str
     """Id of the message."""
     conversation_id: _builtins.str
@@ -255,6 +264,8 @@ class Message(_message.Message):
     """
     user_id: _builtins.str
     """Whose it is: the user of its run."""
+    notices_json: _builtins.bytes
+    """For ROLE_NOTICE: what the model is given, a JSON array of objects."""
     @_builtins.property
     def call_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The calls it asks for, in order."""
@@ -292,10 +303,11 @@ class Message(_message.Message):
         misfit: _builtins.str = ...,
         model: _builtins.str = ...,
         user_id: _builtins.str = ...,
+        notices_json: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "conversation_id", b"conversation_id", "create_time", b"create_time", "first_output_seq", b"first_output_seq", "imported", b"imported", "interrupted", b"interrupted", "last_output_seq", b"last_output_seq", "message_id", b"message_id", "misfit", b"misfit", "model", b"model", "number", b"number", "parts", b"parts", "provider_state_json", b"provider_state_json", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "run_id", b"run_id", "summarised_to_number", b"summarised_to_number", "text", b"text", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_ids", b"call_ids", "conversation_id", b"conversation_id", "create_time", b"create_time", "first_output_seq", b"first_output_seq", "imported", b"imported", "interrupted", b"interrupted", "last_output_seq", b"last_output_seq", "message_id", b"message_id", "misfit", b"misfit", "model", b"model", "notices_json", b"notices_json", "number", b"number", "parts", b"parts", "provider_state_json", b"provider_state_json", "reasoning", b"reasoning", "refusal", b"refusal", "role", b"role", "run_id", b"run_id", "summarised_to_number", b"summarised_to_number", "text", b"text", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -114,6 +114,10 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     it goes on by itself on the next day (UTC), or when an admin gives the agent
     more. No call waits with it.
     """
+    WAIT_KIND_TIME: _WaitKind.ValueType  # 7
+    """Transient. A job waits for the time of its next iteration."""
+    WAIT_KIND_PAUSED: _WaitKind.ValueType  # 8
+    """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """WaitKind is what a WAITING run waits for. A run can wait for several."""
@@ -139,6 +143,10 @@ WAIT_KIND_AGENT_QUOTA: WaitKind.ValueType  # 6
 it goes on by itself on the next day (UTC), or when an admin gives the agent
 more. No call waits with it.
 """
+WAIT_KIND_TIME: WaitKind.ValueType  # 7
+"""Transient. A job waits for the time of its next iteration."""
+WAIT_KIND_PAUSED: WaitKind.ValueType  # 8
+"""Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
@@ -163,6 +171,8 @@ class _FailureClassEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_FailureC
     """Terminal. The model repeated itself (STUCK_LOOP)."""
     FAILURE_CLASS_INTERNAL: _FailureClass.ValueType  # 7
     """Terminal. A fault in Pawl; the log has the details."""
+    FAILURE_CLASS_TOOL: _FailureClass.ValueType  # 8
+    """Of a job: its call did not succeed. The reason is that of the call."""
 
 class FailureClass(_FailureClass, metaclass=_FailureClassEnumTypeWrapper):
     """FailureClass groups the reasons for which a run fails."""
@@ -183,6 +193,8 @@ FAILURE_CLASS_STUCK: FailureClass.ValueType  # 6
 """Terminal. The model repeated itself (STUCK_LOOP)."""
 FAILURE_CLASS_INTERNAL: FailureClass.ValueType  # 7
 """Terminal. A fault in Pawl; the log has the details."""
+FAILURE_CLASS_TOOL: FailureClass.ValueType  # 8
+"""Of a job: its call did not succeed. The reason is that of the call."""
 Global___FailureClass: _TypeAlias = FailureClass  # noqa: Y015
 
 class _StopCause:
@@ -205,6 +217,8 @@ class _StopCauseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopCause.V
     """Terminal. The call that the run did was given up: its own run was stopped,
     or failed.
     """
+    STOP_CAUSE_MODEL: _StopCause.ValueType  # 6
+    """Terminal. The model stopped a job of its conversation (tool stop_job)."""
 
 class StopCause(_StopCause, metaclass=_StopCauseEnumTypeWrapper):
     """StopCause is who or what asked a run to stop."""
@@ -223,6 +237,8 @@ STOP_CAUSE_PARENT: StopCause.ValueType  # 5
 """Terminal. The call that the run did was given up: its own run was stopped,
 or failed.
 """
+STOP_CAUSE_MODEL: StopCause.ValueType  # 6
+"""Terminal. The model stopped a job of its conversation (tool stop_job)."""
 Global___StopCause: _TypeAlias = StopCause  # noqa: Y015
 
 class _AttentionReason:
@@ -459,6 +475,44 @@ REASONING_EFFORT_XHIGH: ReasoningEffort.ValueType  # 6
 REASONING_EFFORT_MAX: ReasoningEffort.ValueType  # 7
 """Sent as `max`."""
 Global___ReasoningEffort: _TypeAlias = ReasoningEffort  # noqa: Y015
+
+class _JobReports:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _JobReportsEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_JobReports.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    JOB_REPORTS_UNSPECIFIED: _JobReports.ValueType  # 0
+    """EVERY."""
+    JOB_REPORTS_EVERY: _JobReports.ValueType  # 1
+    """Of each; of several that come before the model is asked again only the last."""
+    JOB_REPORTS_CHANGE: _JobReports.ValueType  # 2
+    """Of the first, and of those whose result differs from the one told last."""
+    JOB_REPORTS_END: _JobReports.ValueType  # 3
+    """Of none."""
+    JOB_REPORTS_DIGEST: _JobReports.ValueType  # 4
+    """Of those since the last such notice together, at most once in `report_seconds`."""
+    JOB_REPORTS_NONE: _JobReports.ValueType  # 5
+    """Of none, and not of the end."""
+
+class JobReports(_JobReports, metaclass=_JobReportsEnumTypeWrapper):
+    """JobReports says of which iterations of a repeated job the conversation is told.
+    Of its end it is told in any case but one.
+    """
+
+JOB_REPORTS_UNSPECIFIED: JobReports.ValueType  # 0
+"""EVERY."""
+JOB_REPORTS_EVERY: JobReports.ValueType  # 1
+"""Of each; of several that come before the model is asked again only the last."""
+JOB_REPORTS_CHANGE: JobReports.ValueType  # 2
+"""Of the first, and of those whose result differs from the one told last."""
+JOB_REPORTS_END: JobReports.ValueType  # 3
+"""Of none."""
+JOB_REPORTS_DIGEST: JobReports.ValueType  # 4
+"""Of those since the last such notice together, at most once in `report_seconds`."""
+JOB_REPORTS_NONE: JobReports.ValueType  # 5
+"""Of none, and not of the end."""
+Global___JobReports: _TypeAlias = JobReports  # noqa: Y015
 
 @_typing.final
 class Attention(_message.Message):
@@ -837,6 +891,7 @@ class RunOptions(_message.Message):
     RESPONSE_FORMAT_FIELD_NUMBER: _builtins.int
     REASONING_EFFORT_FIELD_NUMBER: _builtins.int
     MODEL_FALLBACKS_FIELD_NUMBER: _builtins.int
+    WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name; empty means the deployment's model."""
     instructions: _builtins.str
@@ -866,6 +921,10 @@ class RunOptions(_message.Message):
     """
     reasoning_effort: Global___ReasoningEffort.ValueType
     """How much the model thinks."""
+    without_background: _builtins.bool
+    """True if the model may not have calls run in the background (docs/background.md):
+    where it wants to, they run at once, with a note.
+    """
     @_builtins.property
     def tool_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of the tools the model may call; empty means every tool that the
@@ -914,10 +973,11 @@ class RunOptions(_message.Message):
         response_format: Global___ResponseFormat | None = ...,
         reasoning_effort: Global___ReasoningEffort.ValueType = ...,
         model_fallbacks: _abc.Iterable[_builtins.str] | None = ...,
+        without_background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "limits", b"limits", "output_tokens_max", b"output_tokens_max", "response_format", b"response_format", "temperature", b"temperature", "tool_choice", b"tool_choice"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_tools", b"without_tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max", "_temperature", b"_temperature", "approval_expiry_policy", b"approval_expiry_policy", "approvals_required", b"approvals_required", "batch_order", b"batch_order", "instructions", b"instructions", "limits", b"limits", "model", b"model", "model_fallbacks", b"model_fallbacks", "output_tokens_max", b"output_tokens_max", "reasoning_effort", b"reasoning_effort", "response_format", b"response_format", "round_limit_policy", b"round_limit_policy", "temperature", b"temperature", "token_budget_policy", b"token_budget_policy", "tool_choice", b"tool_choice", "tool_names", b"tool_names", "unknown_outcome_policy", b"unknown_outcome_policy", "without_background", b"without_background", "without_tools", b"without_tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__output_tokens_max: _TypeAlias = _typing.Literal["output_tokens_max"]  # noqa: Y015
     _WhichOneofArgType__output_tokens_max: _TypeAlias = _typing.Literal["_output_tokens_max", b"_output_tokens_max"]  # noqa: Y015
@@ -1173,6 +1233,184 @@ class RunAbove(_message.Message):
 Global___RunAbove: _TypeAlias = RunAbove  # noqa: Y015
 
 @_typing.final
+class Job(_message.Message):
+    """Job is a call that a run does in the background, once or again and again."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    ITERATIONS_MAX_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
+    DELAY_FIRST_FIELD_NUMBER: _builtins.int
+    TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    ESTIMATED_MINUTES_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    DELEGATES_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    WHEN_FIELD_NUMBER: _builtins.int
+    REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
+    REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    tool_name: _builtins.str
+    """The tool."""
+    arguments_json: _builtins.bytes
+    """Its arguments, canonical."""
+    interval_seconds: _builtins.float
+    """Seconds from one iteration to the next; 0 if there is one only."""
+    iterations_max: _builtins.int
+    """Most iterations, 1 to 1000000."""
+    delay_first: _builtins.bool
+    """True if the first iteration is due one interval after `begin_time`."""
+    timeout_seconds: _builtins.float
+    """Seconds that an iteration may take."""
+    estimated_minutes: _builtins.float
+    """Minutes that the model thinks it takes; 0 if it said nothing."""
+    reports: Global___JobReports.ValueType
+    """Of which iterations the conversation is told."""
+    delegates: _builtins.bool
+    """True if a run does its calls (EXECUTION_CONTEXT_AGENT)."""
+    report_iterations: _builtins.int
+    """With EVERY: of each of so many iterations; 0 is 1."""
+    report_seconds: _builtins.float
+    """With DIGEST: least seconds from one such notice to the next."""
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """When the call was made: iterations are due at this time plus whole intervals."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """Until when iterations begin; absent if their number alone ends it."""
+
+    @_builtins.property
+    def until(self) -> Global___JobCondition:
+        """The result with which it ends, whatever iterations are left; absent for none."""
+
+    @_builtins.property
+    def when(self) -> Global___JobMonitor:
+        """What the conversation is told of each time it becomes so; absent for nothing."""
+
+    def __init__(
+        self,
+        *,
+        tool_name: _builtins.str = ...,
+        arguments_json: _builtins.bytes = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        interval_seconds: _builtins.float = ...,
+        iterations_max: _builtins.int = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
+        delay_first: _builtins.bool = ...,
+        timeout_seconds: _builtins.float = ...,
+        estimated_minutes: _builtins.float = ...,
+        reports: Global___JobReports.ValueType = ...,
+        delegates: _builtins.bool = ...,
+        until: Global___JobCondition | None = ...,
+        when: Global___JobMonitor | None = ...,
+        report_iterations: _builtins.int = ...,
+        report_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "until", b"until", "when", b"when"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "begin_time", b"begin_time", "delay_first", b"delay_first", "delegates", b"delegates", "end_time", b"end_time", "estimated_minutes", b"estimated_minutes", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Job: _TypeAlias = Job  # noqa: Y015
+
+@_typing.final
+class JobMonitor(_message.Message):
+    """JobMonitor is what a job tells of each time it becomes so, and not while it stays
+    so. Of a change it tells each time.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONDITION_FIELD_NUMBER: _builtins.int
+    PAUSE_SECONDS_FIELD_NUMBER: _builtins.int
+    FIRINGS_MAX_FIELD_NUMBER: _builtins.int
+    pause_seconds: _builtins.float
+    """Least seconds from one time to the next. What becomes so sooner, and is still so
+    then, is told then.
+    """
+    firings_max: _builtins.int
+    """Most times, 1 to 1000: the job ends with the last."""
+    @_builtins.property
+    def condition(self) -> Global___JobCondition:
+        """What is to be so."""
+
+    def __init__(
+        self,
+        *,
+        condition: Global___JobCondition | None = ...,
+        pause_seconds: _builtins.float = ...,
+        firings_max: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "firings_max", b"firings_max", "pause_seconds", b"pause_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___JobMonitor: _TypeAlias = JobMonitor  # noqa: Y015
+
+@_typing.final
+class JobCondition(_message.Message):
+    """JobCondition is what a job watches for at a place of the result of an iteration.
+    Exactly one of `below`, `above`, `equals_json`, `changed` and `expression`.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    POINTER_FIELD_NUMBER: _builtins.int
+    BELOW_FIELD_NUMBER: _builtins.int
+    ABOVE_FIELD_NUMBER: _builtins.int
+    EQUALS_JSON_FIELD_NUMBER: _builtins.int
+    CHANGED_FIELD_NUMBER: _builtins.int
+    EXPRESSION_FIELD_NUMBER: _builtins.int
+    pointer: _builtins.str
+    """A JSON pointer (RFC 6901); empty for the whole result."""
+    below: _builtins.float
+    """A number below this one."""
+    above: _builtins.float
+    """A number above this one."""
+    equals_json: _builtins.bytes
+    """This string, number or boolean, as JSON; empty for none."""
+    changed: _builtins.bool
+    """Another value than in the last iteration that succeeded."""
+    expression: _builtins.str
+    """An expression in CEL that is true, of at most 256 characters; empty for none. It
+    has the variables `value` (what is at the place), `previous` (what was there in
+    the last iteration that succeeded; null at first) and `fired` (how many times
+    the conversation was told of it). One that comes to an error counts as a failure
+    of the iteration.
+    """
+    def __init__(
+        self,
+        *,
+        pointer: _builtins.str = ...,
+        below: _builtins.float | None = ...,
+        above: _builtins.float | None = ...,
+        equals_json: _builtins.bytes = ...,
+        changed: _builtins.bool = ...,
+        expression: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_below", b"_below", "above", b"above", "below", b"below"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_above", b"_above", "_below", b"_below", "above", b"above", "below", b"below", "changed", b"changed", "equals_json", b"equals_json", "expression", b"expression", "pointer", b"pointer"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__above: _TypeAlias = _typing.Literal["above"]  # noqa: Y015
+    _WhichOneofArgType__above: _TypeAlias = _typing.Literal["_above", b"_above"]  # noqa: Y015
+    _WhichOneofReturnType__below: _TypeAlias = _typing.Literal["below"]  # noqa: Y015
+    _WhichOneofArgType__below: _TypeAlias = _typing.Literal["_below", b"_below"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__above) -> _WhichOneofReturnType__above | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__below) -> _WhichOneofReturnType__below | None: ...
+
+Global___JobCondition: _TypeAlias = JobCondition  # noqa: Y015
+
+@_typing.final
 class Run(_message.Message):
     """Run is one execution on a conversation."""
 
@@ -1242,6 +1480,12 @@ class Run(_message.Message):
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     TOKENS_NEEDED_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    REPORTS_TO_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    GENERATION_FIELD_NUMBER: _builtins.int
+    TRIMMED_ROUNDS_FIELD_NUMBER: _builtins.int
+    TRIMMED_FAILURES_FIELD_NUMBER: _builtins.int
+    GRANT_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store (tenant) of the run."""
     user_id: _builtins.str
@@ -1301,6 +1545,19 @@ class Run(_message.Message):
     """While it waits for a top-up: the tokens that it must add at the least, so
     that the next model call can be made, as far as that is known; 0 otherwise.
     """
+    reports_to_conversation_id: _builtins.str
+    """The conversation that is told what the job comes to; empty unless it is one."""
+    generation: _builtins.int
+    """Of a turn, which a notice of a job began and no message: how many such turns
+    lead to it since a user said something, from 1. A job has that of the run
+    which began it; 0 for all others.
+    """
+    trimmed_rounds: _builtins.int
+    """Of a job: how many of its first rounds have no calls and no events any more.
+    Of a series the last 100 iterations are kept, at times up to 200.
+    """
+    trimmed_failures: _builtins.int
+    """The calls of those rounds that did not succeed."""
     @_builtins.property
     def waits(self) -> _containers.RepeatedScalarFieldContainer[Global___WaitKind.ValueType]:
         """What it waits for; empty unless WAITING. Where `pending_calls` are filled,
@@ -1422,6 +1679,18 @@ class Run(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels that it was started with (StartRunRequest.labels)."""
 
+    @_builtins.property
+    def job(self) -> Global___Job:
+        """Present if it is a job: it repeats a call, and calls no model. `parent_run_id`
+        and `parent_call_id` are the run and the call that began it.
+        """
+
+    @_builtins.property
+    def grant(self) -> _call_pb2.Grant:
+        """The approval of its iterations; absent if there never was one. `job` is as
+        it was granted.
+        """
+
     def __init__(
         self,
         *,
@@ -1469,10 +1738,16 @@ class Run(_message.Message):
         own_tools: Global___OwnTools | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         tokens_needed: _builtins.int = ...,
+        job: Global___Job | None = ...,
+        reports_to_conversation_id: _builtins.str = ...,
+        generation: _builtins.int = ...,
+        trimmed_rounds: _builtins.int = ...,
+        trimmed_failures: _builtins.int = ...,
+        grant: _call_pb2.Grant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "attention", b"attention", "create_time", b"create_time", "end_time", b"end_time", "failure", b"failure", "grant", b"grant", "job", b"job", "options", b"options", "own_tools", b"own_tools", "progress_time", b"progress_time", "start_time", b"start_time", "undo", b"undo", "update_time", b"update_time", "usage", b"usage", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "labels", b"labels", "last_seq", b"last_seq", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "active_calls", b"active_calls", "active_seconds", b"active_seconds", "agent", b"agent", "attention", b"attention", "call_counts", b"call_counts", "child_run_ids", b"child_run_ids", "conversation_id", b"conversation_id", "crash_count", b"crash_count", "create_time", b"create_time", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "depth", b"depth", "end_time", b"end_time", "epoch", b"epoch", "failure", b"failure", "generation", b"generation", "grant", b"grant", "job", b"job", "labels", b"labels", "last_seq", b"last_seq", "options", b"options", "output_json", b"output_json", "output_text", b"output_text", "own_tools", b"own_tools", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "progress_time", b"progress_time", "queue_position", b"queue_position", "reports_to_conversation_id", b"reports_to_conversation_id", "round", b"round", "run_id", b"run_id", "start_time", b"start_time", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "token_budget", b"token_budget", "tokens_needed", b"tokens_needed", "tools", b"tools", "trimmed_failures", b"trimmed_failures", "trimmed_rounds", b"trimmed_rounds", "undo", b"undo", "unstopped_call_ids", b"unstopped_call_ids", "update_time", b"update_time", "usage", b"usage", "user_id", b"user_id", "user_roles", b"user_roles", "waiting", b"waiting", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -28,9 +28,11 @@ class _ScheduleOverlap:
 class _ScheduleOverlapEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ScheduleOverlap.ValueType], _builtins.type):
     DESCRIPTOR: _descriptor.EnumDescriptor
     SCHEDULE_OVERLAP_UNSPECIFIED: _ScheduleOverlap.ValueType  # 0
-    """The same as SCHEDULE_OVERLAP_SKIP."""
+    """The default: SCHEDULE_OVERLAP_SKIP of a schedule, SCHEDULE_OVERLAP_ALLOW of a
+    trigger.
+    """
     SCHEDULE_OVERLAP_SKIP: _ScheduleOverlap.ValueType  # 1
-    """Starts nothing. The default."""
+    """Starts nothing."""
     SCHEDULE_OVERLAP_QUEUE: _ScheduleOverlap.ValueType  # 2
     """Waits until that run has ended; one fire waits, further ones are skipped."""
     SCHEDULE_OVERLAP_ALLOW: _ScheduleOverlap.ValueType  # 3
@@ -46,9 +48,11 @@ class ScheduleOverlap(_ScheduleOverlap, metaclass=_ScheduleOverlapEnumTypeWrappe
     """
 
 SCHEDULE_OVERLAP_UNSPECIFIED: ScheduleOverlap.ValueType  # 0
-"""The same as SCHEDULE_OVERLAP_SKIP."""
+"""The default: SCHEDULE_OVERLAP_SKIP of a schedule, SCHEDULE_OVERLAP_ALLOW of a
+trigger.
+"""
 SCHEDULE_OVERLAP_SKIP: ScheduleOverlap.ValueType  # 1
-"""Starts nothing. The default."""
+"""Starts nothing."""
 SCHEDULE_OVERLAP_QUEUE: ScheduleOverlap.ValueType  # 2
 """Waits until that run has ended; one fire waits, further ones are skipped."""
 SCHEDULE_OVERLAP_ALLOW: ScheduleOverlap.ValueType  # 3
@@ -70,33 +74,45 @@ class _ScheduleFireOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_S
     SCHEDULE_FIRE_OUTCOME_STARTED: _ScheduleFireOutcome.ValueType  # 1
     """Its run was started. Final."""
     SCHEDULE_FIRE_OUTCOME_WAITING: _ScheduleFireOutcome.ValueType  # 2
-    """It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE)."""
+    """It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE), or whether
+    another event follows (TriggerDefinition.debounce_seconds).
+    """
     SCHEDULE_FIRE_OUTCOME_SKIPPED: _ScheduleFireOutcome.ValueType  # 3
-    """Nothing was started because of the run before it; `reason` says why. Final."""
+    """Nothing was started because of the run before it, or of an event after it;
+    `reason` says why. Final.
+    """
     SCHEDULE_FIRE_OUTCOME_MISSED: _ScheduleFireOutcome.ValueType  # 4
     """Nothing was started because it was too late: the catch-up window was over.
     Stands for all due times before that of the next fire. Final.
     """
     SCHEDULE_FIRE_OUTCOME_REFUSED: _ScheduleFireOutcome.ValueType  # 5
-    """The run was refused as StartRun refuses it; `reason` says why. Final."""
+    """The run was refused as StartRun refuses it; `reason` says why. Final, unless the
+    same event is delivered again.
+    """
 
 class ScheduleFireOutcome(_ScheduleFireOutcome, metaclass=_ScheduleFireOutcomeEnumTypeWrapper):
-    """ScheduleFireOutcome is what became of a due time."""
+    """ScheduleFireOutcome is what became of a due time, or of an event."""
 
 SCHEDULE_FIRE_OUTCOME_UNSPECIFIED: ScheduleFireOutcome.ValueType  # 0
 """Never sent."""
 SCHEDULE_FIRE_OUTCOME_STARTED: ScheduleFireOutcome.ValueType  # 1
 """Its run was started. Final."""
 SCHEDULE_FIRE_OUTCOME_WAITING: ScheduleFireOutcome.ValueType  # 2
-"""It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE)."""
+"""It waits for the run before it to end (SCHEDULE_OVERLAP_QUEUE), or whether
+another event follows (TriggerDefinition.debounce_seconds).
+"""
 SCHEDULE_FIRE_OUTCOME_SKIPPED: ScheduleFireOutcome.ValueType  # 3
-"""Nothing was started because of the run before it; `reason` says why. Final."""
+"""Nothing was started because of the run before it, or of an event after it;
+`reason` says why. Final.
+"""
 SCHEDULE_FIRE_OUTCOME_MISSED: ScheduleFireOutcome.ValueType  # 4
 """Nothing was started because it was too late: the catch-up window was over.
 Stands for all due times before that of the next fire. Final.
 """
 SCHEDULE_FIRE_OUTCOME_REFUSED: ScheduleFireOutcome.ValueType  # 5
-"""The run was refused as StartRun refuses it; `reason` says why. Final."""
+"""The run was refused as StartRun refuses it; `reason` says why. Final, unless the
+same event is delivered again.
+"""
 Global___ScheduleFireOutcome: _TypeAlias = ScheduleFireOutcome  # noqa: Y015
 
 @_typing.final
@@ -219,7 +235,7 @@ Global___ScheduleDefinition: _TypeAlias = ScheduleDefinition  # noqa: Y015
 
 @_typing.final
 class ScheduleFire(_message.Message):
-    """ScheduleFire is what became of one due time, or of a TriggerSchedule."""
+    """ScheduleFire is what became of one due time, of a TriggerSchedule, or of an event."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -231,6 +247,7 @@ class ScheduleFire(_message.Message):
     CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     TRIGGERED_FIELD_NUMBER: _builtins.int
     RUN_STATE_FIELD_NUMBER: _builtins.int
+    EVENT_ID_FIELD_NUMBER: _builtins.int
     outcome: Global___ScheduleFireOutcome.ValueType
     """What became of it."""
     reason: _builtins.str
@@ -242,14 +259,18 @@ class ScheduleFire(_message.Message):
     conversation_id: _builtins.str
     """The conversation of that run."""
     triggered: _builtins.bool
-    """True if it was triggered, and not due."""
+    """True if it was triggered or backfilled, and not due."""
     run_state: _run_pb2.RunState.ValueType
     """The state of the run now; unspecified if there is none any more. Only in
-    GetSchedule.
+    GetSchedule and GetTrigger.
+    """
+    event_id: _builtins.str
+    """Of a trigger, the event: the webhook-id, or the number of the mail in its
+    mailbox. Else empty.
     """
     @_builtins.property
     def due_time(self) -> _timestamp_pb2.Timestamp:
-        """The time at which it was due."""
+        """The time at which it was due, or the event came."""
 
     @_builtins.property
     def fire_time(self) -> _timestamp_pb2.Timestamp:
@@ -266,10 +287,11 @@ class ScheduleFire(_message.Message):
         conversation_id: _builtins.str = ...,
         triggered: _builtins.bool = ...,
         run_state: _run_pb2.RunState.ValueType = ...,
+        event_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["due_time", b"due_time", "fire_time", b"fire_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "due_time", b"due_time", "fire_time", b"fire_time", "outcome", b"outcome", "reason", b"reason", "run_id", b"run_id", "run_state", b"run_state", "triggered", b"triggered"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "due_time", b"due_time", "event_id", b"event_id", "fire_time", b"fire_time", "outcome", b"outcome", "reason", b"reason", "run_id", b"run_id", "run_state", b"run_state", "triggered", b"triggered"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,6 +55,10 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """Transient. The runs of its agent have used up what they may in a day
     (AgentDefinition.daily_tokens_max).
     """
+    WAIT_REASON_TIME: _WaitReason.ValueType  # 13
+    """Transient. The time of the next iteration of a job has not come."""
+    WAIT_REASON_PAUSED: _WaitReason.ValueType  # 14
+    """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """WaitReason is why a run does not go on. Each run that is neither RUNNING nor
@@ -90,6 +94,10 @@ WAIT_REASON_AGENT_QUOTA: WaitReason.ValueType  # 12
 """Transient. The runs of its agent have used up what they may in a day
 (AgentDefinition.daily_tokens_max).
 """
+WAIT_REASON_TIME: WaitReason.ValueType  # 13
+"""Transient. The time of the next iteration of a job has not come."""
+WAIT_REASON_PAUSED: WaitReason.ValueType  # 14
+"""Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

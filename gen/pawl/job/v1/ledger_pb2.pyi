@@ -302,8 +302,8 @@ class SubmitMessageRequest(_message.Message):
     @_builtins.property
     def agent(self) -> _run_pb2.PinnedAgent:
         """The version of it from which the options come. Absent for the deployment's
-        `default`; with `asked_agent` if there is no such agent: then nothing new is
-        started. As the roles.
+        `default`; with `asked_agent` if there is no such agent: then it can only be
+        a repetition, as with StartRunRequest.only_repeat. As the roles.
         """
 
     @_builtins.property
@@ -470,24 +470,33 @@ class ClaimRunsRequest(_message.Message):
     WORKER_ID_FIELD_NUMBER: _builtins.int
     RUNS_MAX_FIELD_NUMBER: _builtins.int
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    BACKGROUND_RUNS_MAX_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     """The worker."""
     runs_max: _builtins.int
     """Most runs to give, 1 to 64."""
     lease_seconds: _builtins.float
     """Seconds of the lease, 1 to 300."""
+    background_runs_max: _builtins.int
+    """Most runs of the background, jobs and what they begin, that the worker may
+    hold, with those that it has. A worker that does not say it knows of none, as
+    before there were any: it gets neither these, nor turns that notices begin.
+    """
     def __init__(
         self,
         *,
         worker_id: _builtins.str = ...,
         runs_max: _builtins.int = ...,
         lease_seconds: _builtins.float = ...,
+        background_runs_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_background_runs_max", b"_background_runs_max", "background_runs_max", b"background_runs_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_seconds", b"lease_seconds", "runs_max", b"runs_max", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_background_runs_max", b"_background_runs_max", "background_runs_max", b"background_runs_max", "lease_seconds", b"lease_seconds", "runs_max", b"runs_max", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__background_runs_max: _TypeAlias = _typing.Literal["background_runs_max"]  # noqa: Y015
+    _WhichOneofArgType__background_runs_max: _TypeAlias = _typing.Literal["_background_runs_max", b"_background_runs_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__background_runs_max) -> _WhichOneofReturnType__background_runs_max | None: ...
 
 Global___ClaimRunsRequest: _TypeAlias = ClaimRunsRequest  # noqa: Y015
 
@@ -599,8 +608,14 @@ class LoadRunResponse(_message.Message):
     LOOP_STATE_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
     OWN_TOOLS_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
+    OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
     loop_state: _builtins.bytes
     """The worker's own state, as last committed; empty at first."""
+    open_job_count: _builtins.int
+    """Jobs of the conversation that have not ended. Absent in a ledger of a version
+    before there were jobs.
+    """
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run."""
@@ -632,6 +647,10 @@ class LoadRunResponse(_message.Message):
     def own_tools(self) -> _containers.RepeatedCompositeFieldContainer[_tool_pb2.OwnTool]:
         """The tools that came with the run."""
 
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
+        """What jobs tell the conversation and no model was told yet, oldest first."""
+
     def __init__(
         self,
         *,
@@ -642,14 +661,48 @@ class LoadRunResponse(_message.Message):
         loop_state: _builtins.bytes = ...,
         now: _timestamp_pb2.Timestamp | None = ...,
         own_tools: _abc.Iterable[_tool_pb2.OwnTool] | None = ...,
+        notices: _abc.Iterable[Global___Notice] | None = ...,
+        open_job_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now", "run", b"run"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "now", b"now", "open_job_count", b"open_job_count", "run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "now", b"now", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "calls", b"calls", "commands", b"commands", "loop_state", b"loop_state", "messages", b"messages", "notices", b"notices", "now", b"now", "open_job_count", b"open_job_count", "own_tools", b"own_tools", "run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__open_job_count: _TypeAlias = _typing.Literal["open_job_count"]  # noqa: Y015
+    _WhichOneofArgType__open_job_count: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_job_count) -> _WhichOneofReturnType__open_job_count | None: ...
+
+Global___LoadRunResponse: _TypeAlias = LoadRunResponse  # noqa: Y015
+
+@_typing.final
+class Notice(_message.Message):
+    """Notice is what a job tells its conversation. It is a place in the row of the
+    conversation; what is told stands in the run of the job.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    OCCASION_FIELD_NUMBER: _builtins.int
+    occasion: _builtins.int
+    """The iteration that it is about; 0 for the end of the job."""
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """The run of the job: its id, job, state, stop cause, output text and failure."""
+
+    def __init__(
+        self,
+        *,
+        run: _run_pb2.Run | None = ...,
+        occasion: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["occasion", b"occasion", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___LoadRunResponse: _TypeAlias = LoadRunResponse  # noqa: Y015
+Global___Notice: _TypeAlias = Notice  # noqa: Y015
 
 @_typing.final
 class RenewLeasesRequest(_message.Message):
@@ -841,6 +894,8 @@ class CommitRunRequest(_message.Message):
     DELEGATIONS_FIELD_NUMBER: _builtins.int
     OUTPUT_JSON_FIELD_NUMBER: _builtins.int
     ASKS_TITLE_FIELD_NUMBER: _builtins.int
+    ENTERED_NOTICES_FIELD_NUMBER: _builtins.int
+    TELLS_ITERATION_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     run_id: _builtins.str
@@ -881,6 +936,10 @@ class CommitRunRequest(_message.Message):
     """True with the end of a run that has answered, to have a model make the title
     of its conversation: see TitleService. It is made once, and not of one that
     has a title of its user's.
+    """
+    tells_iteration: _builtins.int
+    """Of a job: the iteration of which its conversation is told with this step, as
+    `output_text` has it then; 0 for none. Of its end it is always told.
     """
     @_builtins.property
     def events(self) -> _containers.RepeatedCompositeFieldContainer[_event_pb2.RunEvent]:
@@ -935,8 +994,14 @@ class CommitRunRequest(_message.Message):
 
     @_builtins.property
     def delegations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Delegation]:
-        """One for each call that this step makes DELEGATED, and no other: the run that
-        does it is created with the step.
+        """One for each call that this step makes DELEGATED or DETACHED, and no other:
+        the run that does it is created with the step.
+        """
+
+    @_builtins.property
+    def entered_notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___EnteredNotice]:
+        """Notices of jobs that a message of this step, with the role NOTICE, tells the
+        model: they are not given again. One that is not there changes nothing.
         """
 
     def __init__(
@@ -968,10 +1033,12 @@ class CommitRunRequest(_message.Message):
         delegations: _abc.Iterable[Global___Delegation] | None = ...,
         output_json: _builtins.bytes = ...,
         asks_title: _builtins.bool = ...,
+        entered_notices: _abc.Iterable[Global___EnteredNotice] | None = ...,
+        tells_iteration: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "failure", b"failure", "loop_state", b"loop_state", "output_text", b"output_text", "round", b"round", "usage", b"usage", "wake_time", b"wake_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tokens_needed", b"tokens_needed", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds", "_after_seq", b"_after_seq", "_loop_state", b"_loop_state", "_output_text", b"_output_text", "_round", b"_round", "active_seconds", b"active_seconds", "after_seq", b"after_seq", "asks_title", b"asks_title", "calls", b"calls", "commit_id", b"commit_id", "consumed_command_ids", b"consumed_command_ids", "delegations", b"delegations", "entered_notices", b"entered_notices", "epoch", b"epoch", "events", b"events", "failure", b"failure", "lease_action", b"lease_action", "loop_state", b"loop_state", "messages", b"messages", "output_json", b"output_json", "output_text", b"output_text", "round", b"round", "run_id", b"run_id", "state", b"state", "stop_cause", b"stop_cause", "store_id", b"store_id", "tells_iteration", b"tells_iteration", "tokens_needed", b"tokens_needed", "tools", b"tools", "unstopped_call_ids", b"unstopped_call_ids", "usage", b"usage", "waits", b"waits", "wake_time", b"wake_time"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__active_seconds: _TypeAlias = _typing.Literal["active_seconds"]  # noqa: Y015
     _WhichOneofArgType__active_seconds: _TypeAlias = _typing.Literal["_active_seconds", b"_active_seconds"]  # noqa: Y015
@@ -997,6 +1064,32 @@ class CommitRunRequest(_message.Message):
 Global___CommitRunRequest: _TypeAlias = CommitRunRequest  # noqa: Y015
 
 @_typing.final
+class EnteredNotice(_message.Message):
+    """EnteredNotice names a notice."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    OCCASION_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run of the job."""
+    occasion: _builtins.int
+    """The iteration; 0 for the end of the job."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        occasion: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["occasion", b"occasion", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___EnteredNotice: _TypeAlias = EnteredNotice  # noqa: Y015
+
+@_typing.final
 class Delegation(_message.Message):
     """Delegation is a run that does a call. It is of the store, the user and the
     credential of the run that calls, in a conversation of its own, and takes no place in the queue
@@ -1015,6 +1108,8 @@ class Delegation(_message.Message):
     DEPTH_FIELD_NUMBER: _builtins.int
     ABOVE_FIELD_NUMBER: _builtins.int
     AGENT_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    LOOP_STATE_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     run_id: _builtins.str
@@ -1023,6 +1118,8 @@ class Delegation(_message.Message):
     """Its first message."""
     depth: _builtins.int
     """How many runs stand above it, from 1."""
+    loop_state: _builtins.bytes
+    """The worker's own state with which the run begins; empty for none."""
     @_builtins.property
     def options(self) -> _run_pb2.RunOptions:
         """Options with all defaults filled in."""
@@ -1041,6 +1138,13 @@ class Delegation(_message.Message):
         calls; absent as Run.agent.
         """
 
+    @_builtins.property
+    def job(self) -> _run_pb2.Job:
+        """With a DETACHED call, and only then: the job that the run is. At most 10 of a
+        conversation are open (ILLEGAL_TRANSITION). The run goes on when that of the
+        call ends, and its end is told in the conversation of that run.
+        """
+
     def __init__(
         self,
         *,
@@ -1052,10 +1156,12 @@ class Delegation(_message.Message):
         depth: _builtins.int = ...,
         above: _abc.Iterable[_run_pb2.RunAbove] | None = ...,
         agent: _run_pb2.PinnedAgent | None = ...,
+        job: _run_pb2.Job | None = ...,
+        loop_state: _builtins.bytes = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "options", b"options"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "job", b"job", "options", b"options"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent", b"agent", "call_id", b"call_id", "depth", b"depth", "job", b"job", "loop_state", b"loop_state", "options", b"options", "run_id", b"run_id", "text", b"text", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1076,7 +1182,9 @@ class CommitRunResponse(_message.Message):
     last_seq: _builtins.int
     """Seq of the run's last event."""
     commands_pending: _builtins.bool
-    """True if unconsumed commands are there: read them."""
+    """True if unconsumed commands are there, or, of a step with messages, notices of
+    jobs: read them.
+    """
     @_builtins.property
     def time(self) -> _timestamp_pb2.Timestamp:
         """The commit's time, from the database."""
@@ -1115,6 +1223,7 @@ class Command(_message.Message):
     REDRIVE_FIELD_NUMBER: _builtins.int
     TOP_UP_FIELD_NUMBER: _builtins.int
     AGENT_ENDED_FIELD_NUMBER: _builtins.int
+    PAUSE_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
@@ -1169,6 +1278,10 @@ class Command(_message.Message):
         transaction that ends that run.
         """
 
+    @_builtins.property
+    def pause(self) -> Global___PauseCommand:
+        """A job is paused or resumed."""
+
     def __init__(
         self,
         *,
@@ -1184,14 +1297,15 @@ class Command(_message.Message):
         redrive: Global___RedriveCommand | None = ...,
         top_up: Global___TopUpCommand | None = ...,
         agent_ended: Global___AgentEndedCommand | None = ...,
+        pause: Global___PauseCommand | None = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "decision", b"decision", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "decision", b"decision", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended", "pause"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1220,6 +1334,30 @@ class TopUpCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TopUpCommand: _TypeAlias = TopUpCommand  # noqa: Y015
+
+@_typing.final
+class PauseCommand(_message.Message):
+    """PauseCommand pauses a job, or lets it go on. Once the ledger has taken it, it
+    takes no step in which an iteration begins before the owner has read it.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESUMES_FIELD_NUMBER: _builtins.int
+    resumes: _builtins.bool
+    """True to let it go on."""
+    def __init__(
+        self,
+        *,
+        resumes: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["resumes", b"resumes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
 
 @_typing.final
 class AgentEndedCommand(_message.Message):
@@ -1299,6 +1437,8 @@ class DecisionCommand(_message.Message):
     REASON_FIELD_NUMBER: _builtins.int
     ANSWER_FIELD_NUMBER: _builtins.int
     EDITED_PREVIEW_FIELD_NUMBER: _builtins.int
+    FOR_SERIES_FIELD_NUMBER: _builtins.int
+    EDITED_SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     kind: _call_pb2.DecisionKind.ValueType
@@ -1315,6 +1455,14 @@ class DecisionCommand(_message.Message):
     """ANSWER: the answer."""
     edited_preview: _builtins.str
     """EDIT: what the edited call would do, in the words of the tool."""
+    for_series: _builtins.bool
+    """True if it is about the series of the call: then `digest` is that of the
+    series.
+    """
+    @_builtins.property
+    def edited_series(self) -> _call_pb2.Series:
+        """EDIT with `for_series`: the series with the edited call, validated."""
+
     def __init__(
         self,
         *,
@@ -1326,10 +1474,12 @@ class DecisionCommand(_message.Message):
         reason: _builtins.str = ...,
         answer: _builtins.str = ...,
         edited_preview: _builtins.str = ...,
+        for_series: _builtins.bool = ...,
+        edited_series: _call_pb2.Series | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["edited_series", b"edited_series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_json", b"arguments_json", "call_id", b"call_id", "digest", b"digest", "edited_digest", b"edited_digest", "edited_preview", b"edited_preview", "kind", b"kind", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answer", b"answer", "arguments_json", b"arguments_json", "call_id", b"call_id", "digest", b"digest", "edited_digest", b"edited_digest", "edited_preview", b"edited_preview", "edited_series", b"edited_series", "for_series", b"for_series", "kind", b"kind", "reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1594,6 +1744,74 @@ class SendCommandResponse(_message.Message):
 Global___SendCommandResponse: _TypeAlias = SendCommandResponse  # noqa: Y015
 
 @_typing.final
+class StopJobRequest(_message.Message):
+    """StopJobRequest names a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    COMMAND_ID_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    user_id: _builtins.str
+    """The user; must be the job's."""
+    conversation_id: _builtins.str
+    """The conversation that the job reports to."""
+    run_id: _builtins.str
+    """The job."""
+    command_id: _builtins.str
+    """Id of the command, unique in the job."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        command_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["command_id", b"command_id", "conversation_id", b"conversation_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobRequest: _TypeAlias = StopJobRequest  # noqa: Y015
+
+@_typing.final
+class StopJobResponse(_message.Message):
+    """StopJobResponse says what becomes of it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    STOPPED_FIELD_NUMBER: _builtins.int
+    stopped: _builtins.bool
+    """True if it was open: then it has ended, or does so soon. False if it had ended
+    before.
+    """
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """The job after the stop."""
+
+    def __init__(
+        self,
+        *,
+        run: _run_pb2.Run | None = ...,
+        stopped: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run", "stopped", b"stopped"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StopJobResponse: _TypeAlias = StopJobResponse  # noqa: Y015
+
+@_typing.final
 class ListCommandsRequest(_message.Message):
     """ListCommandsRequest reads the inbox."""
 
@@ -1626,20 +1844,32 @@ class ListCommandsResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     COMMANDS_FIELD_NUMBER: _builtins.int
+    NOTICES_FIELD_NUMBER: _builtins.int
+    OPEN_JOB_COUNT_FIELD_NUMBER: _builtins.int
+    open_job_count: _builtins.int
+    """As LoadRunResponse.open_job_count."""
     @_builtins.property
     def commands(self) -> _containers.RepeatedCompositeFieldContainer[Global___Command]:
         """Unconsumed commands."""
+
+    @_builtins.property
+    def notices(self) -> _containers.RepeatedCompositeFieldContainer[Global___Notice]:
+        """As LoadRunResponse.notices."""
 
     def __init__(
         self,
         *,
         commands: _abc.Iterable[Global___Command] | None = ...,
+        notices: _abc.Iterable[Global___Notice] | None = ...,
+        open_job_count: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "open_job_count", b"open_job_count"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["commands", b"commands"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count", "commands", b"commands", "notices", b"notices", "open_job_count", b"open_job_count"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__open_job_count: _TypeAlias = _typing.Literal["open_job_count"]  # noqa: Y015
+    _WhichOneofArgType__open_job_count: _TypeAlias = _typing.Literal["_open_job_count", b"_open_job_count"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__open_job_count) -> _WhichOneofReturnType__open_job_count | None: ...
 
 Global___ListCommandsResponse: _TypeAlias = ListCommandsResponse  # noqa: Y015
 
@@ -1944,6 +2174,8 @@ class ListRunsRequest(_message.Message):
     PARENT_RUN_ID_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
+    REPORTS_TO_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    JOBS_ONLY_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -1960,6 +2192,10 @@ class ListRunsRequest(_message.Message):
     """Only those that do, or did, calls of this run; empty for all."""
     agent_name: _builtins.str
     """Only those of this agent; empty for all."""
+    reports_to_conversation_id: _builtins.str
+    """Only jobs that report to this conversation; empty for all runs."""
+    jobs_only: _builtins.bool
+    """Only jobs."""
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only these states; empty for all."""
@@ -1998,10 +2234,12 @@ class ListRunsRequest(_message.Message):
         parent_run_id: _builtins.str = ...,
         agent_name: _builtins.str = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        reports_to_conversation_id: _builtins.str = ...,
+        jobs_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "labels", b"labels", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "states", b"states", "store_id", b"store_id", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "jobs_only", b"jobs_only", "labels", b"labels", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "reports_to_conversation_id", b"reports_to_conversation_id", "states", b"states", "store_id", b"store_id", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -80,6 +80,11 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandResponse.FromString,
                 _registered_method=True)
+        self.StopJob = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/StopJob',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobResponse.FromString,
+                _registered_method=True)
         self.ListCommands = channel.unary_stream(
                 '/pawl.job.v1.LedgerService/ListCommands',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ListCommandsRequest.SerializeToString,
@@ -178,7 +183,8 @@ class LedgerServiceServicer(object):
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
+        `agent`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -277,6 +283,17 @@ class LedgerServiceServicer(object):
         Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
         be read, or messages of too many people have come: then nothing is kept, and
         the same command may be sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopJob(self, request, context):
+        """Stops a job for the model that began it: the cancel command of SendCommand,
+        with STOP_CAUSE_MODEL. Its conversation is not told that it ended. Idempotent
+        by command id.
+
+        Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -499,6 +516,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.SendCommand,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandResponse.SerializeToString,
+            ),
+            'StopJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopJob,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobResponse.SerializeToString,
             ),
             'ListCommands': grpc.unary_stream_rpc_method_handler(
                     servicer.ListCommands,
@@ -830,6 +852,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/SendCommand',
             pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.SendCommandResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/StopJob',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,7 +46,8 @@ class LedgerServiceStub:
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
+    `agent`).
     """
     StartRun: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]
     """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
@@ -113,6 +114,13 @@ class LedgerServiceStub:
     Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
     be read, or messages of too many people have come: then nothing is kept, and
     the same command may be sent again.
+    """
+    StopJob: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StopJobRequest, _ledger_pb2.StopJobResponse]
+    """Stops a job for the model that began it: the cancel command of SendCommand,
+    with STOP_CAUSE_MODEL. Its conversation is not told that it ended. Idempotent
+    by command id.
+
+    Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
     """
     ListCommands: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -229,7 +237,8 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     most 100 messages, with 1 MiB of text, that no step has appended yet.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+    RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
+    `agent`).
     """
     StartRun: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartRunRequest, _ledger_pb2.StartRunResponse]  # type: ignore[assignment]
     """As SubmitMessage, for a run that has tools of its own; STEER is refused. A
@@ -296,6 +305,13 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
     be read, or messages of too many people have come: then nothing is kept, and
     the same command may be sent again.
+    """
+    StopJob: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StopJobRequest, _ledger_pb2.StopJobResponse]  # type: ignore[assignment]
+    """Stops a job for the model that began it: the cancel command of SendCommand,
+    with STOP_CAUSE_MODEL. Its conversation is not told that it ended. Idempotent
+    by command id.
+
+    Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
     """
     ListCommands: _aio.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]  # type: ignore[assignment]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -415,7 +431,8 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         most 100 messages, with 1 MiB of text, that no step has appended yet.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, CONVERSATION_BUSY,
-        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, AGENT_NOT_FOUND.
+        RUN_OF_ANOTHER_USER, QUEUE_FULL, REQUEST_ID_REUSED, TOOL_EXISTS (see
+        `agent`).
         """
 
     @_abc_1.abstractmethod
@@ -530,6 +547,19 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         Errors: REQUEST_ID_REUSED; QUEUE_FULL if too many messages or top-ups wait to
         be read, or messages of too many people have come: then nothing is kept, and
         the same command may be sent again.
+        """
+
+    @_abc_1.abstractmethod
+    def StopJob(
+        self,
+        request: _ledger_pb2.StopJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.StopJobResponse, _abc.Awaitable[_ledger_pb2.StopJobResponse]]:
+        """Stops a job for the model that began it: the cancel command of SendCommand,
+        with STOP_CAUSE_MODEL. Its conversation is not told that it ended. Idempotent
+        by command id.
+
+        Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
         """
 
     @_abc_1.abstractmethod

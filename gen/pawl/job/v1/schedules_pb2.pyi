@@ -136,22 +136,34 @@ class GetScheduleRequest(_message.Message):
     STORE_ID_FIELD_NUMBER: _builtins.int
     USER_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    BEGIN_TIME_FIELD_NUMBER: _builtins.int
+    END_TIME_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """The store."""
     user_id: _builtins.str
     """The user."""
     name: _builtins.str
     """The name."""
+    @_builtins.property
+    def begin_time(self) -> _timestamp_pb2.Timestamp:
+        """The begin of a range whose due times are asked for; absent for none."""
+
+    @_builtins.property
+    def end_time(self) -> _timestamp_pb2.Timestamp:
+        """The end of that range; what is due then or from now on is not in it."""
+
     def __init__(
         self,
         *,
         store_id: _builtins.str = ...,
         user_id: _builtins.str = ...,
         name: _builtins.str = ...,
+        begin_time: _timestamp_pb2.Timestamp | None = ...,
+        end_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["name", b"name", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "name", b"name", "store_id", b"store_id", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -165,6 +177,7 @@ class GetScheduleResponse(_message.Message):
 
     SCHEDULE_FIELD_NUMBER: _builtins.int
     DUE_FIELD_NUMBER: _builtins.int
+    PAST_TIMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def schedule(self) -> _schedule_pb2.Schedule:
         """The schedule."""
@@ -173,15 +186,20 @@ class GetScheduleResponse(_message.Message):
     def due(self) -> Global___DueSchedule:
         """What FireSchedule needs to fire it now."""
 
+    @_builtins.property
+    def past_times(self) -> _containers.RepeatedCompositeFieldContainer[_timestamp_pb2.Timestamp]:
+        """The due times in the range, in order."""
+
     def __init__(
         self,
         *,
         schedule: _schedule_pb2.Schedule | None = ...,
         due: Global___DueSchedule | None = ...,
+        past_times: _abc.Iterable[_timestamp_pb2.Timestamp] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "schedule", b"schedule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "schedule", b"schedule"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "past_times", b"past_times", "schedule", b"schedule"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -458,10 +476,13 @@ class FireScheduleRequest(_message.Message):
     MESSAGE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    BACKFILL_TIME_FIELD_NUMBER: _builtins.int
     refusal: _builtins.str
     """Why there can be no run; empty with a message."""
     request_id: _builtins.str
-    """The id of a TriggerSchedule, for which there is no `expected_time`."""
+    """The id of a TriggerSchedule, for which there is no `expected_time`, or of a
+    backfill of one due time.
+    """
     @_builtins.property
     def due(self) -> Global___DueSchedule:
         """The schedule as it was claimed or read; its definition is not looked at."""
@@ -470,6 +491,10 @@ class FireScheduleRequest(_message.Message):
     def message(self) -> _ledger_pb2.SubmitMessageRequest:
         """The message of the run, with what it is to be like. Absent for a refusal."""
 
+    @_builtins.property
+    def backfill_time(self) -> _timestamp_pb2.Timestamp:
+        """The due time that is backfilled, beside whatever goes on; absent for none."""
+
     def __init__(
         self,
         *,
@@ -477,10 +502,11 @@ class FireScheduleRequest(_message.Message):
         message: _ledger_pb2.SubmitMessageRequest | None = ...,
         refusal: _builtins.str = ...,
         request_id: _builtins.str = ...,
+        backfill_time: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "message", b"message"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["backfill_time", b"backfill_time", "due", b"due", "message", b"message"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["due", b"due", "message", b"message", "refusal", b"refusal", "request_id", b"request_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backfill_time", b"backfill_time", "due", b"due", "message", b"message", "refusal", b"refusal", "request_id", b"request_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -99,9 +99,11 @@ class ScheduleLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetSchedule(self, request, context):
-        """Reads a schedule with its fires. Read-only.
+        """Reads a schedule with its fires, and its due times in a range of the past.
+        Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND.
+        Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+        100 due times in the range).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

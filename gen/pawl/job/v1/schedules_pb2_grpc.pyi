@@ -47,9 +47,11 @@ class ScheduleLedgerServiceStub:
     INVALID_FIELD, TOO_LARGE.
     """
     GetSchedule: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.GetScheduleRequest, _schedules_pb2.GetScheduleResponse]
-    """Reads a schedule with its fires. Read-only.
+    """Reads a schedule with its fires, and its due times in a range of the past.
+    Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND.
+    Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+    100 due times in the range).
     """
     ListSchedules: _grpc.UnaryUnaryMultiCallable[_schedules_pb2.ListSchedulesRequest, _schedules_pb2.ListSchedulesResponse]
     """Lists the schedules of a user, by name. Read-only.
@@ -98,9 +100,11 @@ class ScheduleLedgerServiceAsyncStub(ScheduleLedgerServiceStub):
     INVALID_FIELD, TOO_LARGE.
     """
     GetSchedule: _aio.UnaryUnaryMultiCallable[_schedules_pb2.GetScheduleRequest, _schedules_pb2.GetScheduleResponse]  # type: ignore[assignment]
-    """Reads a schedule with its fires. Read-only.
+    """Reads a schedule with its fires, and its due times in a range of the past.
+    Read-only.
 
-    Errors: SCHEDULE_NOT_FOUND.
+    Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+    100 due times in the range).
     """
     ListSchedules: _aio.UnaryUnaryMultiCallable[_schedules_pb2.ListSchedulesRequest, _schedules_pb2.ListSchedulesResponse]  # type: ignore[assignment]
     """Lists the schedules of a user, by name. Read-only.
@@ -158,9 +162,11 @@ class ScheduleLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _schedules_pb2.GetScheduleRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_schedules_pb2.GetScheduleResponse, _abc.Awaitable[_schedules_pb2.GetScheduleResponse]]:
-        """Reads a schedule with its fires. Read-only.
+        """Reads a schedule with its fires, and its due times in a range of the past.
+        Read-only.
 
-        Errors: SCHEDULE_NOT_FOUND.
+        Errors: SCHEDULE_NOT_FOUND, INVALID_FIELD (`end_time`), TOO_LARGE (more than
+        100 due times in the range).
         """
 
     @_abc_1.abstractmethod

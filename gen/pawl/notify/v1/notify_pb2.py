@@ -25,29 +25,31 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/notify/v1/notify.proto\x12\x0epawl.notify.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe7\x02\n\x0cNotification\x12\x17\n\x0fnotification_id\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x0f\n\x07user_id\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12.\n\x04kind\x18\x05 \x01(\x0e\x32 .pawl.notify.v1.NotificationKind\x12\x0e\n\x06run_id\x18\x06 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x07 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x08 \x01(\t\x12\r\n\x05title\x18\t \x01(\t\x12\x0c\n\x04\x62ody\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tread_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x63\x61ll_id\x18\r \x01(\t\x12\x12\n\nwebhook_id\x18\x0e \x01(\t\":\n\x10SubscribeRequest\x12\x14\n\x0c\x61\x66ter_number\x18\x01 \x01(\x04\x12\x10\n\x08only_new\x18\x02 \x01(\x08\"G\n\x11SubscribeResponse\x12\x32\n\x0cnotification\x18\x01 \x01(\x0b\x32\x1c.pawl.notify.v1.Notification\"V\n\x18ListNotificationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x13\n\x0bonly_unread\x18\x03 \x01(\x08\"\x7f\n\x19ListNotificationsResponse\x12\x33\n\rnotifications\x18\x01 \x03(\x0b\x32\x1c.pawl.notify.v1.Notification\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x14\n\x0cunread_count\x18\x03 \x01(\x04\";\n\x1f\x41\x63knowledgeNotificationsRequest\x12\x18\n\x10notification_ids\x18\x01 \x03(\t\"W\n AcknowledgeNotificationsResponse\x12\x33\n\rnotifications\x18\x01 \x03(\x0b\x32\x1c.pawl.notify.v1.Notification*\xdf\x02\n\x10NotificationKind\x12!\n\x1dNOTIFICATION_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fNOTIFICATION_KIND_RUN_COMPLETED\x10\x01\x12 \n\x1cNOTIFICATION_KIND_RUN_FAILED\x10\x02\x12#\n\x1fNOTIFICATION_KIND_RUN_CANCELLED\x10\x03\x12!\n\x1dNOTIFICATION_KIND_RUN_EXPIRED\x10\x04\x12\"\n\x1eNOTIFICATION_KIND_INPUT_NEEDED\x10\x05\x12&\n\"NOTIFICATION_KIND_ATTENTION_NEEDED\x10\x06\x12%\n!NOTIFICATION_KIND_APPROVAL_NEEDED\x10\x07\x12&\n\"NOTIFICATION_KIND_WEBHOOK_DISABLED\x10\x08\x32\xcc\x02\n\rNotifyService\x12R\n\tSubscribe\x12 .pawl.notify.v1.SubscribeRequest\x1a!.pawl.notify.v1.SubscribeResponse0\x01\x12h\n\x11ListNotifications\x12(.pawl.notify.v1.ListNotificationsRequest\x1a).pawl.notify.v1.ListNotificationsResponse\x12}\n\x18\x41\x63knowledgeNotifications\x12/.pawl.notify.v1.AcknowledgeNotificationsRequest\x1a\x30.pawl.notify.v1.AcknowledgeNotificationsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/notify/v1/notify.proto\x12\x0epawl.notify.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"D\n\x11NotificationKinds\x12/\n\x05kinds\x18\x01 \x03(\x0e\x32 .pawl.notify.v1.NotificationKind\"\xe7\x02\n\x0cNotification\x12\x17\n\x0fnotification_id\x18\x01 \x01(\t\x12\x10\n\x08store_id\x18\x02 \x01(\t\x12\x0f\n\x07user_id\x18\x03 \x01(\t\x12\x0e\n\x06number\x18\x04 \x01(\x04\x12.\n\x04kind\x18\x05 \x01(\x0e\x32 .pawl.notify.v1.NotificationKind\x12\x0e\n\x06run_id\x18\x06 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x07 \x01(\t\x12\x10\n\x08\x65vent_id\x18\x08 \x01(\t\x12\r\n\x05title\x18\t \x01(\t\x12\x0c\n\x04\x62ody\x18\n \x01(\t\x12/\n\x0b\x63reate_time\x18\x0b \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12-\n\tread_time\x18\x0c \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x63\x61ll_id\x18\r \x01(\t\x12\x12\n\nchannel_id\x18\x0e \x01(\t\":\n\x10SubscribeRequest\x12\x14\n\x0c\x61\x66ter_number\x18\x01 \x01(\x04\x12\x10\n\x08only_new\x18\x02 \x01(\x08\"G\n\x11SubscribeResponse\x12\x32\n\x0cnotification\x18\x01 \x01(\x0b\x32\x1c.pawl.notify.v1.Notification\"V\n\x18ListNotificationsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x13\n\x0bonly_unread\x18\x03 \x01(\x08\"\x7f\n\x19ListNotificationsResponse\x12\x33\n\rnotifications\x18\x01 \x03(\x0b\x32\x1c.pawl.notify.v1.Notification\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\x12\x14\n\x0cunread_count\x18\x03 \x01(\x04\";\n\x1f\x41\x63knowledgeNotificationsRequest\x12\x18\n\x10notification_ids\x18\x01 \x03(\t\"W\n AcknowledgeNotificationsResponse\x12\x33\n\rnotifications\x18\x01 \x03(\x0b\x32\x1c.pawl.notify.v1.Notification*\xdf\x02\n\x10NotificationKind\x12!\n\x1dNOTIFICATION_KIND_UNSPECIFIED\x10\x00\x12#\n\x1fNOTIFICATION_KIND_RUN_COMPLETED\x10\x01\x12 \n\x1cNOTIFICATION_KIND_RUN_FAILED\x10\x02\x12#\n\x1fNOTIFICATION_KIND_RUN_CANCELLED\x10\x03\x12!\n\x1dNOTIFICATION_KIND_RUN_EXPIRED\x10\x04\x12\"\n\x1eNOTIFICATION_KIND_INPUT_NEEDED\x10\x05\x12&\n\"NOTIFICATION_KIND_ATTENTION_NEEDED\x10\x06\x12%\n!NOTIFICATION_KIND_APPROVAL_NEEDED\x10\x07\x12&\n\"NOTIFICATION_KIND_CHANNEL_DISABLED\x10\x08\x32\xcc\x02\n\rNotifyService\x12R\n\tSubscribe\x12 .pawl.notify.v1.SubscribeRequest\x1a!.pawl.notify.v1.SubscribeResponse0\x01\x12h\n\x11ListNotifications\x12(.pawl.notify.v1.ListNotificationsRequest\x1a).pawl.notify.v1.ListNotificationsResponse\x12}\n\x18\x41\x63knowledgeNotifications\x12/.pawl.notify.v1.AcknowledgeNotificationsRequest\x1a\x30.pawl.notify.v1.AcknowledgeNotificationsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.notify.v1.notify_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_NOTIFICATIONKIND']._serialized_start=943
-  _globals['_NOTIFICATIONKIND']._serialized_end=1294
-  _globals['_NOTIFICATION']._serialized_start=81
-  _globals['_NOTIFICATION']._serialized_end=440
-  _globals['_SUBSCRIBEREQUEST']._serialized_start=442
-  _globals['_SUBSCRIBEREQUEST']._serialized_end=500
-  _globals['_SUBSCRIBERESPONSE']._serialized_start=502
-  _globals['_SUBSCRIBERESPONSE']._serialized_end=573
-  _globals['_LISTNOTIFICATIONSREQUEST']._serialized_start=575
-  _globals['_LISTNOTIFICATIONSREQUEST']._serialized_end=661
-  _globals['_LISTNOTIFICATIONSRESPONSE']._serialized_start=663
-  _globals['_LISTNOTIFICATIONSRESPONSE']._serialized_end=790
-  _globals['_ACKNOWLEDGENOTIFICATIONSREQUEST']._serialized_start=792
-  _globals['_ACKNOWLEDGENOTIFICATIONSREQUEST']._serialized_end=851
-  _globals['_ACKNOWLEDGENOTIFICATIONSRESPONSE']._serialized_start=853
-  _globals['_ACKNOWLEDGENOTIFICATIONSRESPONSE']._serialized_end=940
-  _globals['_NOTIFYSERVICE']._serialized_start=1297
-  _globals['_NOTIFYSERVICE']._serialized_end=1629
+  _globals['_NOTIFICATIONKIND']._serialized_start=1013
+  _globals['_NOTIFICATIONKIND']._serialized_end=1364
+  _globals['_NOTIFICATIONKINDS']._serialized_start=80
+  _globals['_NOTIFICATIONKINDS']._serialized_end=148
+  _globals['_NOTIFICATION']._serialized_start=151
+  _globals['_NOTIFICATION']._serialized_end=510
+  _globals['_SUBSCRIBEREQUEST']._serialized_start=512
+  _globals['_SUBSCRIBEREQUEST']._serialized_end=570
+  _globals['_SUBSCRIBERESPONSE']._serialized_start=572
+  _globals['_SUBSCRIBERESPONSE']._serialized_end=643
+  _globals['_LISTNOTIFICATIONSREQUEST']._serialized_start=645
+  _globals['_LISTNOTIFICATIONSREQUEST']._serialized_end=731
+  _globals['_LISTNOTIFICATIONSRESPONSE']._serialized_start=733
+  _globals['_LISTNOTIFICATIONSRESPONSE']._serialized_end=860
+  _globals['_ACKNOWLEDGENOTIFICATIONSREQUEST']._serialized_start=862
+  _globals['_ACKNOWLEDGENOTIFICATIONSREQUEST']._serialized_end=921
+  _globals['_ACKNOWLEDGENOTIFICATIONSRESPONSE']._serialized_start=923
+  _globals['_ACKNOWLEDGENOTIFICATIONSRESPONSE']._serialized_end=1010
+  _globals['_NOTIFYSERVICE']._serialized_start=1367
+  _globals['_NOTIFYSERVICE']._serialized_end=1699
 # @@protoc_insertion_point(module_scope)

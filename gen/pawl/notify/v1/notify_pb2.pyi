@@ -44,13 +44,15 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     NOTIFICATION_KIND_INPUT_NEEDED: _NotificationKind.ValueType  # 5
     """A run waits for an approval, an answer or a front end."""
     NOTIFICATION_KIND_ATTENTION_NEEDED: _NotificationKind.ValueType  # 6
-    """A call is in doubt and an operator must look."""
+    """A call is in doubt and an operator must look; or a schedule or a trigger of the
+    user has paused itself, which concerns no run.
+    """
     NOTIFICATION_KIND_APPROVAL_NEEDED: _NotificationKind.ValueType  # 7
     """A call of a run of the store, as a rule of somebody else, awaits an approval
     that the user may give: it was asked for, edited, or nobody decided in time.
     """
-    NOTIFICATION_KIND_WEBHOOK_DISABLED: _NotificationKind.ValueType  # 8
-    """A webhook of the user was disabled, because it is gone or has failed for
+    NOTIFICATION_KIND_CHANNEL_DISABLED: _NotificationKind.ValueType  # 8
+    """A channel of the user was disabled, because it is gone or has failed for
     days. It concerns no run.
     """
 
@@ -70,16 +72,42 @@ NOTIFICATION_KIND_RUN_EXPIRED: NotificationKind.ValueType  # 4
 NOTIFICATION_KIND_INPUT_NEEDED: NotificationKind.ValueType  # 5
 """A run waits for an approval, an answer or a front end."""
 NOTIFICATION_KIND_ATTENTION_NEEDED: NotificationKind.ValueType  # 6
-"""A call is in doubt and an operator must look."""
+"""A call is in doubt and an operator must look; or a schedule or a trigger of the
+user has paused itself, which concerns no run.
+"""
 NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
 """A call of a run of the store, as a rule of somebody else, awaits an approval
 that the user may give: it was asked for, edited, or nobody decided in time.
 """
-NOTIFICATION_KIND_WEBHOOK_DISABLED: NotificationKind.ValueType  # 8
-"""A webhook of the user was disabled, because it is gone or has failed for
+NOTIFICATION_KIND_CHANNEL_DISABLED: NotificationKind.ValueType  # 8
+"""A channel of the user was disabled, because it is gone or has failed for
 days. It concerns no run.
 """
 Global___NotificationKind: _TypeAlias = NotificationKind  # noqa: Y015
+
+@_typing.final
+class NotificationKinds(_message.Message):
+    """NotificationKinds is a set of kinds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KINDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[Global___NotificationKind.ValueType]:
+        """The kinds, each once."""
+
+    def __init__(
+        self,
+        *,
+        kinds: _abc.Iterable[Global___NotificationKind.ValueType] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kinds", b"kinds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NotificationKinds: _TypeAlias = NotificationKinds  # noqa: Y015
 
 @_typing.final
 class Notification(_message.Message):
@@ -100,7 +128,7 @@ class Notification(_message.Message):
     CREATE_TIME_FIELD_NUMBER: _builtins.int
     READ_TIME_FIELD_NUMBER: _builtins.int
     CALL_ID_FIELD_NUMBER: _builtins.int
-    WEBHOOK_ID_FIELD_NUMBER: _builtins.int
+    CHANNEL_ID_FIELD_NUMBER: _builtins.int
     notification_id: _builtins.str
     """Id, derived from the event: the same event gives the same id."""
     store_id: _builtins.str
@@ -112,12 +140,12 @@ class Notification(_message.Message):
     kind: Global___NotificationKind.ValueType
     """What it tells."""
     run_id: _builtins.str
-    """The run concerned; empty with WEBHOOK_DISABLED."""
+    """The run concerned; empty with CHANNEL_DISABLED."""
     conversation_id: _builtins.str
     """Its conversation; empty with APPROVAL_NEEDED, conversations are private."""
     event_id: _builtins.str
     """The event (pawl.event.v1.RunEvent.event_id) that caused it; with
-    WEBHOOK_DISABLED the delivery that did.
+    CHANNEL_DISABLED the delivery that did.
     """
     title: _builtins.str
     """One line."""
@@ -125,8 +153,8 @@ class Notification(_message.Message):
     """More; may be empty. At most 2 KiB."""
     call_id: _builtins.str
     """The call to be decided about; only with APPROVAL_NEEDED."""
-    webhook_id: _builtins.str
-    """The webhook; only with WEBHOOK_DISABLED."""
+    channel_id: _builtins.str
+    """The channel; only with CHANNEL_DISABLED."""
     @_builtins.property
     def create_time(self) -> _timestamp_pb2.Timestamp:
         """When the event happened."""
@@ -151,11 +179,11 @@ class Notification(_message.Message):
         create_time: _timestamp_pb2.Timestamp | None = ...,
         read_time: _timestamp_pb2.Timestamp | None = ...,
         call_id: _builtins.str = ...,
-        webhook_id: _builtins.str = ...,
+        channel_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "read_time", b"read_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "call_id", b"call_id", "conversation_id", b"conversation_id", "create_time", b"create_time", "event_id", b"event_id", "kind", b"kind", "notification_id", b"notification_id", "number", b"number", "read_time", b"read_time", "run_id", b"run_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id", "webhook_id", b"webhook_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "call_id", b"call_id", "channel_id", b"channel_id", "conversation_id", b"conversation_id", "create_time", b"create_time", "event_id", b"event_id", "kind", b"kind", "notification_id", b"notification_id", "number", b"number", "read_time", b"read_time", "run_id", b"run_id", "store_id", b"store_id", "title", b"title", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

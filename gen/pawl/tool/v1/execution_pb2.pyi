@@ -130,6 +130,7 @@ class CallContext(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     AGENT_NAME_FIELD_NUMBER: _builtins.int
+    IN_BACKGROUND_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     user_id: _builtins.str
@@ -149,6 +150,10 @@ class CallContext(_message.Message):
     agent_name: _builtins.str
     """Agent of the run, `default` if it was started without one. Empty if it is not
     known: then no rule of an agent allows, and those of all agents restrict.
+    """
+    in_background: _builtins.bool
+    """True if the run is a job: then ToolDefinition.async_timeout_seconds stands in
+    the place of `timeout_seconds`.
     """
     @_builtins.property
     def user_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -173,10 +178,11 @@ class CallContext(_message.Message):
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
         agent_name: _builtins.str = ...,
+        in_background: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent_name", b"agent_name", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["above", b"above", "agent_name", b"agent_name", "approvals_required", b"approvals_required", "conversation_id", b"conversation_id", "credential_id", b"credential_id", "delegate_user_id", b"delegate_user_id", "in_background", b"in_background", "run_id", b"run_id", "store_id", b"store_id", "user_id", b"user_id", "user_roles", b"user_roles"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -521,6 +527,7 @@ class ProposedCall(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     EDITED_FIELD_NUMBER: _builtins.int
     OWN_TOOL_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """Pawl's id of the call."""
     tool_name: _builtins.str
@@ -539,6 +546,12 @@ class ProposedCall(_message.Message):
     def own_tool(self) -> _tool_pb2.OwnTool:
         """The tool, if it came with the run: then the register is not asked for it."""
 
+    @_builtins.property
+    def series(self) -> _call_pb2.Series:
+        """The series of which it is an iteration, with the digest of the grant that is
+        in force, if one is; absent for a call that is none of a series.
+        """
+
     def __init__(
         self,
         *,
@@ -548,10 +561,11 @@ class ProposedCall(_message.Message):
         arguments_json: _builtins.bytes = ...,
         edited: _builtins.bool = ...,
         own_tool: _tool_pb2.OwnTool | None = ...,
+        series: _call_pb2.Series | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["own_tool", b"own_tool"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["own_tool", b"own_tool", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "own_tool", b"own_tool", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "call_id", b"call_id", "edited", b"edited", "own_tool", b"own_tool", "series", b"series", "tool_name", b"tool_name", "tool_version", b"tool_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -700,6 +714,7 @@ class RecordedDecision(_message.Message):
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     DEFINITION_SHA256_FIELD_NUMBER: _builtins.int
+    FOR_SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     tool_name: _builtins.str
@@ -722,6 +737,10 @@ class RecordedDecision(_message.Message):
     """User of the delegate that decided for `user_id`; empty for none."""
     definition_sha256: _builtins.str
     """As PinnedTool.definition_sha256."""
+    for_series: _builtins.bool
+    """True if it is about the series of the call: each use is then audited by the
+    id of this call.
+    """
     def __init__(
         self,
         *,
@@ -735,10 +754,11 @@ class RecordedDecision(_message.Message):
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
         definition_sha256: _builtins.str = ...,
+        for_series: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "definition_sha256", b"definition_sha256", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "arguments_sha256", b"arguments_sha256", "call_id", b"call_id", "credential_id", b"credential_id", "definition_sha256", b"definition_sha256", "delegate_user_id", b"delegate_user_id", "for_series", b"for_series", "kind", b"kind", "tool_name", b"tool_name", "tool_version", b"tool_version", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -906,6 +926,9 @@ class Verdict(_message.Message):
     RULE_ID_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
     RESULT_FIELD_NUMBER: _builtins.int
+    WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
+    ASYNC_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    SERIES_DIGEST_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     disposition: Global___Disposition.ValueType
@@ -923,7 +946,7 @@ class Verdict(_message.Message):
     effect_class: _call_pb2.EffectClass.ValueType
     """Its effect class."""
     timeout_seconds: _builtins.float
-    """Its own timeout; 0 if it has none."""
+    """Its own timeout, that in the background for a job; 0 if it has none."""
     parallel: _builtins.bool
     """True if it may run side by side with others."""
     digest: _builtins.str
@@ -951,6 +974,15 @@ class Verdict(_message.Message):
     approvals_required: _builtins.int
     """APPROVE: how many different people must approve it, as the tool's
     definition says; 0 means one.
+    """
+    without_background: _builtins.bool
+    """ToolDefinition.without_background."""
+    async_timeout_seconds: _builtins.float
+    """ToolDefinition.async_timeout_seconds."""
+    series_digest: _builtins.str
+    """APPROVE: the digest by which the series can be granted; empty if each
+    iteration asks. RUN and DELEGATE: that of the grant which covers the call,
+    and has counted it, once for the call however often it is checked.
     """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
@@ -989,10 +1021,13 @@ class Verdict(_message.Message):
         rule_id: _builtins.str = ...,
         approvals_required: _builtins.int = ...,
         result: Global___ExecutionResult | None = ...,
+        without_background: _builtins.bool = ...,
+        async_timeout_seconds: _builtins.float = ...,
+        series_digest: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "async_timeout_seconds", b"async_timeout_seconds", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "rule_id", b"rule_id", "series_digest", b"series_digest", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version", "without_background", b"without_background"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1015,6 +1050,7 @@ class ExecuteToolRequest(_message.Message):
     UNKNOWNS_RESOLVED_FIELD_NUMBER: _builtins.int
     RULE_ID_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    SERIES_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -1028,7 +1064,7 @@ class ExecuteToolRequest(_message.Message):
     whether they were; 0 for the first.
     """
     timeout_seconds: _builtins.float
-    """Seconds the execution may take; 0 means the tool's own or 10."""
+    """Seconds the execution may take, at most 86400; 0 means the tool's own or 10."""
     approved_digest: _builtins.str
     """Digest of the approval that was given; empty if none was."""
     unknowns_resolved: _builtins.int
@@ -1050,6 +1086,13 @@ class ExecuteToolRequest(_message.Message):
         EXECUTION_OUTCOME_INPUT_REQUIRED.
         """
 
+    @_builtins.property
+    def series(self) -> _call_pb2.Series:
+        """The series whose grant covers the call, with its digest; absent if none does.
+        It must be of exactly this call, and have uses left: otherwise
+        APPROVAL_REQUIRED.
+        """
+
     def __init__(
         self,
         *,
@@ -1064,10 +1107,11 @@ class ExecuteToolRequest(_message.Message):
         unknowns_resolved: _builtins.int = ...,
         rule_id: _builtins.str = ...,
         answers: _abc.Iterable[Global___Answer] | None = ...,
+        series: _call_pb2.Series | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -116,6 +116,9 @@ class SourceToolPolicy(_message.Message):
     TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     EXCLUDED_FIELD_NUMBER: _builtins.int
     BULK_COUNT_FIELD_NUMBER: _builtins.int
+    WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
+    ASYNC_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    PERMITS_GRANTS_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """Name of the tool as it is registered, without the source; "*" for all that
     have no policy of their own.
@@ -135,6 +138,12 @@ class SourceToolPolicy(_message.Message):
     or more is gated: names with dots between, [*] for each item of an array, like
     $.body.orders[*].lines. Empty: the longest array, at any depth.
     """
+    without_background: _builtins.bool
+    """As ToolDefinition.without_background."""
+    async_timeout_seconds: _builtins.float
+    """As ToolDefinition.async_timeout_seconds."""
+    permits_grants: _builtins.bool
+    """As ToolDefinition.permits_grants."""
     def __init__(
         self,
         *,
@@ -144,10 +153,13 @@ class SourceToolPolicy(_message.Message):
         timeout_seconds: _builtins.float = ...,
         excluded: _builtins.bool = ...,
         bulk_count: _builtins.str = ...,
+        without_background: _builtins.bool = ...,
+        async_timeout_seconds: _builtins.float = ...,
+        permits_grants: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bulk_count", b"bulk_count", "category", b"category", "effect_class", b"effect_class", "excluded", b"excluded", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_timeout_seconds", b"async_timeout_seconds", "bulk_count", b"bulk_count", "category", b"category", "effect_class", b"effect_class", "excluded", b"excluded", "permits_grants", b"permits_grants", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "without_background", b"without_background"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

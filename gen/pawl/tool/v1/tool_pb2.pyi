@@ -43,6 +43,9 @@ class ToolDefinition(_message.Message):
     RATE_PER_MINUTE_FIELD_NUMBER: _builtins.int
     CACHE_SECONDS_FIELD_NUMBER: _builtins.int
     APPROVALS_REQUIRED_FIELD_NUMBER: _builtins.int
+    WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
+    ASYNC_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
+    PERMITS_GRANTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """^[a-zA-Z0-9_-]{1,64}$, unique in its store. The name of a tool of a source
     has one dot inside, `<source>.<tool>`, and at most 63 characters.
@@ -91,6 +94,18 @@ class ToolDefinition(_message.Message):
     From two on, whoever started or steered the run is none of them. Not for
     HUMAN tools, which need no approval.
     """
+    without_background: _builtins.bool
+    """True if calls do not run in the background (docs/background.md): where the
+    model wants it, they run at once, with a note.
+    """
+    async_timeout_seconds: _builtins.float
+    """BACKEND tools: seconds that one execution in the background may take, 0.1 to
+    86400, in place of `timeout_seconds`; 0 means 3600.
+    """
+    permits_grants: _builtins.bool
+    """DESTRUCTIVE tools: true if one approval may be for a series of calls in the
+    background. Those of other categories permit that in any case.
+    """
     @_builtins.property
     def resource_keys(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Templates of resource keys over the arguments, for example
@@ -125,10 +140,13 @@ class ToolDefinition(_message.Message):
         rate_per_minute: _builtins.int = ...,
         cache_seconds: _builtins.float = ...,
         approvals_required: _builtins.int = ...,
+        without_background: _builtins.bool = ...,
+        async_timeout_seconds: _builtins.float = ...,
+        permits_grants: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "allowed_user_ids", b"allowed_user_ids", "approvals_required", b"approvals_required", "arguments_schema_json", b"arguments_schema_json", "cache_seconds", b"cache_seconds", "category", b"category", "context", b"context", "description", b"description", "effect_class", b"effect_class", "fallback_tool_name", b"fallback_tool_name", "name", b"name", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "rate_per_minute", b"rate_per_minute", "resource_keys", b"resource_keys", "result_bytes_max", b"result_bytes_max", "timeout_seconds", b"timeout_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "allowed_user_ids", b"allowed_user_ids", "approvals_required", b"approvals_required", "arguments_schema_json", b"arguments_schema_json", "async_timeout_seconds", b"async_timeout_seconds", "cache_seconds", b"cache_seconds", "category", b"category", "context", b"context", "description", b"description", "effect_class", b"effect_class", "fallback_tool_name", b"fallback_tool_name", "name", b"name", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "permits_grants", b"permits_grants", "rate_per_minute", b"rate_per_minute", "resource_keys", b"resource_keys", "result_bytes_max", b"result_bytes_max", "timeout_seconds", b"timeout_seconds", "without_background", b"without_background"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -27,47 +27,51 @@ from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.tool.v1 import tool_pb2 as pawl_dot_tool_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/tool/v1/worker.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/tool/v1/tool.proto\"\x8a\x02\n\x13\x41ttachWorkerRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.WorkerHelloH\x00\x12\x30\n\x08progress\x18\x02 \x01(\x0b\x32\x1c.pawl.tool.v1.WorkerProgressH\x00\x12,\n\x06result\x18\x03 \x01(\x0b\x32\x1a.pawl.tool.v1.WorkerResultH\x00\x12\x32\n\theartbeat\x18\x04 \x01(\x0b\x32\x1d.pawl.tool.v1.WorkerHeartbeatH\x00\x12*\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x19.pawl.tool.v1.WorkerDrainH\x00\x42\x07\n\x05\x66rame\"\x9b\x02\n\x14\x41ttachWorkerResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.pawl.tool.v1.WorkerWelcomeH\x00\x12.\n\ninvocation\x18\x02 \x01(\x0b\x32\x18.pawl.tool.v1.InvocationH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.pawl.tool.v1.InvocationCancelH\x00\x12.\n\x07receipt\x18\x04 \x01(\x0b\x32\x1b.pawl.tool.v1.ResultReceiptH\x00\x12\x38\n\theartbeat\x18\x05 \x01(\x0b\x32#.pawl.tool.v1.WorkerHeartbeatAnswerH\x00\x42\x07\n\x05\x66rame\"\xa0\x01\n\x0bWorkerHello\x12\x12\n\ngroup_name\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12+\n\x05tools\x18\x03 \x03(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x11\n\tcalls_max\x18\x04 \x01(\r\x12*\n\nheld_calls\x18\x05 \x03(\x0b\x32\x16.pawl.tool.v1.HeldCall\"0\n\x08HeldCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\"k\n\x0eWorkerProgress\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x15\n\x08\x66raction\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x04 \x01(\tB\x0b\n\t_fraction\"\x88\x02\n\x0cWorkerResult\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x16\n\x0c\x63ontent_json\x18\x03 \x01(\x0cH\x00\x12\x17\n\rerror_message\x18\x04 \x01(\tH\x00\x12\x37\n\x0foutcome_unknown\x18\x05 \x01(\x0b\x32\x1c.pawl.tool.v1.OutcomeUnknownH\x00\x12\x34\n\x0e\x64id_not_happen\x18\x06 \x01(\x0b\x32\x1a.pawl.tool.v1.DidNotHappenH\x00\x12\'\n\x07inverse\x18\x07 \x01(\x0b\x32\x16.pawl.event.v1.InverseB\t\n\x07outcome\"\x10\n\x0eOutcomeUnknown\"\x0e\n\x0c\x44idNotHappen\"\x11\n\x0fWorkerHeartbeat\"\r\n\x0bWorkerDrain\"A\n\rWorkerWelcome\x12\x15\n\rlease_seconds\x18\x01 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\"\x9f\x02\n\nInvocation\x12\x30\n\x07purpose\x18\x01 \x01(\x0e\x32\x1f.pawl.tool.v1.InvocationPurpose\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0f\n\x07user_id\x18\x05 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x06 \x01(\t\x12\x0e\n\x06run_id\x18\x07 \x01(\t\x12\x11\n\ttool_name\x18\x08 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\t \x01(\x0c\x12\x31\n\rdeadline_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\"8\n\x10InvocationCancel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\"a\n\rResultReceipt\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.pawl.tool.v1.ResultStatus\"\x17\n\x15WorkerHeartbeatAnswer*u\n\x11InvocationPurpose\x12\"\n\x1eINVOCATION_PURPOSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16INVOCATION_PURPOSE_RUN\x10\x01\x12 \n\x1cINVOCATION_PURPOSE_RECONCILE\x10\x02*|\n\x0cResultStatus\x12\x1d\n\x19RESULT_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESULT_STATUS_ACCEPTED\x10\x01\x12\x16\n\x12RESULT_STATUS_LATE\x10\x02\x12\x19\n\x15RESULT_STATUS_UNKNOWN\x10\x03\x32j\n\rWorkerService\x12Y\n\x0c\x41ttachWorker\x12!.pawl.tool.v1.AttachWorkerRequest\x1a\".pawl.tool.v1.AttachWorkerResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/tool/v1/worker.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/tool/v1/tool.proto\"\xc0\x02\n\x13\x41ttachWorkerRequest\x12*\n\x05hello\x18\x01 \x01(\x0b\x32\x19.pawl.tool.v1.WorkerHelloH\x00\x12\x30\n\x08progress\x18\x02 \x01(\x0b\x32\x1c.pawl.tool.v1.WorkerProgressH\x00\x12,\n\x06result\x18\x03 \x01(\x0b\x32\x1a.pawl.tool.v1.WorkerResultH\x00\x12\x32\n\theartbeat\x18\x04 \x01(\x0b\x32\x1d.pawl.tool.v1.WorkerHeartbeatH\x00\x12*\n\x05\x64rain\x18\x05 \x01(\x0b\x32\x19.pawl.tool.v1.WorkerDrainH\x00\x12\x34\n\ncheckpoint\x18\x06 \x01(\x0b\x32\x1e.pawl.tool.v1.WorkerCheckpointH\x00\x42\x07\n\x05\x66rame\"\xd2\x02\n\x14\x41ttachWorkerResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x1b.pawl.tool.v1.WorkerWelcomeH\x00\x12.\n\ninvocation\x18\x02 \x01(\x0b\x32\x18.pawl.tool.v1.InvocationH\x00\x12\x30\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32\x1e.pawl.tool.v1.InvocationCancelH\x00\x12.\n\x07receipt\x18\x04 \x01(\x0b\x32\x1b.pawl.tool.v1.ResultReceiptH\x00\x12\x38\n\theartbeat\x18\x05 \x01(\x0b\x32#.pawl.tool.v1.WorkerHeartbeatAnswerH\x00\x12\x35\n\ncheckpoint\x18\x06 \x01(\x0b\x32\x1f.pawl.tool.v1.CheckpointReceiptH\x00\x42\x07\n\x05\x66rame\"\xa0\x01\n\x0bWorkerHello\x12\x12\n\ngroup_name\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12+\n\x05tools\x18\x03 \x03(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x11\n\tcalls_max\x18\x04 \x01(\r\x12*\n\nheld_calls\x18\x05 \x03(\x0b\x32\x16.pawl.tool.v1.HeldCall\"0\n\x08HeldCall\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\"k\n\x0eWorkerProgress\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x15\n\x08\x66raction\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x04 \x01(\tB\x0b\n\t_fraction\"^\n\x10WorkerCheckpoint\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x14\n\x0c\x63ontent_json\x18\x04 \x01(\x0c\"\x88\x02\n\x0cWorkerResult\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x16\n\x0c\x63ontent_json\x18\x03 \x01(\x0cH\x00\x12\x17\n\rerror_message\x18\x04 \x01(\tH\x00\x12\x37\n\x0foutcome_unknown\x18\x05 \x01(\x0b\x32\x1c.pawl.tool.v1.OutcomeUnknownH\x00\x12\x34\n\x0e\x64id_not_happen\x18\x06 \x01(\x0b\x32\x1a.pawl.tool.v1.DidNotHappenH\x00\x12\'\n\x07inverse\x18\x07 \x01(\x0b\x32\x16.pawl.event.v1.InverseB\t\n\x07outcome\"\x10\n\x0eOutcomeUnknown\"\x0e\n\x0c\x44idNotHappen\"\x11\n\x0fWorkerHeartbeat\"\r\n\x0bWorkerDrain\"_\n\rWorkerWelcome\x12\x15\n\rlease_seconds\x18\x01 \x01(\x01\x12\x19\n\x11heartbeat_seconds\x18\x02 \x01(\x01\x12\x1c\n\x14\x63heckpoint_bytes_max\x18\x03 \x01(\r\"\xbd\x02\n\nInvocation\x12\x30\n\x07purpose\x18\x01 \x01(\x0e\x32\x1f.pawl.tool.v1.InvocationPurpose\x12\x0f\n\x07\x63\x61ll_id\x18\x02 \x01(\t\x12\x13\n\x0blease_epoch\x18\x03 \x01(\x04\x12\x10\n\x08store_id\x18\x04 \x01(\t\x12\x0f\n\x07user_id\x18\x05 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x06 \x01(\t\x12\x0e\n\x06run_id\x18\x07 \x01(\t\x12\x11\n\ttool_name\x18\x08 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\t \x01(\x0c\x12\x31\n\rdeadline_time\x18\n \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\x12\x1c\n\x14last_checkpoint_json\x18\x0c \x01(\x0c\"8\n\x10InvocationCancel\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\"a\n\rResultReceipt\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12*\n\x06status\x18\x03 \x01(\x0e\x32\x1a.pawl.tool.v1.ResultStatus\"W\n\x11\x43heckpointReceipt\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x13\n\x0blease_epoch\x18\x02 \x01(\x04\x12\x0e\n\x06number\x18\x03 \x01(\x04\x12\x0c\n\x04kept\x18\x04 \x01(\x08\"\x17\n\x15WorkerHeartbeatAnswer*u\n\x11InvocationPurpose\x12\"\n\x1eINVOCATION_PURPOSE_UNSPECIFIED\x10\x00\x12\x1a\n\x16INVOCATION_PURPOSE_RUN\x10\x01\x12 \n\x1cINVOCATION_PURPOSE_RECONCILE\x10\x02*|\n\x0cResultStatus\x12\x1d\n\x19RESULT_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n\x16RESULT_STATUS_ACCEPTED\x10\x01\x12\x16\n\x12RESULT_STATUS_LATE\x10\x02\x12\x19\n\x15RESULT_STATUS_UNKNOWN\x10\x03\x32j\n\rWorkerService\x12Y\n\x0c\x41ttachWorker\x12!.pawl.tool.v1.AttachWorkerRequest\x1a\".pawl.tool.v1.AttachWorkerResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.tool.v1.worker_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_INVOCATIONPURPOSE']._serialized_start=1878
-  _globals['_INVOCATIONPURPOSE']._serialized_end=1995
-  _globals['_RESULTSTATUS']._serialized_start=1997
-  _globals['_RESULTSTATUS']._serialized_end=2121
+  _globals['_INVOCATIONPURPOSE']._serialized_start=2232
+  _globals['_INVOCATIONPURPOSE']._serialized_end=2349
+  _globals['_RESULTSTATUS']._serialized_start=2351
+  _globals['_RESULTSTATUS']._serialized_end=2475
   _globals['_ATTACHWORKERREQUEST']._serialized_start=128
-  _globals['_ATTACHWORKERREQUEST']._serialized_end=394
-  _globals['_ATTACHWORKERRESPONSE']._serialized_start=397
-  _globals['_ATTACHWORKERRESPONSE']._serialized_end=680
-  _globals['_WORKERHELLO']._serialized_start=683
-  _globals['_WORKERHELLO']._serialized_end=843
-  _globals['_HELDCALL']._serialized_start=845
-  _globals['_HELDCALL']._serialized_end=893
-  _globals['_WORKERPROGRESS']._serialized_start=895
-  _globals['_WORKERPROGRESS']._serialized_end=1002
-  _globals['_WORKERRESULT']._serialized_start=1005
-  _globals['_WORKERRESULT']._serialized_end=1269
-  _globals['_OUTCOMEUNKNOWN']._serialized_start=1271
-  _globals['_OUTCOMEUNKNOWN']._serialized_end=1287
-  _globals['_DIDNOTHAPPEN']._serialized_start=1289
-  _globals['_DIDNOTHAPPEN']._serialized_end=1303
-  _globals['_WORKERHEARTBEAT']._serialized_start=1305
-  _globals['_WORKERHEARTBEAT']._serialized_end=1322
-  _globals['_WORKERDRAIN']._serialized_start=1324
-  _globals['_WORKERDRAIN']._serialized_end=1337
-  _globals['_WORKERWELCOME']._serialized_start=1339
-  _globals['_WORKERWELCOME']._serialized_end=1404
-  _globals['_INVOCATION']._serialized_start=1407
-  _globals['_INVOCATION']._serialized_end=1694
-  _globals['_INVOCATIONCANCEL']._serialized_start=1696
-  _globals['_INVOCATIONCANCEL']._serialized_end=1752
-  _globals['_RESULTRECEIPT']._serialized_start=1754
-  _globals['_RESULTRECEIPT']._serialized_end=1851
-  _globals['_WORKERHEARTBEATANSWER']._serialized_start=1853
-  _globals['_WORKERHEARTBEATANSWER']._serialized_end=1876
-  _globals['_WORKERSERVICE']._serialized_start=2123
-  _globals['_WORKERSERVICE']._serialized_end=2229
+  _globals['_ATTACHWORKERREQUEST']._serialized_end=448
+  _globals['_ATTACHWORKERRESPONSE']._serialized_start=451
+  _globals['_ATTACHWORKERRESPONSE']._serialized_end=789
+  _globals['_WORKERHELLO']._serialized_start=792
+  _globals['_WORKERHELLO']._serialized_end=952
+  _globals['_HELDCALL']._serialized_start=954
+  _globals['_HELDCALL']._serialized_end=1002
+  _globals['_WORKERPROGRESS']._serialized_start=1004
+  _globals['_WORKERPROGRESS']._serialized_end=1111
+  _globals['_WORKERCHECKPOINT']._serialized_start=1113
+  _globals['_WORKERCHECKPOINT']._serialized_end=1207
+  _globals['_WORKERRESULT']._serialized_start=1210
+  _globals['_WORKERRESULT']._serialized_end=1474
+  _globals['_OUTCOMEUNKNOWN']._serialized_start=1476
+  _globals['_OUTCOMEUNKNOWN']._serialized_end=1492
+  _globals['_DIDNOTHAPPEN']._serialized_start=1494
+  _globals['_DIDNOTHAPPEN']._serialized_end=1508
+  _globals['_WORKERHEARTBEAT']._serialized_start=1510
+  _globals['_WORKERHEARTBEAT']._serialized_end=1527
+  _globals['_WORKERDRAIN']._serialized_start=1529
+  _globals['_WORKERDRAIN']._serialized_end=1542
+  _globals['_WORKERWELCOME']._serialized_start=1544
+  _globals['_WORKERWELCOME']._serialized_end=1639
+  _globals['_INVOCATION']._serialized_start=1642
+  _globals['_INVOCATION']._serialized_end=1959
+  _globals['_INVOCATIONCANCEL']._serialized_start=1961
+  _globals['_INVOCATIONCANCEL']._serialized_end=2017
+  _globals['_RESULTRECEIPT']._serialized_start=2019
+  _globals['_RESULTRECEIPT']._serialized_end=2116
+  _globals['_CHECKPOINTRECEIPT']._serialized_start=2118
+  _globals['_CHECKPOINTRECEIPT']._serialized_end=2205
+  _globals['_WORKERHEARTBEATANSWER']._serialized_start=2207
+  _globals['_WORKERHEARTBEATANSWER']._serialized_end=2230
+  _globals['_WORKERSERVICE']._serialized_start=2477
+  _globals['_WORKERSERVICE']._serialized_end=2583
 # @@protoc_insertion_point(module_scope)

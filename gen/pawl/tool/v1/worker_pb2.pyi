@@ -95,6 +95,7 @@ class AttachWorkerRequest(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """Who the worker is and what it can run."""
@@ -115,6 +116,10 @@ class AttachWorkerRequest(_message.Message):
     def drain(self) -> Global___WorkerDrain:
         """No new calls, please: the stream ends when those in hand are done."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___WorkerCheckpoint:
+        """How far a call is, to be kept."""
+
     def __init__(
         self,
         *,
@@ -123,12 +128,13 @@ class AttachWorkerRequest(_message.Message):
         result: Global___WorkerResult | None = ...,
         heartbeat: Global___WorkerHeartbeat | None = ...,
         drain: Global___WorkerDrain | None = ...,
+        checkpoint: Global___WorkerCheckpoint | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "drain", b"drain", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint", b"checkpoint", "drain", b"drain", "frame", b"frame", "heartbeat", b"heartbeat", "hello", b"hello", "progress", b"progress", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "progress", "result", "heartbeat", "drain"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["hello", "progress", "result", "heartbeat", "drain", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -145,6 +151,7 @@ class AttachWorkerResponse(_message.Message):
     CANCEL_FIELD_NUMBER: _builtins.int
     RECEIPT_FIELD_NUMBER: _builtins.int
     HEARTBEAT_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def welcome(self) -> Global___WorkerWelcome:
         """Answers `hello`, first of all."""
@@ -165,6 +172,10 @@ class AttachWorkerResponse(_message.Message):
     def heartbeat(self) -> Global___WorkerHeartbeatAnswer:
         """Answers a heartbeat: the lease is renewed."""
 
+    @_builtins.property
+    def checkpoint(self) -> Global___CheckpointReceipt:
+        """What became of a checkpoint."""
+
     def __init__(
         self,
         *,
@@ -173,12 +184,13 @@ class AttachWorkerResponse(_message.Message):
         cancel: Global___InvocationCancel | None = ...,
         receipt: Global___ResultReceipt | None = ...,
         heartbeat: Global___WorkerHeartbeatAnswer | None = ...,
+        checkpoint: Global___CheckpointReceipt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "frame", b"frame", "heartbeat", b"heartbeat", "invocation", b"invocation", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "checkpoint", b"checkpoint", "frame", b"frame", "heartbeat", b"heartbeat", "invocation", b"invocation", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "frame", b"frame", "heartbeat", b"heartbeat", "invocation", b"invocation", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel", b"cancel", "checkpoint", b"checkpoint", "frame", b"frame", "heartbeat", b"heartbeat", "invocation", b"invocation", "receipt", b"receipt", "welcome", b"welcome"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "invocation", "cancel", "receipt", "heartbeat"]  # noqa: Y015
+    _WhichOneofReturnType_frame: _TypeAlias = _typing.Literal["welcome", "invocation", "cancel", "receipt", "heartbeat", "checkpoint"]  # noqa: Y015
     _WhichOneofArgType_frame: _TypeAlias = _typing.Literal["frame", b"frame"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_frame) -> _WhichOneofReturnType_frame | None: ...
 
@@ -293,6 +305,43 @@ class WorkerProgress(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__fraction) -> _WhichOneofReturnType__fraction | None: ...
 
 Global___WorkerProgress: _TypeAlias = WorkerProgress  # noqa: Y015
+
+@_typing.final
+class WorkerCheckpoint(_message.Message):
+    """WorkerCheckpoint has a value for whichever execution begins the call again. It
+    is answered by exactly one receipt. Without one it may be sent again, also
+    after a reconnect. The newest value wins.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    CONTENT_JSON_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    lease_epoch: _builtins.int
+    """As in its invocation."""
+    number: _builtins.int
+    """Chosen by the worker, for the receipt."""
+    content_json: _builtins.bytes
+    """Strict JSON, at most WorkerWelcome.checkpoint_bytes_max."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+        number: _builtins.int = ...,
+        content_json: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "content_json", b"content_json", "lease_epoch", b"lease_epoch", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WorkerCheckpoint: _TypeAlias = WorkerCheckpoint  # noqa: Y015
 
 @_typing.final
 class WorkerResult(_message.Message):
@@ -430,6 +479,7 @@ class WorkerWelcome(_message.Message):
 
     LEASE_SECONDS_FIELD_NUMBER: _builtins.int
     HEARTBEAT_SECONDS_FIELD_NUMBER: _builtins.int
+    CHECKPOINT_BYTES_MAX_FIELD_NUMBER: _builtins.int
     lease_seconds: _builtins.float
     """Seconds after the last frame of the worker at which its calls are given up.
     A worker that gets no answer for so long stops its RECONCILABLE calls:
@@ -437,15 +487,18 @@ class WorkerWelcome(_message.Message):
     """
     heartbeat_seconds: _builtins.float
     """Seconds between two heartbeats."""
+    checkpoint_bytes_max: _builtins.int
+    """The largest checkpoint; 0 from a registry that keeps none: send it none."""
     def __init__(
         self,
         *,
         lease_seconds: _builtins.float = ...,
         heartbeat_seconds: _builtins.float = ...,
+        checkpoint_bytes_max: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["checkpoint_bytes_max", b"checkpoint_bytes_max", "heartbeat_seconds", b"heartbeat_seconds", "lease_seconds", b"lease_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -470,6 +523,7 @@ class Invocation(_message.Message):
     ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
     DEADLINE_TIME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
+    LAST_CHECKPOINT_JSON_FIELD_NUMBER: _builtins.int
     purpose: Global___InvocationPurpose.ValueType
     """Run it or ask about it."""
     call_id: _builtins.str
@@ -492,6 +546,10 @@ class Invocation(_message.Message):
     """
     attempt: _builtins.int
     """Executions of this call begun so far, this one included."""
+    last_checkpoint_json: _builtins.bytes
+    """The newest checkpoint that earlier executions of this call have written;
+    empty if there is none.
+    """
     @_builtins.property
     def deadline_time(self) -> _timestamp_pb2.Timestamp:
         """When the call is cancelled for taking too long."""
@@ -510,10 +568,11 @@ class Invocation(_message.Message):
         arguments_json: _builtins.bytes = ...,
         deadline_time: _timestamp_pb2.Timestamp | None = ...,
         attempt: _builtins.int = ...,
+        last_checkpoint_json: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_time", b"deadline_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "conversation_id", b"conversation_id", "deadline_time", b"deadline_time", "lease_epoch", b"lease_epoch", "purpose", b"purpose", "run_id", b"run_id", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "attempt", b"attempt", "call_id", b"call_id", "conversation_id", b"conversation_id", "deadline_time", b"deadline_time", "last_checkpoint_json", b"last_checkpoint_json", "lease_epoch", b"lease_epoch", "purpose", b"purpose", "run_id", b"run_id", "store_id", b"store_id", "tool_name", b"tool_name", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -576,6 +635,42 @@ class ResultReceipt(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ResultReceipt: _TypeAlias = ResultReceipt  # noqa: Y015
+
+@_typing.final
+class CheckpointReceipt(_message.Message):
+    """CheckpointReceipt answers a checkpoint."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    LEASE_EPOCH_FIELD_NUMBER: _builtins.int
+    NUMBER_FIELD_NUMBER: _builtins.int
+    KEPT_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    lease_epoch: _builtins.int
+    """As in the checkpoint."""
+    number: _builtins.int
+    """As in the checkpoint."""
+    kept: _builtins.bool
+    """True if it is durable. False if the call was cancelled or is not the worker's
+    any more under this epoch: stop it.
+    """
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+        lease_epoch: _builtins.int = ...,
+        number: _builtins.int = ...,
+        kept: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "kept", b"kept", "lease_epoch", b"lease_epoch", "number", b"number"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CheckpointReceipt: _TypeAlias = CheckpointReceipt  # noqa: Y015
 
 @_typing.final
 class WorkerHeartbeatAnswer(_message.Message):

@@ -56,7 +56,9 @@ _MESSAGE: Final = wire.WIRE.struct(
 )
 _RIGHTS: Final = wire.WIRE.enum(DecisionRight, pb.DecisionRight)
 _RUN_FILTER: Final = wire.WIRE.struct(
-    RunFilter, pb.ListRunsRequest, Exceptions(of_message=("store_id", "user_id", "page_size", "page_token"))
+    RunFilter,
+    pb.ListRunsRequest,
+    Exceptions(of_message=("store_id", "user_id", "page_size", "page_token")),
 )
 _CALL_STATES: Final = wire.WIRE.enum(CallState, call_pb2.CallState)
 

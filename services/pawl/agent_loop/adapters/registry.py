@@ -13,7 +13,7 @@ from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import ExecutionContext
+from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
 from pawl.agent_loop.domain.run import PinnedTool
@@ -207,13 +207,16 @@ class RegistryClient:
             message = "tool-registry cannot check answers yet: it is of an older version, try again"
             raise DependencyUnavailable(message) from None
 
-    async def check_edit(self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(
+        self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
+    ) -> EditVerdict:
         context = CallContext(
             store_id=store_id,
             # Who edits it decides for the user of the run: that user must be allowed to make the call.
             user_id=run.user_id,
-            conversation_id=run.conversation_id,
+            conversation_id=run.reports_to_conversation_id or run.conversation_id,
             run_id=run.run_id,
+            in_background=bool(run.reports_to_conversation_id),
             user_roles=tuple(sorted(run.user_roles)),
             approvals_required=run.approvals_required,
             credential_id=run.credential_id,
@@ -227,6 +230,7 @@ class RegistryClient:
             tool_version=call.tool_version,
             arguments_json=arguments_json,
             edited=True,
+            series=series,
             own_tool=next((tool for tool in run.brought_tools if tool.name == call.tool_name), None),
         )
         verdicts = await self.check(context, [proposed], [call.tool_name])
@@ -235,7 +239,12 @@ class RegistryClient:
         verdict = verdicts[0]
         if verdict.disposition is Disposition.REFUSE:
             raise InvalidArguments(verdict.error_message)
-        return EditVerdict(arguments_json=verdict.arguments_json, digest=verdict.digest, preview=verdict.preview)
+        return EditVerdict(
+            arguments_json=verdict.arguments_json,
+            digest=verdict.digest,
+            preview=verdict.preview,
+            series_digest=verdict.series_digest,
+        )
 
     async def count_tools(self, caller: Principal) -> int:
         request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import cast
 
 import grpc
@@ -25,7 +26,7 @@ class ScheduleLedgerClient:
 
     async def put_schedule(self, caller: Principal, definition: object, *, must_exist: bool) -> object:
         asked = cast("schedule_pb2.ScheduleDefinition", definition)
-        request = pb.PutScheduleRequest(owner=_owner(caller), definition=asked, must_exist=must_exist)
+        request = pb.PutScheduleRequest(owner=owner_message(caller), definition=asked, must_exist=must_exist)
         return (await translated(self._stub.PutSchedule(request))).schedule
 
     async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
@@ -33,12 +34,19 @@ class ScheduleLedgerClient:
         response = await translated(self._stub.GetSchedule(request))
         return response.schedule, _due(response.due)
 
+    async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
+        request = pb.GetScheduleRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        request.begin_time.FromDatetime(begin)
+        request.end_time.FromDatetime(end)
+        response = await translated(self._stub.GetSchedule(request))
+        return tuple(time.ToDatetime(tzinfo=UTC) for time in response.past_times)
+
     async def list_schedules(self, caller: Principal) -> Sequence[object]:
         request = pb.ListSchedulesRequest(store_id=caller.store_id, user_id=caller.user_id)
         return tuple((await translated(self._stub.ListSchedules(request))).schedules)
 
     async def pause_schedule(self, caller: Principal, name: str, note: str, *, paused: bool) -> object:
-        request = pb.PauseScheduleRequest(owner=_owner(caller), name=name, note=note, paused=paused)
+        request = pb.PauseScheduleRequest(owner=owner_message(caller), name=name, note=note, paused=paused)
         return (await translated(self._stub.PauseSchedule(request))).schedule
 
     async def delete_schedule(self, caller: Principal, name: str) -> None:
@@ -50,7 +58,13 @@ class ScheduleLedgerClient:
         return tuple(map(_due, response.schedules)), response.wait_seconds
 
     async def fire_schedule(
-        self, due: DueSchedule, message: NewMessage | None, *, refusal: str = "", request_id: RequestId
+        self,
+        due: DueSchedule,
+        message: NewMessage | None,
+        *,
+        refusal: str = "",
+        request_id: RequestId,
+        backfill_time: datetime | None = None,
     ) -> object | None:
         request = pb.FireScheduleRequest(
             due=cast("pb.DueSchedule", due.document),
@@ -58,11 +72,14 @@ class ScheduleLedgerClient:
             refusal=refusal,
             request_id=request_id,
         )
+        if backfill_time is not None:
+            request.backfill_time.FromDatetime(backfill_time)
         response = await translated(self._stub.FireSchedule(request))
         return response.fire if response.HasField("fire") else None
 
 
-def _owner(caller: Principal) -> pb.ScheduleOwner:
+def owner_message(caller: Principal) -> pb.ScheduleOwner:
+    """Return whose a schedule, or a trigger, is."""
     return pb.ScheduleOwner(
         store_id=caller.store_id,
         user_id=caller.user_id,
@@ -73,9 +90,9 @@ def _owner(caller: Principal) -> pb.ScheduleOwner:
     )
 
 
-def _due(message: pb.DueSchedule) -> DueSchedule:
-    owner, definition = message.owner, message.definition
-    caller = Principal(
+def caller_of(owner: pb.ScheduleOwner) -> Principal:
+    """Return with whose rights runs are started."""
+    return Principal(
         store_id=StoreId(owner.store_id),
         user_id=UserId(owner.user_id),
         roles=frozenset(owner.user_roles),
@@ -83,10 +100,14 @@ def _due(message: pb.DueSchedule) -> DueSchedule:
         delegate_user_id=UserId(owner.delegate_user_id),
         people=frozenset(map(UserId, owner.people)),
     )
+
+
+def _due(message: pb.DueSchedule) -> DueSchedule:
+    definition = message.definition
     scheduled = ScheduledMessage(
         text=definition.text,
         agent=definition.agent,
         labels=dict(definition.labels),
         conversation_key=definition.conversation_key,
     )
-    return DueSchedule(caller=caller, message=scheduled, document=message)
+    return DueSchedule(caller=caller_of(message.owner), message=scheduled, document=message)

@@ -6,6 +6,8 @@ import asyncio
 import itertools
 from typing import Final
 
+from msgspec.structs import replace
+
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import undo
 from pawl.agent_loop.domain.call import Call
@@ -24,10 +26,14 @@ async def sources(
 ) -> tuple[UndoSource, ...]:
     """Return the calls of a run, each with the calls that have tried to undo it, without the contents of results.
 
+    What is not kept of a job has one source, which says so.
+
     Raises:
         RunNotFound: the user has no such run.
     """
     calls: list[Call] = []
+    of_run = ledger_pb2.GetRunRequest(store_id=store_id, user_id=user_id, run_id=run_id)
+    trimmed = (await translated(stub.GetRun(of_run))).run.trimmed_rounds
     request = ledger_pb2.ListCallsRequest(store_id=store_id, user_id=user_id, run_id=run_id, page_size=_CALLS_PER_PAGE)
     while True:
         page = await translated(stub.ListCalls(request))
@@ -43,7 +49,12 @@ async def sources(
         async with places:
             return UndoSource(call=call, tries=await _tries(stub, store_id, user_id, call.call_id))
 
-    return tuple(await asyncio.gather(*map(source, calls)))
+    found = tuple(await asyncio.gather(*map(source, calls)))
+    if not (trimmed and calls):
+        return found
+    # Before all others, so that an undo comes to it last.
+    like_them = replace(calls[0], call_id=CallId(""), round=0, end_time=None)
+    return (UndoSource(call=like_them, trimmed_rounds=trimmed), *found)
 
 
 async def _tries(

@@ -29,6 +29,7 @@ call_view: Final = _wire.struct(
     call_pb2.Call,
     Exceptions(
         read={
+            "series": lambda call: wire.SERIES.read(call.approval.series) if call.approval.HasField("series") else None,
             "approval_digest": lambda call: call.approval.digest,
             "approval_count": lambda call: len(call.approval.approvals),
             "document": lambda call: call,

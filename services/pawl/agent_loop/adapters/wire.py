@@ -15,12 +15,27 @@ from pawl.agent_loop.domain.call import (
     OfferFallback,
     Question,
     QuestionKind,
+    Series,
 )
+from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import ApprovalExpiryPolicy, FailureClass, Run, RunFailure, RunOptions, Undo, Usage
+from pawl.agent_loop.domain.run import (
+    ApprovalExpiryPolicy,
+    FailureClass,
+    Grant,
+    Job,
+    JobReports,
+    Monitor,
+    Run,
+    RunFailure,
+    RunOptions,
+    RunState,
+    Undo,
+    Usage,
+)
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.translate import Exceptions, Translator, Unknown, enum_defaults
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
@@ -32,6 +47,7 @@ _DEFAULTS: Final[dict[type[Enum], Enum]] = {
     FailureClass: FailureClass.INTERNAL,
     OfferFallback: OfferFallback.FAIL,
     QuestionKind: QuestionKind.CLARIFICATION,
+    JobReports: JobReports.EVERY,
 }
 
 
@@ -82,6 +98,12 @@ _EXPIRY_POLICIES: Final = WIRE.enum(ApprovalExpiryPolicy, run_pb2.ApprovalExpiry
 
 USAGE: Final = WIRE.struct(Usage, run_pb2.Usage)
 FAILURE: Final = WIRE.struct(RunFailure, run_pb2.RunFailure)
+WIRE.struct(Condition, run_pb2.JobCondition)
+WIRE.struct(Monitor, run_pb2.JobMonitor)
+JOB: Final = WIRE.struct(Job, run_pb2.Job)
+RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState)
+SERIES: Final = WIRE.struct(Series, call_pb2.Series)
+WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("approvals", "uses")))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
 LIMITS: Final = WIRE.struct(
     Limits,
@@ -122,6 +144,8 @@ RUN: Final = WIRE.struct(
             "call_counts",
             "child_run_ids",
             "labels",
+            "trimmed_rounds",
+            "trimmed_failures",
         )
     ),
 )

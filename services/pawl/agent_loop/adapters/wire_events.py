@@ -16,6 +16,7 @@ from pawl.agent_loop.domain.command import (
     Cancel,
     Command,
     Decide,
+    Pause,
     Progress,
     Resolve,
     Steer,
@@ -47,7 +48,7 @@ EVENT: Final = wire.WIRE.one_of(
         "warning": Warned,
     },
     # The ledger writes these itself.
-    without=("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
+    without=("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up", "starter_paused"),
 )
 
 _read: Final = wire.translator({StopCause: StopCause.USER, RunState: RunState.FAILED})
@@ -82,6 +83,7 @@ KIND: Final = _read.one_of(
         "resolve": Resolve,
         "progress": Progress,
         "top_up": TopUp,
+        "pause": Pause,
         "agent_ended": AgentEnded,
     },
     without=("redrive",),  # The ledger's own.
@@ -117,6 +119,7 @@ PUBLIC_COMMAND: Final = wire.WIRE.one_of(
         "progress": ProgressCommand,
         "redrive": RedriveCommand,
         "top_up": TopUp,
+        "pause": Pause,
     },
     # A message is submitted, and the ledger says itself that an agent ended.
     without=("steer", "agent_ended"),

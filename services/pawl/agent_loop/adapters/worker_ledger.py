@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 import grpc
+from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import undo_reads, wire, wire_events
-from pawl.agent_loop.app.ports import Claim, Loaded, Renewal
-from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.app.ports import Claim, Inbox, Loaded, Renewal
+from pawl.agent_loop.domain import jobs, loop_state
 from pawl.agent_loop.domain.call import Call
-from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.loop_state import NewerVersion
-from pawl.agent_loop.domain.run import Delegation
+from pawl.agent_loop.domain.run import Delegation, Notice
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
@@ -29,6 +29,31 @@ _PARTS_SECONDS_MAX: Final = 60.0
 
 _CLAIM: Final = wire.WIRE.struct(Claim, pb.ClaimedRun, Exceptions(of_message=("loaded",)))
 _COMMITTED: Final = wire.WIRE.struct(Committed, pb.CommitRunResponse)
+wire.WIRE.struct(
+    Notice,
+    pb.Notice,
+    Exceptions(
+        read={
+            "run_id": lambda message: message.run.run_id,
+            "job": lambda message: wire.JOB.read(message.run.job),
+            "state": lambda message: wire.RUN_STATES.read(message.run.state),
+            "round": lambda message: message.run.round,
+            "output_text": lambda message: message.run.output_text,
+            "failure": lambda message: (
+                wire.FAILURE.read(message.run.failure) if message.run.HasField("failure") else None
+            ),
+        },
+        of_message=("run",),
+    ),
+)
+_INBOX: Final = wire.WIRE.struct(
+    Inbox,
+    pb.ListCommandsResponse,
+    Exceptions(
+        read={"commands": lambda message: tuple(map(wire_events.COMMAND.read, message.commands))},
+        of_message=("commands",),
+    ),
+)
 _LOADED: Final = wire.WIRE.struct(
     Loaded,
     pb.LoadRunResponse,
@@ -45,8 +70,16 @@ _STEP: Final = wire.WIRE.struct(
     Step,
     pb.CommitRunRequest,
     Exceptions(
-        read={"events": lambda message: tuple(map(wire_events.EVENT.read, message.events))},
-        write={"events": lambda step: map(wire_events.EVENT.fields, step.events)},
+        read={
+            "events": lambda message: tuple(map(wire_events.EVENT.read, message.events)),
+            "entered_notices": lambda _: (),
+        },
+        write={
+            "events": lambda step: map(wire_events.EVENT.fields, step.events),
+            "entered_notices": lambda step: [
+                pb.EnteredNotice(run_id=each.run_id, occasion=each.occasion) for each in step.entered_notices
+            ],
+        },
         of_message=("store_id", "run_id", "epoch", "commit_id"),
     ),
 )
@@ -58,8 +91,15 @@ class WorkerLedgerClient:
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._stub = ledger_pb2_grpc.LedgerServiceStub(channel)
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> dict[Claim, Loaded | None]:
-        request = pb.ClaimRunsRequest(worker_id=worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
+    ) -> dict[Claim, Loaded | None]:
+        request = pb.ClaimRunsRequest(
+            worker_id=worker_id,
+            runs_max=runs_max,
+            lease_seconds=lease_seconds,
+            background_runs_max=background_runs_max,
+        )
         response = await translated(self._stub.ClaimRuns(request))
         return {_CLAIM.read(run): _came_along(run) for run in response.runs}
 
@@ -92,16 +132,13 @@ class WorkerLedgerClient:
         response = await translated(self._stub.CommitRun(request))
         return _COMMITTED.read(response)
 
-    async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
+    async def list_commands(self, claim: Claim) -> Inbox:
         request = pb.ListCommandsRequest(store_id=claim.key.store_id, run_id=claim.key.run_id)
+        response = pb.ListCommandsResponse()
         with translating():
-            return tuple(
-                [
-                    wire_events.COMMAND.read(command)
-                    async for part in self._stub.ListCommands(request, timeout=_PARTS_SECONDS_MAX)
-                    for command in part.commands
-                ]
-            )
+            async for part in self._stub.ListCommands(request, timeout=_PARTS_SECONDS_MAX):
+                response.MergeFrom(part)
+        return _INBOX.read(response)
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
         request = pb.GetCallRequest(store_id=store_id, user_id=user_id, call_id=call_id)
@@ -126,4 +163,6 @@ def _loaded(response: pb.LoadRunResponse) -> Loaded:
     loaded = _LOADED.read(response)
     if loaded.loop.version == loop_state.with_own_tools().version and not loaded.own_tools:
         raise NewerVersion("the run came with tools, of which this ledger does not know")
-    return loaded
+    if loop_state.is_of_job(loaded.loop) and loaded.run.job is None:
+        raise NewerVersion("the run is a job, of which this ledger does not know")
+    return replace(loaded, run=jobs.as_driven(loaded.run))

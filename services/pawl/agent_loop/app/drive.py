@@ -193,6 +193,8 @@ class Drive:
             case Finish():
                 return Left.ENDED
             case Park():
+                if rest.wake_time is not None:
+                    self._dependencies.run_due_at(rest.wake_time + from_database)
                 return Left.PARKED
             case Wait():
                 if self._base.run.state in ENDED:
@@ -278,8 +280,8 @@ class Drive:
         if others_change_calls(self._base):
             self._base = _state_of(await self._load())
             return
-        commands = await self._answered(lambda: self._dependencies.ledger.list_commands(self.claim))
-        self._base = replace(self._base, commands=commands)
+        inbox = await self._answered(lambda: self._dependencies.ledger.list_commands(self.claim))
+        self._base = replace(self._base, commands=inbox.commands, notices=inbox.notices, open_jobs=inbox.open_job_count)
 
     async def _commit(self, planned: Step, after: State, *, facts_taken: int = 0) -> bool:
         """Write a step. Returns whether it was taken; if not, the base is fresh and the step is to be planned again."""
@@ -438,4 +440,6 @@ def _state_of(loaded: Loaded) -> State:
         calls={call.call_id: call for call in loaded.calls},
         commands=loaded.commands,
         loop=loaded.loop,
+        notices=loaded.notices,
+        open_jobs=loaded.open_job_count,
     )

@@ -9,7 +9,7 @@ from typing import Self, TypeAlias
 import msgspec
 
 from pawl.agent_loop.app.public_values import CallView, LogGap, LoggedEvent, MessagePolicy, Outcome, Reply
-from pawl.agent_loop.domain.call import DecisionKind
+from pawl.agent_loop.domain.call import DecisionKind, Series
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
 from pawl.agent_loop.domain.run import RunState
@@ -100,6 +100,8 @@ class CallDecision(msgspec.Struct, frozen=True, kw_only=True):
     arguments_json: bytes = b""
     reason: str = ""
     answer: str = ""
+    for_series: bool = False
+    edited_series: Series | None = None
 
 
 class Cancel(msgspec.Struct, frozen=True, kw_only=True):

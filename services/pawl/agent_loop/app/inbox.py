@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from pawl.agent_loop.app import approvers, operators
 from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
@@ -26,9 +28,9 @@ from pawl.agent_loop.app.public_values import (
     ResultCommand,
     RunView,
 )
-from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.call import CallState, DecisionKind
-from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve, TopUp
+from pawl.agent_loop.domain import background, checks
+from pawl.agent_loop.domain.call import CallState, DecisionKind, Series
+from pawl.agent_loop.domain.command import CallResolution, Cancel, Pause, Resolve, TopUp
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis.auth import Principal, check_decides
@@ -38,6 +40,7 @@ from pawl.errors import (
     CallNotFound,
     CallNotPending,
     FailedPrecondition,
+    GrantNotOffered,
     InvalidArgument,
     InvalidField,
     NotFound,
@@ -71,8 +74,9 @@ def derived_id(*parts: str) -> RequestId:
 class Inbox:
     """Sends commands to runs."""
 
-    def __init__(self, *, ledger: PublicLedger, checker: CallChecker, ids: IdSource) -> None:
+    def __init__(self, *, ledger: PublicLedger, checker: CallChecker, ids: IdSource, now: Callable[[], float]) -> None:
         self._ledger = ledger
+        self._now = now
         self._checker = checker
         self._ids = ids
 
@@ -140,20 +144,15 @@ class Inbox:
             PermissionDenied: the caller is a delegate that does not decide.
             InvalidField, TooLarge, InvalidJson: the decision itself is wrong.
             CallNotFound: an edit names no call of the run.
+            GrantNotOffered: an edit is for a series, and each call of that is decided by itself.
             InvalidArguments: the edited arguments may not run, or the answer does not fit; the message lists why.
         """
         check_decides(caller)
         _check_decision(decision)
         right = approvers.decision_right(caller)
-        verdict = EditVerdict(arguments_json=b"", digest="")
+        verdict, series = EditVerdict(arguments_json=b"", digest=""), None
         if decision.kind is DecisionKind.EDIT:
-            for_approval = right is DecisionRight.STORE
-            call = await self._ledger.get_call(caller, decision.call_id, for_approval=for_approval)
-            if call.run_id != decision.run_id:
-                raise CallNotFound
-            # The run as a service reads it: who edits may be no more than an approver to it.
-            run = await self._ledger.get_run(Principal(store_id=caller.store_id), call.run_id)
-            verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json)
+            verdict, series = await self._check_edit(caller, decision, right)
         elif decision.kind is DecisionKind.ANSWER:
             await self._check_answer(caller, decision)
         command = DecisionCommand(
@@ -165,11 +164,36 @@ class Inbox:
             reason=decision.reason,
             answer=decision.answer,
             edited_preview=verdict.preview,
+            for_series=decision.for_series,
+            edited_series=series,
             right=right,
         )
         # Request ids are known per run, and several people decide about one: each has ids of their own.
         command_id = self._command_id(derived_id(caller.user_id, request_id) if request_id else request_id)
         return await self._ledger.send_command(caller, decision.run_id, command_id, command)
+
+    async def _check_edit(
+        self, caller: Principal, decision: CallDecision, right: DecisionRight
+    ) -> tuple[EditVerdict, Series | None]:
+        """Return what the registry says of an edited call, and the series that is granted with it, if one is."""
+        call = await self._ledger.get_call(caller, decision.call_id, for_approval=right is DecisionRight.STORE)
+        if call.run_id != decision.run_id:
+            raise CallNotFound
+        series = None
+        if decision.for_series:
+            if call.series is None:
+                raise GrantNotOffered
+            series = decision.edited_series or call.series
+            if decision.edited_series is not None:
+                background.check_series(series, self._now())
+        # The run as a service reads it: who edits may be no more than an approver to it.
+        run = await self._ledger.get_run(Principal(store_id=caller.store_id), call.run_id)
+        verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json, series)
+        if series is None:
+            return verdict, None
+        if not verdict.series_digest:
+            raise GrantNotOffered
+        return verdict, replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
 
     async def _check_answer(self, caller: Principal, decision: CallDecision) -> None:
         """Check an answer to an open question of the caller; of all others the ledger has the word."""
@@ -241,6 +265,14 @@ class Inbox:
         command = TopUp(tokens=tokens)
         return await self._ledger.send_command(caller, run_id, self._command_id(request_id), command)
 
+    async def pause(self, caller: Principal, request_id: RequestId, job_id: RunId, *, resumes: bool) -> Reply:
+        """Let no iteration of a job begin any more, or let it go on.
+
+        Raises:
+            RequestIdReused, QueueFull
+        """
+        return await self._ledger.send_command(caller, job_id, self._command_id(request_id), Pause(resumes=resumes))
+
     def _command_id(self, request_id: RequestId) -> CommandId:
         """Return the id of the command of a request: that of the request, if it has one."""
         return CommandId(request_id or self._ids.new("cmd"))
@@ -284,6 +316,10 @@ def _check_decision(decision: CallDecision) -> None:
         checks.arguments_json(decision.arguments_json)
     elif decision.arguments_json:
         raise InvalidField("arguments_json goes with EDIT only", field="decision.arguments_json")
+    if decision.for_series and kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
+        raise InvalidField("for_series goes with APPROVE and EDIT only", field="decision.for_series")
+    if decision.edited_series is not None and not (decision.for_series and kind is DecisionKind.EDIT):
+        raise InvalidField("edited_series goes with EDIT and for_series only", field="decision.edited_series")
     if kind is DecisionKind.ANSWER:
         checks.text(decision.answer, "decision.answer", bytes_max=checks.ANSWER_BYTES_MAX)
     elif decision.answer:

@@ -111,8 +111,6 @@ class Messages:
     ) -> tuple[NewMessage, PawlError | None]:
         """Return a message as the ledger takes it, and why it cannot be taken as things are now.
 
-        Without its agent if there is none of that name: that the ledger refuses.
-
         Raises: as `start`, of what is wrong with the message itself.
         """
         text, content = self._content(message)
@@ -121,17 +119,14 @@ class Messages:
         options = complete(asked, self._defaults)
         if asked.response_format is not None:
             await self._checker.check_output(caller.store_id, asked.response_format.schema_json, None)
-        try:
-            agent = await self._agents.of_run(caller, message.agent)
-        except AgentNotFound:
-            # The same request may have started a run while the agent was there: the ledger knows.
-            agent = None
+        agent: AgentVersion | None = None
         refusal: PawlError | None = None
         try:
+            agent = await self._agents.of_run(caller, message.agent)
             if agent is not None:
                 options = complete(options_of(agent, asked, self._defaults.ceilings), self._defaults)
             content = await self._with_texts(caller, content)
-        except (InvalidField, TooLarge, DocumentNotFound) as error:
+        except (AgentNotFound, InvalidField, TooLarge, DocumentNotFound) as error:
             refusal = error
         checked = NewMessage(
             request_id=request_id,

@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import Randomness
-from pawl.agent_loop.domain import budget, coalesce, history, output, retry
+from pawl.agent_loop.domain import background, budget, coalesce, history, jobs, output, retry
 from pawl.agent_loop.domain.assembly import Assembly, ModelAnswer
 from pawl.agent_loop.domain.coalesce import Coalescer
 from pawl.agent_loop.domain.event import OutputDelta
@@ -64,6 +64,9 @@ class ModelCall:
         self._whole_at: float | None = None
         self._prompt_bytes = 0
         self._output_bytes = 0
+        # Of a turn, nothing is shown as long as it may come to say nothing.
+        self._may_be_silent = state.run.is_turn
+        self._beginning = ""
 
     async def stream(self, request: ModelRequest, random: Randomness) -> ModelAnswer | ModelFailed:
         """Return the whole answer, or how the call failed."""
@@ -85,7 +88,9 @@ class ModelCall:
                 self._prompt_bytes = 0
             return ModelFailed(error=error.problem, answer=self.answer(), jitter=random())
         answer = self.answer()
-        wrong = budget.cut_short(self._state, answer, request.output_tokens_max) or retry.of_nothing(answer)
+        wrong = budget.cut_short(self._state, answer, request.output_tokens_max)
+        if not self._state.run.is_turn:
+            wrong = wrong or retry.of_nothing(answer)
         return ModelFailed(error=wrong, answer=answer, jitter=random()) if wrong else answer
 
     def answer(self) -> ModelAnswer:
@@ -98,7 +103,7 @@ class ModelCall:
 
     def output_due_at(self) -> float | None:
         """Return when output is to be shown, by the monotonic clock; None if there is none."""
-        due = self._coalescer.due_at()
+        due = None if self._may_be_silent else self._coalescer.due_at()
         if due is None or self._whole_at is None:
             return due
         return max(due, self._whole_at + _TOGETHER_SECONDS)
@@ -111,18 +116,27 @@ class ModelCall:
         if isinstance(piece, Finished):
             self._whole_at = self._monotonic()
         shown = self._assembly.add(piece)
+        if self._may_be_silent:
+            self._beginning += piece.text if isinstance(piece, TextPiece) else ""
+            self._may_be_silent = not isinstance(piece, CallPiece) and jobs.may_become_silent(self._beginning)
         self._output_bytes += _size(piece)
         if self._opened.summary:
             return
-        before = self._coalescer.due_at()
+        before = self.output_due_at()
         self._coalescer.add(shown)
-        due = self._coalescer.due_at()
+        due = self.output_due_at()
         if due is not None and (before is None or due <= self._monotonic()):
             self._on_output()
 
 
 def request_of(
-    state: State, tools: Sequence[Tool], *, default_model: str, echo: ReasoningEcho, takes_images: bool = False
+    state: State,
+    tools: Sequence[Tool],
+    *,
+    default_model: str,
+    echo: ReasoningEcho,
+    takes_images: bool = False,
+    background_as_tool: bool = False,
 ) -> ModelRequest:
     """Return what the open model call of a state asks."""
     opened, options = state.loop.model_call, state.run.options
@@ -141,10 +155,15 @@ def request_of(
         system = {"role": "system", "content": _SUMMARY_INSTRUCTIONS}
         return replace(base, messages=(system, {"role": "user", "content": old}))
     offered = [] if opened is None or opened.without_tools else _offered(state, tools)
+    functions, more_instructions = tuple(map(_function, offered)), ""
+    if offered and not jobs.may_begin(state.run, state.open_jobs):
+        as_tool = background_as_tool and all(tool.name != background.TOOL for tool in tools)
+        functions = (*functions, dict(background.FUNCTION)) if as_tool else functions
+        more_instructions = background.INSTRUCTIONS_OF_TOOL if as_tool else background.INSTRUCTIONS
     return replace(
         base,
-        messages=history.of_run(state, echo, takes_images=takes_images),
-        tools=tuple(map(_function, offered)),
+        messages=history.of_run(state, echo, takes_images=takes_images, more_instructions=more_instructions),
+        tools=functions,
         tool_choice=_tool_choice(options.tool_choice) if offered and state.run.round == 1 else None,
         response_format=output.asked(options.response_format) if options.response_format else None,
     )

@@ -8,12 +8,12 @@ from typing import Protocol
 import msgspec
 
 from pawl.agent_loop.domain.agents import AgentQuota, AgentVersion
-from pawl.agent_loop.domain.call import Answer, Call
+from pawl.agent_loop.domain.call import Answer, Call, Series
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import PinnedTool, Run, RunAbove, Usage
+from pawl.agent_loop.domain.run import Notice, PinnedTool, Run, RunAbove, Usage
 from pawl.agent_loop.domain.step import Committed, Step
 from pawl.agent_loop.domain.tool import (
     ExecutionPiece,
@@ -51,6 +51,16 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     now: float
     own_tools: tuple[Tool, ...] = ()
     """The tools that came with it."""
+    notices: tuple[Notice, ...] = ()
+    open_job_count: int | None = None
+
+
+class Inbox(msgspec.Struct, frozen=True, kw_only=True):
+    """The unconsumed commands of a run, in order of arrival, and what jobs have told its conversation (see `State`)."""
+
+    commands: tuple[Command, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    open_job_count: int | None = None
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,8 +73,12 @@ class Renewal(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerLedger(Protocol):
     """The ledger, for a worker. Every method may raise DependencyUnavailable and then be called again."""
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> Mapping[Claim, Loaded | None]:
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int = 64
+    ) -> Mapping[Claim, Loaded | None]:
         """Get runs to work on; none if there are none now.
+
+        Of jobs, and what they begin, the worker holds at most `background_runs_max` then.
 
         What is loaded of a run may come with it. That is how it was then: whoever drives it already knows better.
         """
@@ -97,8 +111,8 @@ class WorkerLedger(Protocol):
             InboxChanged, IllegalTransition: nothing was written; read again and plan again.
         """
 
-    async def list_commands(self, claim: Claim) -> tuple[Command, ...]:
-        """Read the unconsumed commands of a run, in order of arrival."""
+    async def list_commands(self, claim: Claim) -> Inbox:
+        """Read what has come for a run."""
 
     async def call(self, store_id: StoreId, user_id: UserId, call_id: CallId) -> Call:
         """Read one call, also of another run of the user.
@@ -163,6 +177,8 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     """The user of the delegate that started it for the user; empty for none."""
     agent_name: str = ""
     """Its agent; empty if it is not known."""
+    in_background: bool = False
+    """True if it is a job."""
 
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
@@ -179,6 +195,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     rule_id: str
     answers: tuple[Answer, ...] = ()
     """The answers so far to the questions that its tool has asked."""
+    series: Series | None = None
+    """The series whose grant covers the call."""
 
 
 class Registry(Protocol):

@@ -8,7 +8,6 @@ from typing import Protocol
 from pawl.agent_loop.app.public_values import (
     CallView,
     ClientSession,
-    DueSchedule,
     EditVerdict,
     ErasureView,
     EventPage,
@@ -24,7 +23,7 @@ from pawl.agent_loop.app.public_values import (
     RunView,
 )
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentUsage, AgentVersion, OfferedTool
-from pawl.agent_loop.domain.call import Call
+from pawl.agent_loop.domain.call import Call, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.parts import FilePart
@@ -260,8 +259,12 @@ class CallChecker(OutputChecker, Protocol):
             InvalidArguments: it does not fit; the message says what is wrong and what would fit.
         """
 
-    async def check_edit(self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes) -> EditVerdict:
+    async def check_edit(
+        self, store_id: StoreId, run: RunView, call: CallView, arguments_json: bytes, series: Series | None = None
+    ) -> EditVerdict:
         """Return the canonical form of new arguments for a call of `run`, whose user must be allowed to make it.
+
+        With a `series` also the digest by which that can be granted with them.
 
         Raises:
             InvalidArguments: they may not run; the message lists everything that is wrong.
@@ -269,60 +272,6 @@ class CallChecker(OutputChecker, Protocol):
 
     async def count_tools(self, caller: Principal) -> int:
         """Return how many tools a run of `caller` would be offered now."""
-
-
-class ScheduleLedger(Protocol):
-    """The ledger's schedules, as documents of the contract. Every method may raise DependencyUnavailable."""
-
-    async def put_schedule(self, caller: Principal, definition: object, *, must_exist: bool) -> object:
-        """Make a schedule of the caller, or change one; idempotent.
-
-        Raises:
-            ScheduleExists, ScheduleNotFound, InvalidField, InvalidId, TooLarge
-        """
-        ...
-
-    async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
-        """Read a schedule of the caller, and what is needed to fire it now.
-
-        Raises:
-            ScheduleNotFound
-        """
-        ...
-
-    async def list_schedules(self, caller: Principal) -> Sequence[object]:
-        """Read the schedules of the caller, by name."""
-        ...
-
-    async def pause_schedule(self, caller: Principal, name: str, note: str, *, paused: bool) -> object:
-        """Pause a schedule of the caller, or have it go on; idempotent.
-
-        Raises:
-            ScheduleNotFound
-        """
-        ...
-
-    async def delete_schedule(self, caller: Principal, name: str) -> None:
-        """Remove a schedule of the caller.
-
-        Raises:
-            ScheduleNotFound
-        """
-        ...
-
-    async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-        """Claim schedules that are due; return them, and the seconds after which to ask again."""
-        ...
-
-    async def fire_schedule(
-        self, due: DueSchedule, message: NewMessage | None, *, refusal: str = "", request_id: RequestId
-    ) -> object | None:
-        """Fire a schedule, with the message of its run or why there is none; None if it has changed since.
-
-        Raises:
-            ScheduleNotFound, RequestIdReused
-        """
-        ...
 
 
 class AgentLedger(Protocol):

@@ -14,8 +14,8 @@ from typing import Final, Generic, TypeVar
 
 import msgspec
 
-from pawl.agent_loop.domain.call import CallState, OfferLease
-from pawl.agent_loop.domain.command import Cancel, Decide, Resolve, TopUp
+from pawl.agent_loop.domain.call import CallState, OfferLease, Series
+from pawl.agent_loop.domain.command import Cancel, Decide, Pause, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
 from pawl.agent_loop.domain.run import OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
@@ -64,6 +64,8 @@ class CallView:
     document: object = field(repr=False)
     answer_schema_json: bytes = b""
     """The schema of the answer to its question; empty if any will do."""
+    series: Series | None = None
+    """The series that can be granted with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +97,8 @@ class RunView:
     agent_name: str = DEFAULT_AGENT
     above: tuple[RunAbove, ...] = ()
     """The runs above it."""
+    reports_to_conversation_id: ConversationId = ConversationId("")
+    """Of a job, the conversation that is told what it comes to; empty of every other run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +167,6 @@ class MessagePolicy(StrEnum):
 class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     """A message of a user, checked, with options complete; `asked_options` is what the user said of them.
 
-    With `undo` the run that it starts takes another one back.
     `conversation_key` names the conversation in place of its id, and makes it if there is none.
     With `undo` the run that it starts takes another one back. `asked_agent` is the agent that the user named and
     `agent` the version that the options come from; None if there is no such agent, or none was named. `brought` are
@@ -204,6 +207,80 @@ class DueSchedule(msgspec.Struct, frozen=True, kw_only=True):
     caller: Principal
     message: ScheduledMessage
     document: object
+
+
+class Overlap(StrEnum):
+    """The conduct of a fire while the run of the one before goes on."""
+
+    SKIP = "SKIP"
+    QUEUE = "QUEUE"
+    ALLOW = "ALLOW"
+    CANCEL = "CANCEL"
+
+
+class DueTrigger(msgspec.Struct, frozen=True, kw_only=True):
+    """A trigger that is to be fired: whose it is, what its runs are told, how events go together, and the whole of it.
+
+    The text of the message is a template.
+    """
+
+    caller: Principal
+    message: ScheduledMessage
+    trigger_id: str
+    name: str
+    conversation_pointer: str
+    concurrency_pointer: str
+    debounce_seconds: int
+    overlap: Overlap
+    mailbox: object
+    """As the contract has it; None for none."""
+    document: object
+
+
+class TriggerEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """An event: those of a lane wait for each other. `data` is what its run is told of it."""
+
+    event_id: str
+    lane: str | None
+    data: bytes
+    conversation_key: str
+
+
+class MailPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A mail by its UID, or a place behind it."""
+
+    uid_validity: int
+    uid: int
+
+
+class DueMailbox(msgspec.Struct, frozen=True, kw_only=True):
+    """A mailbox that is to be read after a place, and the trigger whose it is."""
+
+    trigger: DueTrigger
+    place: MailPlace
+
+
+class IncomingMail(msgspec.Struct, frozen=True, kw_only=True):
+    """A mail: its data as JSON, and why it fires nothing, if so."""
+
+    uid: int
+    refusal: str
+    data_json: bytes
+
+
+class MailboxView(msgspec.Struct, frozen=True, kw_only=True):
+    """The mails that were read, and the last one that is there, or was."""
+
+    place: MailPlace
+    mails: tuple[IncomingMail, ...] = ()
+    has_more: bool = False
+
+
+class Delivery(msgspec.Struct, frozen=True, kw_only=True):
+    """The fire of an event, as the contract has it; None if the trigger has changed. `duplicate` if it came before."""
+
+    fire: object | None
+    duplicate: bool
 
 
 class BroughtTools(msgspec.Struct, frozen=True, kw_only=True):
@@ -299,6 +376,8 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     parent_run_id: RunId = RunId("")
     agent_name: str = ""
     labels: Mapping[str, str] = {}
+    jobs_only: bool = False
+    reports_to_conversation_id: ConversationId = ConversationId("")
 
 
 class RedriveCommand(msgspec.Struct, frozen=True, kw_only=True):
@@ -307,7 +386,7 @@ class RedriveCommand(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
 
 
-PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | Cancel | Resolve | RedriveCommand | TopUp
+PublicCommand = ResultCommand | ProgressCommand | DecisionCommand | Cancel | Resolve | RedriveCommand | TopUp | Pause
 
 
 class Outcome(StrEnum):
@@ -351,3 +430,5 @@ class EditVerdict(msgspec.Struct, frozen=True, kw_only=True):
     arguments_json: bytes
     digest: str
     preview: str = ""
+    series_digest: str = ""
+    """The digest by which the series can be granted with them; empty if it cannot."""

@@ -17,7 +17,7 @@ from pawl.agent_loop.app.model_call import ModelCall, request_of
 from pawl.agent_loop.app.ports import AgentReader, Meter, Randomness, Registry, WorkerLedger
 from pawl.agent_loop.app.tasks import Tasks
 from pawl.agent_loop.app.tool_calls import ToolCalls
-from pawl.agent_loop.domain import budget, delegation, output, proposals, repetition, step
+from pawl.agent_loop.domain import budget, delegation, jobs, output, proposals, repetition, step
 from pawl.agent_loop.domain.agents import draft_name
 from pawl.agent_loop.domain.answering import usage_of
 from pawl.agent_loop.domain.assembly import ModelAnswer
@@ -71,7 +71,10 @@ from pawl.errors import AgentNotFound, ToolNotFound
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDependencies:
-    """The dependencies that all runs of a worker share. `run_due` has the worker look for runs at once."""
+    """The dependencies that all runs of a worker share.
+
+    `run_due` has the worker look for runs at once, `run_due_at` at a time of the monotonic clock.
+    """
 
     ledger: WorkerLedger
     agents: AgentReader
@@ -83,9 +86,12 @@ class WorkerDependencies:
     meter: Meter
     default_model: str
     reasoning_echo: ReasoningEcho = ReasoningEcho.AUTO
+    background_as_tool: bool = False
+    """True if models are given a tool for calls in the background, and no parameters."""
     takes_images: bool = False
     step_bytes_max: int = step.BYTES_MAX
     run_due: Callable[[], None] = lambda: None
+    run_due_at: Callable[[float], None] = lambda _: None
     makes_titles: bool = False
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
 
@@ -228,7 +234,10 @@ class RunTasks(Tasks):
             return _no_tool(error.metadata.get("tool_name", ""))
         # At the limit of their depth runs do without the tool that starts further ones.
         may_delegate = delegation.may_delegate(state.run)
-        self._tools = tuple(tool for tool in found.tools if may_delegate or tool.context is not ExecutionContext.AGENT)
+        without = frozenset() if may_delegate else frozenset({ExecutionContext.AGENT})
+        # Nor does one that notices have begun wait for anybody.
+        without = jobs.WAITED_FOR if state.run.is_turn else without
+        self._tools = tuple(tool for tool in found.tools if tool.context not in without)
         if chosen and all(tool.name != chosen for tool in self._tools):
             return _no_tool(chosen)
         pinned = tuple(
@@ -274,6 +283,7 @@ class RunTasks(Tasks):
             default_model=self._dependencies.default_model,
             echo=self._dependencies.reasoning_echo,
             takes_images=self._dependencies.takes_images,
+            background_as_tool=self._dependencies.background_as_tool,
         )
         ended = await self._used_up(call, state.run) or await call.stream(request, self._dependencies.random)
         await self._is_durable.wait()
@@ -291,15 +301,21 @@ class RunTasks(Tasks):
             now=self._now(),
             new_call_id=lambda: CallId(self._dependencies.ids.new("call")),
         )
+        as_tool = self._dependencies.background_as_tool
+        calls, wishes = jobs.wishes_of(calls, tools, self._now(), as_tool=as_tool)
         known = [tool.name for tool in state.run.tools]
         is_near_loop = repetition.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
         proposed = proposals.to_check(state.run, calls)
-        verdicts = await self.tool_calls.check(proposed, known, may_read=self.may_read and not is_near_loop)
+        verdicts = await self.tool_calls.check(proposed, known, may_read=self.may_read and not (is_near_loop or wishes))
         for verdict in verdicts.values():
             if verdict.result is not None:
                 self._dependencies.meter.call_executed(verdict.result.outcome)
         return ModelAnswered(
-            answer=ended, calls=calls, verdicts=verdicts, output=await self._checked_output(state, ended)
+            answer=ended,
+            calls=calls,
+            verdicts=verdicts,
+            output=await self._checked_output(state, ended),
+            wishes=wishes,
         )
 
     async def _used_up(self, call: ModelCall, run: Run) -> ModelFailed | None:
@@ -346,7 +362,10 @@ class RunTasks(Tasks):
             self._signal.set()
 
         unknowns, answers = state.loop.unknowns_resolved.get(call_id, 0), state.loop.answers.get(call_id, ())
-        ended = await self.tool_calls.execute(call, unknowns, on_progress, answers)
+        series = call.granted_series
+        if series is not None and state.run.grant is not None:
+            series = replace(series, grant_call_id=state.run.grant.call_id)
+        ended = await self.tool_calls.execute(call, unknowns, on_progress, answers, series)
         self._dependencies.meter.call_executed(ended.outcome)
         return CallExecuted(call_id=call_id, ended=ended)
 

@@ -7,41 +7,31 @@ that its user starts.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Sequence
+from datetime import datetime
 from typing import Final
 
-from pawl.agent_loop.app.frames import UserMessage
-from pawl.agent_loop.app.messages import Messages
-from pawl.agent_loop.app.public_ports import ScheduleLedger
-from pawl.agent_loop.app.public_values import DueSchedule, MessagePolicy, NewMessage, ScheduledMessage
+from pawl.agent_loop.app.public_values import DueSchedule, ScheduledMessage
+from pawl.agent_loop.app.starting import NO_REQUEST, NOTE_BYTES_MAX, PASSING, Starting
+from pawl.agent_loop.app.starting_ports import ScheduleLedger
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.domain.options import AskedOptions
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import ConversationId, CredentialId, RequestId
-from pawl.errors import (
-    AgentNotFound,
-    DeadlineExceeded,
-    DependencyUnavailable,
-    Internal,
-    Overloaded,
-    PawlError,
-    PermissionDenied,
-    ScheduleNotFound,
-    Unavailable,
-    Unimplemented,
-)
+from pawl.chassis.ids import RequestId
+from pawl.errors import DependencyUnavailable, ScheduleNotFound
 
-TEXT_BYTES_MAX: Final = 16 * 1024
-NOTE_BYTES_MAX: Final = 1000
-_CLAIMED_MAX: Final = 512
+_CLAIMED_MAX: Final = 64
+# Many are due at full hours. A few at a time are fired, so that people who start runs hardly notice; ever more of them
+# when these are so many that it takes longer than a second.
+_AT_ONCE: Final = 8
+_CLAIMS_OF_FEW: Final = 4
+_DOUBLED_MAX: Final = 3
+_PAUSE_SECONDS: Final = 0.02
 _TRIGGERS_MAX: Final = 8
 _WAIT_SECONDS_MIN: Final = 0.01
 _AWAY_SECONDS: Final = 1.0
-_NO_REQUEST: Final = RequestId("")
-# They say nothing about the schedule: it is claimed again.
-_PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
 
 _log = logs.get_logger(__name__)
 
@@ -49,17 +39,9 @@ _log = logs.get_logger(__name__)
 class Schedules:
     """Keeps schedules, and fires those that are due. Documents are as the contract has them."""
 
-    def __init__(
-        self,
-        *,
-        ledger: ScheduleLedger,
-        messages: Messages,
-        clock: Clock,
-        credential_is_gone: Callable[[CredentialId], bool],
-    ) -> None:
-        self._credential_is_gone = credential_is_gone
+    def __init__(self, *, ledger: ScheduleLedger, starting: Starting, clock: Clock) -> None:
         self._ledger = ledger
-        self._messages = messages
+        self._starting = starting
         self._clock = clock
 
     async def save(
@@ -71,10 +53,7 @@ class Schedules:
             AgentNotFound, InvalidField, InvalidId, TooLarge: no run could be.
             ScheduleExists, ScheduleNotFound
         """
-        checks.text(scheduled.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
-        message = await self._message(caller, scheduled, _NO_REQUEST)
-        if message.asked_agent and message.agent is None:
-            raise AgentNotFound
+        await self._starting.check(caller, scheduled)
         return await self._ledger.put_schedule(caller, definition, must_exist=must_exist)
 
     async def get(self, caller: Principal, name: str) -> object:
@@ -113,60 +92,76 @@ class Schedules:
             ScheduleNotFound, RequestIdReused
             DependencyUnavailable: the schedule changed all the time, or the ledger is away.
         """
+        return await self._fire_now(caller, name, request_id)
+
+    async def backfill(
+        self, caller: Principal, name: str, begin: datetime, end: datetime, request_id: RequestId
+    ) -> Sequence[object]:
+        """Fire a schedule for its due times of the past from `begin` on and before `end`; return the fires.
+
+        Idempotent by request id, for each due time.
+
+        Raises:
+            ScheduleNotFound, InvalidField, TooLarge, RequestIdReused
+            DependencyUnavailable: as `trigger`; some of them may have fired.
+        """
+        times = await self._ledger.past_times(caller, name, begin, end)
+        return [await self._fire_now(caller, name, _part_of(request_id, time), time) for time in times]
+
+    async def _fire_now(
+        self, caller: Principal, name: str, request_id: RequestId, backfill_time: datetime | None = None
+    ) -> object:
         for _ in range(_TRIGGERS_MAX):
             _, due = await self._ledger.get_schedule(caller, name)
-            if (fire := await self._fire(due, request_id)) is not None:
+            if (fire := await self._fire(due, request_id, backfill_time)) is not None:
                 return fire
         raise DependencyUnavailable("the schedule changes at this moment: try again")
 
     async def fire_forever(self) -> None:
         """Fire what is due, as long as this process serves."""
+        full_claims = 0
         while True:
-            wait_seconds = await self._fire_due()
-            if wait_seconds:
+            due, wait_seconds = await self._claim()
+            full_claims = full_claims + 1 if len(due) == _CLAIMED_MAX else 0
+            doubled = min(max(0, full_claims - _CLAIMS_OF_FEW), _DOUBLED_MAX)
+            if due:
+                # What they are due for after that may have come meanwhile: so ask at once.
+                await self._fire_all(due, at_once=_AT_ONCE << doubled)
+            else:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
 
-    async def _fire_due(self) -> float:
-        """Fire schedules that are due; return the seconds until there may be more."""
+    async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
+        """Return schedules that are due, and the seconds until there may be more."""
         try:
-            due, wait_seconds = await self._ledger.claim_schedules(_CLAIMED_MAX)
-        except _PASSING:
-            return _AWAY_SECONDS
-        await asyncio.gather(*map(self._fire_surely, due))
-        return wait_seconds
+            return await self._ledger.claim_schedules(_CLAIMED_MAX)
+        except PASSING:
+            return (), _AWAY_SECONDS
+
+    async def _fire_all(self, due: Sequence[DueSchedule], *, at_once: int) -> None:
+        for first in range(0, len(due), at_once):
+            await asyncio.gather(*map(self._fire_surely, due[first : first + at_once]))
+            if len(due) > at_once:
+                await self._clock.sleep(_PAUSE_SECONDS)
 
     async def _fire_surely(self, due: DueSchedule) -> None:
         """Fire a schedule; if that fails now, it will be claimed again."""
         try:
-            await self._fire(due, _NO_REQUEST)
-        except (*_PASSING, ScheduleNotFound) as error:
+            await self._fire(due, NO_REQUEST)
+        except (*PASSING, ScheduleNotFound) as error:
             _log.info("schedule.not_fired", store=due.caller.store_id, reason=error.reason)
         except Exception:  # noqa: BLE001  # one schedule keeps no other one from firing
             _log.exception("schedule.not_fired", store=due.caller.store_id)
 
-    async def _fire(self, due: DueSchedule, request_id: RequestId) -> object | None:
-        try:
-            if self._credential_is_gone(due.caller.credential_id):
-                raise PermissionDenied("the API key is gone with which the schedule was saved or resumed last")
-            message = await self._message(due.caller, due.message, request_id)
-        except _PASSING:
-            raise
-        except PawlError as error:
-            refusal = f"{error.reason}: {error.message}"
-            return await self._ledger.fire_schedule(due, None, refusal=refusal, request_id=request_id)
-        return await self._ledger.fire_schedule(due, message, request_id=request_id)
-
-    async def _message(self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId) -> NewMessage:
-        message = UserMessage(
-            conversation_id=ConversationId(""),
-            text=scheduled.text,
-            options=AskedOptions(),
-            policy=MessagePolicy.QUEUE,
-            conversation_key=scheduled.conversation_key,
-            agent=scheduled.agent,
-            labels=scheduled.labels,
+    async def _fire(
+        self, due: DueSchedule, request_id: RequestId, backfill_time: datetime | None = None
+    ) -> object | None:
+        message, refusal = await self._starting.message(due.caller, due.message, request_id)
+        return await self._ledger.fire_schedule(
+            due, message, refusal=refusal, request_id=request_id, backfill_time=backfill_time
         )
-        checked, refusal = await self._messages.checked(caller, request_id, message, must_exist=False)
-        if refusal is not None:
-            raise refusal
-        return checked
+
+
+def _part_of(request_id: RequestId, time: datetime) -> RequestId:
+    """Return the id of the part of a request that is about one due time."""
+    digest = hashlib.sha256(f"{request_id} {time.isoformat()}".encode()).hexdigest()
+    return RequestId(f"backfill_{digest[:32]}") if request_id else NO_REQUEST

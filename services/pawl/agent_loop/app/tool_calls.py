@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.app.ports import CallContext, Execution, Registry
 from pawl.agent_loop.domain import settle
-from pawl.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult
+from pawl.agent_loop.domain.call import REPEATABLE, Answer, Call, CallResult, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
@@ -53,7 +53,8 @@ class ToolCalls:
         self._context = CallContext(
             store_id=run.store_id,
             user_id=run.user_id,
-            conversation_id=run.conversation_id,
+            # A job acts for the conversation that it reports to.
+            conversation_id=run.reports_to_conversation_id or run.conversation_id,
             run_id=run.run_id,
             user_roles=run.user_roles,
             approvals_required=run.options.approvals_required,
@@ -61,6 +62,7 @@ class ToolCalls:
             credential_id=run.credential_id,
             delegate_user_id=run.delegate_user_id,
             agent_name=run.agent_name,
+            in_background=run.is_job,
         )
         limits = run.options.limits
         self._reads = ReadTimeouts(
@@ -149,9 +151,17 @@ class ToolCalls:
         return True
 
     async def execute(
-        self, call: Call, unknowns_resolved: int, on_progress: OnProgress, answers: Sequence[Answer] = ()
+        self,
+        call: Call,
+        unknowns_resolved: int,
+        on_progress: OnProgress,
+        answers: Sequence[Answer] = (),
+        series: Series | None = None,
     ) -> ExecutionResult:
-        """Run a call and return how it ended; never raises for the tool's or the registry's sake."""
+        """Run a call, perhaps under the grant of a series, and return how it ended.
+
+        Never raises for the tool's or the registry's sake.
+        """
         execution = Execution(
             call_id=call.call_id,
             tool_name=call.tool_name,
@@ -163,6 +173,7 @@ class ToolCalls:
             approved_digest=call.approved_digest,
             rule_id=call.rule_id,
             answers=tuple(answers),
+            series=series,
         )
         began, failures, lost = self._clock.monotonic(), 0, 0
         while True:

@@ -8,6 +8,7 @@ writes all the same; dropping it keeps it from calling models and tools.
 from __future__ import annotations
 
 import asyncio
+import heapq
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -42,6 +43,10 @@ _NEWER_SECONDS_MAX: Final = 3600.0
 _NEWER_PAUSE_SECONDS_MAX: Final = 600.0
 _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
+# What is due later is found by looking now and then.
+_DUE_SECONDS_MAX: Final = 3600.0
+# A quarter of what a worker can drive is for runs that people wait for, unless it can drive one alone.
+_BACKGROUND_SHARE: Final = 0.75
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -96,7 +101,7 @@ class Worker:
         new_drive: Callable[[Claim, WorkerDependencies, RunFailure | None], Drive] = Drive,
     ) -> None:
         self.worker_id = worker_id
-        self._dependencies = replace(dependencies, run_due=self.wake)
+        self._dependencies = replace(dependencies, run_due=self.wake, run_due_at=self._wake_at)
         self._ledger = dependencies.ledger
         self._clock = dependencies.clock
         self._random = dependencies.random
@@ -112,6 +117,8 @@ class Worker:
         self._unread = _Recent[RunKey, tuple[float, float]]()
         self._work_may_be_there = asyncio.Event()
         self._work_is_ours = asyncio.Event()
+        # When runs are due that were parked here, the next one first: nobody else looks as soon as that.
+        self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
         self._stopping = False
 
@@ -123,6 +130,11 @@ class Worker:
         """Claim at once: what came through this process may have made a run due."""
         self._work_is_ours.set()
         self._work_may_be_there.set()
+
+    def _wake_at(self, due: float) -> None:
+        soon = due - self._clock.monotonic() < _DUE_SECONDS_MAX
+        if soon and len(self._due_times) < _REMEMBERED_MAX:
+            heapq.heappush(self._due_times, due)
 
     async def claim_forever(self) -> None:
         """Claim runs whenever there may be some and there is room."""
@@ -136,8 +148,11 @@ class Worker:
             await self._breathe(began + _CLAIM_SECONDS_MIN)
 
     async def _wait_for_work(self) -> None:
-        pause = self._limits.poll_seconds * (0.8 + 0.4 * self._random())
-        if await within(pause, self._work_may_be_there.wait()):
+        pause, now = self._limits.poll_seconds * (0.8 + 0.4 * self._random()), self._clock.monotonic()
+        while self._due_times and self._due_times[0] <= now:
+            heapq.heappop(self._due_times)
+        due = self._due_times[0] - now if self._due_times else pause
+        if await within(min(pause, due), self._work_may_be_there.wait()):
             await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _breathe(self, due: float) -> None:
@@ -205,7 +220,12 @@ class Worker:
             if self._stopping:
                 return 0
             began = self._clock.monotonic()
-            claims = await self._ledger.claim(self.worker_id, runs_max=room, lease_seconds=self._limits.lease_seconds)
+            claims = await self._ledger.claim(
+                self.worker_id,
+                runs_max=room,
+                lease_seconds=self._limits.lease_seconds,
+                background_runs_max=max(1, int(self._limits.runs_max * _BACKGROUND_SHARE)),
+            )
         for claim, loaded in claims.items():
             self._start(claim, began, loaded)
         return len(claims)

@@ -12,6 +12,8 @@ from pawl.agent_loop.domain.state import State
 
 def follows(state: State, now: float) -> Decision:
     """Return the next model call once the batch is closed, or the end. See `Program`."""
+    if state.run.is_turn and not state.run.round and not _is_told(state):
+        return Finish(state=RunState.COMPLETED)
     if not _has_begun(state):
         return PinTools()
     if state.loop.model_call is not None or state.open_calls:
@@ -48,9 +50,34 @@ def gives_up(call: Call, state: State) -> bool:
     return call.state in WITH_PEOPLE
 
 
+def paused(state: State, time: float, *, resumes: bool) -> State:  # noqa: ARG001  # only jobs are paused
+    """Return the state as it is."""
+    return state
+
+
 def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # the model has the last word
     """Return the state as it is."""
     return state
+
+
+def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
+    """Return the state as it is."""
+    return after
+
+
+def _is_told(state: State) -> bool:
+    """Return whether jobs have told something that the model has not answered."""
+    if state.notices:
+        return True
+    # What an earlier run had begun to say or do about it, and did not end, is no answer.
+    answers_and_notices = (
+        message
+        for message in reversed(state.messages)
+        if message.role is Role.NOTICE
+        or (message.role is Role.ASSISTANT and not message.interrupted and not message.call_ids)
+    )
+    newest = next(answers_and_notices, None)
+    return newest is not None and newest.role is Role.NOTICE
 
 
 def _has_begun(state: State) -> bool:

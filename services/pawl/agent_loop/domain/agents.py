@@ -253,6 +253,7 @@ def deployed(defaults: RunDefaults) -> AgentVersion:
         instructions=defaults.instructions,
         limits=msgspec.structs.asdict(defaults.limits),
         approvals_required=defaults.approvals_required,
+        without_background=defaults.without_background,
     )
     card = AgentCard(title="The default of the deployment")
     return AgentVersion(definition=AgentDefinition(name=DEFAULT, options=options, card=card), version=0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import budget, proposals, repetition, retry
+from pawl.agent_loop.domain import budget, jobs, proposals, repetition, retry
 from pawl.agent_loop.domain.assembly import ModelAnswer
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.event import OwnerEvent, RoundEnded, RoundRetrying, Warned
@@ -50,7 +50,7 @@ def answered(state: State, fact: ModelAnswered, now: float) -> tuple[State, tupl
     loop = replace(state.loop, notes=notes)
     if within and not opened.without_tools:
         loop = _counted(loop, within, limits.identical_calls_max)
-    state = replace(state, loop=loop).with_calls(calls)
+    state = jobs.detached(replace(state, loop=loop).with_calls(calls), calls, fact.wishes, fact.verdicts, now)
     state = _with_message(state, fact, calls)
     events: list[OwnerEvent] = [ended]
     if answer.cut_off:
@@ -208,10 +208,11 @@ def _with_counted_prompt(state: State, usage: UsageReport, *, is_summary: bool) 
 
 def _with_message(state: State, fact: ModelAnswered, calls: tuple[Call, ...]) -> State:
     answer, shown, output = fact.answer, fact.shown, fact.output or OutputChecked()
+    is_silent = state.run.is_turn and not calls and jobs.is_silent(answer.text)
     message = Message(
         role=Role.ASSISTANT,
         run_id=state.run.run_id,
-        text=answer.text,
+        text="" if is_silent else answer.text,
         reasoning=answer.reasoning,
         provider_state_json=answer.provider_state_json,
         model=state.model,

@@ -26,6 +26,7 @@ class CallState(StrEnum):
     EXPIRED = "EXPIRED"
     CANCELLED = "CANCELLED"
     OUTCOME_UNKNOWN = "OUTCOME_UNKNOWN"
+    DETACHED = "DETACHED"
 
 
 SETTLED: Final = frozenset(
@@ -36,6 +37,7 @@ SETTLED: Final = frozenset(
         CallState.EXPIRED,
         CallState.CANCELLED,
         CallState.OUTCOME_UNKNOWN,
+        CallState.DETACHED,
     }
 )
 """The states that never change; a call in one of them has its result."""
@@ -103,6 +105,17 @@ class DecisionKind(StrEnum):
     ANSWER = "ANSWER"
 
 
+class Series(msgspec.Struct, frozen=True, kw_only=True):
+    """The iterations of a job, as they are shown to be granted. See pawl.event.v1.Series."""
+
+    digest: str = ""
+    interval_seconds: float
+    iterations_max: int
+    end_time: float | None = None
+    grant_call_id: CallId = CallId("")
+    """The call with which they were granted; for the registry alone."""
+
+
 class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """The decision about a call, with the person and the time."""
 
@@ -114,6 +127,8 @@ class Decided(msgspec.Struct, frozen=True, kw_only=True):
     """Of the arguments that it is about, in hex; empty where it is not known."""
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
+    series: Series | None = None
+    """The series that it is about, with the call; None if it is about the call alone."""
 
 
 class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -128,6 +143,8 @@ class ApprovalRequest(msgspec.Struct, frozen=True, kw_only=True):
     earlier_approvals: tuple[Decided, ...] = ()
     """Of what the call was before it was edited."""
     escalated: bool = False
+    series: Series | None = None
+    """The series that can be granted with the call, or under whose grant it runs."""
 
     @property
     def edited(self) -> bool:
@@ -222,7 +239,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     rule_id: str = ""
     """The rule that decided about it in place of a person, or asked for the person."""
     child_run_id: RunId = RunId("")
-    """The run that does it; only of a call that is or was DELEGATED."""
+    """The run that does it; only of a call that is or was DELEGATED, or is DETACHED."""
     imported: bool = False
     """True if it was made elsewhere: here it was never anything but settled."""
 
@@ -248,3 +265,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
         if self.approval is None or decision is None:
             return ""
         return self.approval.digest if decision.kind in {DecisionKind.APPROVE, DecisionKind.EDIT} else ""
+
+    @property
+    def granted_series(self) -> Series | None:
+        """The series whose grant covers the call, once it may begin: given with it, or before it was made."""
+        if self.approval is None:
+            return None
+        decision = self.approval.decision
+        return self.approval.series if decision is None or decision.series is not None else None

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 import msgspec
 
-from pawl.agent_loop.domain.call import CallResult, DecisionKind
+from pawl.agent_loop.domain.call import CallResult, DecisionKind, Series
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause, Usage
 from pawl.chassis.ids import CallId, CommandId, CredentialId, RunId, UserId
 
@@ -37,6 +37,9 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""
     answer: str = ""
     edited_preview: str = ""
+    for_series: bool = False
+    """True if it is about the series of the call, too."""
+    edited_series: Series | None = None
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,6 +77,12 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody pauses a job, or lets it go on."""
+
+    resumes: bool = False
+
+
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
     """The run that does a call has ended: how, what it answered, and what it used."""
 
@@ -85,7 +94,7 @@ class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
 
 
-CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | AgentEnded
+CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | AgentEnded
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,13 +22,14 @@ from pawl.agent_loop.domain.command import (
     Cancel,
     Command,
     Decide,
+    Pause,
     Progress,
     Resolve,
     Steer,
     ToolResult,
     TopUp,
 )
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.run import Grant, RunState
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import RecordedDecision, RecordedResult
 from pawl.chassis import strict_json
@@ -59,6 +60,8 @@ def apply_command(state: State, command: Command, now: float) -> State:
         case TopUp() as top_up:
             added = state.loop.tokens_added + top_up.tokens
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
+        case Pause() as pause:
+            return program.of(state.run).paused(state, command.time, resumes=pause.resumes)
         case AgentEnded() as ended:
             return delegation.ended(state, ended, now)
         case Progress():
@@ -81,6 +84,7 @@ def decisions(state: State) -> tuple[RecordedDecision, ...]:
             credential_id=command.credential_id,
             delegate_user_id=command.delegate_user_id,
             definition_sha256=state.run.definition_sha256(call.tool_name),
+            for_series=command.kind.for_series,
         )
         for command in state.commands
         if isinstance(command.kind, Decide)
@@ -162,6 +166,7 @@ def approvals_given(state: State) -> tuple[RecordedDecision, ...]:
             credential_id=given.credential_id,
             delegate_user_id=given.delegate_user_id,
             definition_sha256=state.run.definition_sha256(call.tool_name),
+            for_series=given.series is not None,
         )
         for call in shared_decisions(state)
         if call.approval is not None
@@ -212,7 +217,25 @@ def _decided(state: State, command: Command, decision: Decide, now: float) -> St
             )
         case DecisionKind.APPROVE:
             call = proposals.released(call, state.run.options.limits, now)
-    return state.with_calls([call])
+    return _granted(state.with_calls([call]), call)
+
+
+def _granted(state: State, call: Call) -> State:
+    """Return the state of a job as a decision about a call leaves it: one for the series says what the job is, too."""
+    job, approval = state.run.job, call.approval
+    if job is None or approval is None or approval.series is None:
+        return state
+    if approval.decision is None or approval.decision.series is None:
+        return state
+    series = approval.series
+    job = replace(
+        job,
+        arguments_json=call.arguments_json,
+        interval_seconds=series.interval_seconds,
+        iterations_max=series.iterations_max,
+        end_time=series.end_time,
+    )
+    return replace(state, run=replace(state.run, job=job, grant=Grant(series=series, call_id=call.call_id)))
 
 
 def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:
@@ -223,6 +246,7 @@ def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> 
         time=command.time,
         credential_id=command.credential_id,
         delegate_user_id=command.delegate_user_id,
+        series=decision.edited_series or (approval.series if decision.for_series else None),
     )
     if decision.kind is not DecisionKind.EDIT:
         approves = decision.kind is DecisionKind.APPROVE
@@ -234,6 +258,7 @@ def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> 
         digest=decision.edited_digest,
         preview=decision.edited_preview,
         approvals=(decided,),
+        series=decision.edited_series,
     )
 
 

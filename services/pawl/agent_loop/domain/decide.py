@@ -49,7 +49,10 @@ _WAITS: Final = {
     CallState.DELEGATED: WaitKind.AGENT,
 }
 
-_IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
+IN_MOTION: Final = frozenset({RunState.QUEUED, RunState.RUNNING})
+"""The states in which a run may be COMPLETED."""
+
+_JOB_SECONDS: Final = 86_400.0
 
 
 def decide(state: State, now: float) -> Decision:
@@ -73,7 +76,7 @@ def decide(state: State, now: float) -> Decision:
         return following
     if state.loop.model_call is not None:
         return _go_on_with_model(state, now)
-    return _go_on_with_calls(state, following.until, now)
+    return _go_on_with_calls(state, following, now)
 
 
 def _begun_here(decision: Decision, state: State) -> Decision:
@@ -84,7 +87,7 @@ def _begun_here(decision: Decision, state: State) -> Decision:
             return Propose(calls=new) if new else Wait(until=None)
         case PinTools() | PlanUndo() | ReadCalls() if state.under_way.issuperset(decision.names):
             return Wait(until=None)
-        case Finish(state=RunState.COMPLETED) if state.run.state not in _IN_MOTION:
+        case Finish(state=RunState.COMPLETED) if state.run.state not in IN_MOTION:
             return Resume()
         case _:
             return decision
@@ -130,6 +133,8 @@ def _has_begun_running(call: Call, state: State) -> bool:
 
 
 def _limit_reached(state: State) -> RunFailure | None:
+    if state.run.is_job:
+        return None
     limits = state.run.options.limits
     if state.active_seconds >= limits.run_timeout_seconds:
         message = f"The run was active for more than {limits.run_timeout_seconds:g} seconds."
@@ -147,6 +152,9 @@ def _is_in_round(state: State) -> bool:
 
 
 def _timeout_at(state: State, now: float) -> float:
+    if state.run.is_job:
+        # Its deadlines are those of its calls and its own: it is only looked at again.
+        return now + _JOB_SECONDS
     limits = state.run.options.limits
     left = limits.run_timeout_seconds - state.active_seconds
     if state.run.round and _is_in_round(state):
@@ -167,16 +175,18 @@ def _go_on_with_model(state: State, now: float) -> Decision:
     return StartModel(delay_seconds=state.model_starts_in or 0.0)
 
 
-def _go_on_with_calls(state: State, due_time: float | None, now: float) -> Decision:
+def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
     """Let overdue approvals, questions and offers expire or fall back, then go on with the calls that are open.
 
-    Without any, wait for what the program waits for, until `due_time`.
+    Without any, wait for what the program waits for, until its time.
     """
     overdue = [call for call in state.open_calls if call.deadline_time is not None and call.deadline_time <= now]
     to_check = next((call for call in overdue if _falls_back(call)), None)
     if to_check is not None and check_of(to_check.call_id) not in state.under_way:
         return CheckFallback(call_id=to_check.call_id)
-    unanswered = next((call for call in overdue if call.asks_in_mid_execution), None)
+    # Nobody waits for a turn that notices have begun.
+    unasked = state.open_calls if state.run.is_turn else overdue
+    unanswered = next((call for call in unasked if call.asks_in_mid_execution), None)
     if unanswered is not None:
         return Decline(call_id=unanswered.call_id)
     lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
@@ -191,10 +201,10 @@ def _go_on_with_calls(state: State, due_time: float | None, now: float) -> Decis
         return Delegate(call_id=delegable.call_id)
     if startable:
         return Execute(call_ids=tuple(call.call_id for call in startable))
-    times = [*_deadlines(state, after=now), *([] if due_time is None else [due_time])]
+    times = [*_deadlines(state, after=now), *([] if following.until is None else [following.until])]
     if state.under_way:
         return Wait(until=min([_timeout_at(state, now), *times]))
-    return _park(state, min(times, default=None))
+    return _park(state, following.waits, min(times, default=None))
 
 
 def _falls_back(call: Call) -> bool:
@@ -210,11 +220,11 @@ def _can_start(call: Call, state: State) -> bool:
     return call.state is CallState.RUNNABLE and program.of(state.run).may_start(call, state)
 
 
-def _park(state: State, wake_time: float | None) -> Park:
+def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None) -> Park:
     waits = tuple(kind for kind in WaitKind if any(_WAITS.get(call.state) is kind for call in state.open_calls))
     if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
         return Park(state=RunState.NEEDS_ATTENTION, waits=(), wake_time=wake_time)
-    return Park(state=RunState.WAITING, waits=waits, wake_time=wake_time)
+    return Park(state=RunState.WAITING, waits=(*waits, *others) or (WaitKind.TIME,), wake_time=wake_time)
 
 
 def _deadlines(state: State, *, after: float) -> list[float]:

@@ -155,10 +155,12 @@ class StopCalls(msgspec.Struct, frozen=True, kw_only=True):
 class Wait(msgspec.Struct, frozen=True, kw_only=True):
     """Nothing to do until work that is under way reports, or until this time.
 
-    Of a program: nothing more follows until a call changes, a command comes, or this time.
+    Of a program: nothing more follows until a call changes, a command comes, or this time; `waits` are what it waits
+    for besides its calls, if it is not the time.
     """
 
     until: float | None
+    waits: tuple[WaitKind, ...] = ()
 
 
 class Park(msgspec.Struct, frozen=True, kw_only=True):

@@ -10,6 +10,7 @@ from msgspec import field
 
 from pawl.agent_loop.domain.agents import AgentVersion
 from pawl.agent_loop.domain.assembly import ModelAnswer
+from pawl.agent_loop.domain.background import Wish
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.model import Problem
 from pawl.agent_loop.domain.run import PinnedTool, RunFailure
@@ -57,6 +58,8 @@ class ModelAnswered(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[Call, ...] = ()
     verdicts: Mapping[CallId, Verdict] = field(default_factory=dict)
     output: OutputChecked | None = None
+    wishes: Mapping[CallId, Wish] = field(default_factory=dict)
+    """The calls that are to run in the background."""
     shown: Shown = field(default_factory=Shown)
 
 

@@ -36,7 +36,8 @@ def apply_fact(state: State, fact: Fact, now: float) -> tuple[State, tuple[Owner
     """
     match fact:
         case ToolsPinned():
-            run, loop = replace(state.run, tools=fact.tools), replace(state.loop, cursor=fact.cursor)
+            loop = replace(state.loop, cursor=fact.cursor) if fact.cursor is not None else state.loop
+            run = replace(state.run, tools=fact.tools)
             return replace(state, run=run, loop=loop, tools_pinned=True), _left_out(fact)
         case RunRefused():
             return replace(state, loop=replace(state.loop, failure=fact.failure)), ()
@@ -107,7 +108,10 @@ def _checked(state: State, fact: CallChecked, now: float) -> State:
     proposed = following.calls if isinstance(following, Propose) else ()
     if is_stopped or all(call.call_id != fact.call.call_id for call in proposed):
         return state
-    call = proposals.judged(fact.call, fact.verdict, state.run.options, now)
+    call = proposals.judged(fact.call, fact.verdict, state.run.options, now, state.run.series)
+    if call.state is CallState.AWAITING_APPROVAL and state.run.grant is not None:
+        # Once the series asks again, what was granted before is over.
+        state = replace(state, run=replace(state.run, grant=replace(state.run.grant, ended=True)))
     if call.round > state.run.round:
         state = _with_round(state, call.round)
     notes = {**state.loop.notes, call.call_id: fact.verdict.note} if fact.verdict.note else state.loop.notes

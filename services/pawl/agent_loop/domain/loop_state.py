@@ -13,6 +13,7 @@ import msgspec
 from msgspec import field
 
 from pawl.agent_loop.domain.call import Answer
+from pawl.agent_loop.domain.condition import Seen
 from pawl.agent_loop.domain.run import RunFailure, Usage
 from pawl.agent_loop.domain.undo import UndoPlan
 from pawl.chassis.ids import CallId
@@ -60,6 +61,47 @@ class CountedPrompt(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Digested(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """Iterations one after the other that came to the same, of which the beginning is here."""
+
+    first_round: int
+    last_round: int
+    said: str
+
+
+class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="program", tag="job"):
+    """The place of a job: what its iterations came to so far. Values in it are bounded: it is under 16 KiB."""
+
+    failures: int = 0
+    """The iterations that did not succeed, or could not be judged."""
+    told_sha256: str = ""
+    """A digest of the result that was told last."""
+    failed_in_a_row: int = 0
+    """The last iterations that are failures."""
+    problem: str = ""
+    """The error of the conditions in the last iteration; empty for none."""
+    met: bool = False
+    """True once it has come to what it ends with."""
+    until_seen: Seen | None = None
+    when_seen: Seen | None = None
+    is_armed: bool = True
+    """True if what it watches for was not so, or has not been told yet."""
+    fired: int = 0
+    """The times that it became so and was told."""
+    fired_time: float = 0.0
+    digest: tuple[Digested, ...] = ()
+    """The iterations since the last digest that was told, those that came to the same together; the last ones only."""
+    digest_left_out: int = 0
+    """The iterations before them."""
+    digest_time: float = 0.0
+    resume_time: float = 0.0
+    """The time at which it was resumed last: what was due before is skipped."""
+
+
+class PausedJob(JobCursor, frozen=True, kw_only=True, tag="paused job"):
+    """The place of a job that begins no iteration until it is resumed: a worker that knows no pause lets it go."""
+
+
 class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """See the module."""
 
@@ -96,7 +138,7 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """The number of answers that did not fit the response format."""
     counted_prompt: CountedPrompt | None = None
     """The last prompt of the run; None before there is one, and after a summary, which makes the next one another."""
-    cursor: UndoPlan | None = field(default=None, name="undo")
+    cursor: UndoPlan | JobCursor | PausedJob | None = field(default=None, name="undo")
     """The place that the program of the run has reached; None of an agent, and of an undo before it begins.
 
     Only its program looks into it. Its tag names that program: a worker that does not know it meets a NewerVersion and
@@ -109,6 +151,15 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
 def with_own_tools() -> LoopState:
     """Return the state with which a run begins that has tools of its own: a worker that knew none would drop them."""
     return LoopState(version="own tools")
+
+
+def is_of_job(state: LoopState) -> bool:
+    """Return whether a state is of a job, whatever is known of its run."""
+    match state:
+        case LoopState(cursor=JobCursor()):
+            return True
+        case _:
+            return False
 
 
 _decoder: Final = msgspec.json.Decoder(LoopState)
@@ -125,11 +176,18 @@ def read(data: bytes) -> LoopState:
     if not data:
         return LoopState()
     try:
-        return _decoder.decode(data)
+        return _decoder.decode(_tagged(data))
     except msgspec.ValidationError as error:
         raise NewerVersion(f"the loop state has what this version does not know: {error}") from None
     except msgspec.DecodeError as error:
         raise ValueError(f"the loop state cannot be read: {error}") from None
+
+
+def _tagged(data: bytes) -> bytes:
+    """Return a state whose cursor is of an undo with its tag, which versions before did not write."""
+    if b'"undo":{' not in data or b'"program":' in data:
+        return data
+    return data.replace(b'"undo":{', b'"undo":{"program":"undo",', 1)
 
 
 def write(state: LoopState) -> bytes:

@@ -16,6 +16,7 @@ class Role(StrEnum):
     USER = "USER"
     ASSISTANT = "ASSISTANT"
     SUMMARY = "SUMMARY"
+    NOTICE = "NOTICE"
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,5 +43,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     """The faults of an answer that does not fit the response format of its run; empty for none."""
     model: str = ""
     """The model that was asked for it; empty if it is of nobody, or not known."""
+    notices_json: bytes = b""
+    """Notices of jobs as the model is given them, a JSON array; empty but for NOTICE."""
     user_id: UserId = UserId("")
     """The user whose it is; empty if the ledger is of a version before there was more than one."""

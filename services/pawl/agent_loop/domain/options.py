@@ -39,6 +39,7 @@ class RunDefaults(msgspec.Struct, frozen=True, kw_only=True):
     ceilings: Limits = CEILINGS
     """The most that a client may ask for."""
     approvals_required: int = 0
+    without_background: bool = False
 
 
 class AskedOptions(Options, frozen=True, kw_only=True):
@@ -73,6 +74,7 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
         "tool_names": tuple(dict.fromkeys(asked.tool_names)),
         "limits": defaults.limits.with_asked(asked.limits, defaults.ceilings),
         "approvals_required": max(asked.approvals_required, defaults.approvals_required),
+        "without_background": asked.without_background or defaults.without_background,
     }
     return RunOptions(**msgspec.structs.asdict(asked) | settled)
 

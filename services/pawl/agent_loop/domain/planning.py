@@ -9,11 +9,11 @@ from typing import Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import answering, asking, budget, delegation, program, step
+from pawl.agent_loop.domain import answering, asking, budget, delegation, jobs, program, step
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import Cancel, Command, Steer
 from pawl.agent_loop.domain.command_rules import apply_command
-from pawl.agent_loop.domain.decide import decide, not_made
+from pawl.agent_loop.domain.decide import IN_MOTION, decide, not_made
 from pawl.agent_loop.domain.decision import (
     CallModel,
     CheckFallback,
@@ -75,17 +75,22 @@ def plan(base: State, facts: Sequence[Fact], now: float) -> Plan:
     Pure: the same arguments give the same plan, so a step that the ledger did
     not take is planned again from a fresh base.
     """
-    return advance(*take_all(base, facts, now), now)
+    state, events = take_all(base, facts, now)
+    found = advance(state, events, now, written=base.run.state)
+    return replace(found, state=program.of(found.state.run).reported(state, found.state))
 
 
 def take_all(base: State, facts: Sequence[Fact], now: float) -> tuple[State, list[OwnerEvent]]:
-    """Return the state with its unconsumed commands and these facts applied, and the events that tell of the facts."""
+    """Return the state with its unconsumed commands and these facts applied, and the events that tell of the facts.
+
+    What the program makes of the calls that have ended so is in it: what follows may depend on that.
+    """
     state = take_in(base, now)
     events: list[OwnerEvent] = []
     for fact in facts:
         state, told = apply_fact(state, fact, now)
         events += told
-    return state, events
+    return program.of(state.run).reported(base, state), events
 
 
 def take_in(base: State, now: float) -> State:
@@ -131,12 +136,15 @@ def _order_of(command: Command) -> int:
     return 0 if isinstance(command.kind, Cancel) else 2 if isinstance(command.kind, Steer) else 1
 
 
-def advance(state: State, events: Sequence[OwnerEvent], now: float) -> Plan:
-    """Return the plan that follows from a state."""
+def advance(state: State, events: Sequence[OwnerEvent], now: float, *, written: RunState) -> Plan:
+    """Return the plan that follows from a state; `written` is that of the run as the ledger has it."""
     told = list(events)
     work: list[Work] = []
     for _ in range(_DECISIONS_MAX):
         decision = decide(state, now)
+        if isinstance(decision, Finish) and decision.state is RunState.COMPLETED and written not in IN_MOTION:
+            # It goes on and ends within this step: two of the ledger's.
+            decision = Resume()
         if isinstance(decision, Work):
             work.append(decision)
         state, more = enact(state, decision, now)
@@ -263,6 +271,8 @@ def _announce(state: State, decision: CallModel) -> tuple[State, tuple[OwnerEven
         summary=summary,
     )
     state = replace(_running(replace(state, run=run)), loop=loop, model_starts_in=0.0)
+    if not summary:
+        state = jobs.entered(state)
     return state, (*_warnings(state, decision), started)
 
 

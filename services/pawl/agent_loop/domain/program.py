@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from pawl.agent_loop.domain import agent_program, undo_program
+from pawl.agent_loop.domain import agent_program, job_program, undo_program
 from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.decision import Decision
 from pawl.agent_loop.domain.run import Run
@@ -46,6 +46,21 @@ class Program(Protocol):
         """Return whether an open call that has not begun is withdrawn when a message of the user enters the run."""
         ...
 
+    def reported(self, base: State, after: State) -> State:
+        """Return the state with what the program says of the calls that are settled in it and not in `base`.
+
+        Asked once facts are taken in, before `follows`, with what the ledger has for `base`; and when a step is
+        planned, with the state as it was then.
+        """
+        ...
+
+    def paused(self, state: State, time: float, *, resumes: bool) -> State:
+        """Return the state once somebody has asked, at that time, that nothing more begins, or that it goes on.
+
+        Only jobs are asked.
+        """
+        ...
+
     def concluded(self, state: State, *, goes_on: bool) -> State:
         """Return the state with what the program says at its end: before the run ends, however it does.
 
@@ -56,4 +71,6 @@ class Program(Protocol):
 
 def of(run: Run) -> Program:
     """Return the program of a run. Only this function knows which there are."""
+    if run.job is not None:
+        return job_program
     return agent_program if run.undo is None else undo_program

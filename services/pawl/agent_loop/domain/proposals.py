@@ -9,7 +9,15 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.domain import settle, text
 from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX, ModelAnswer, RawCall, is_json
-from pawl.agent_loop.domain.call import ApprovalRequest, Call, CallState, EffectClass, ExecutionContext, OfferLease
+from pawl.agent_loop.domain.call import (
+    ApprovalRequest,
+    Call,
+    CallState,
+    EffectClass,
+    ExecutionContext,
+    OfferLease,
+    Series,
+)
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.tool import Disposition, Outcome, ProposedCall, Verdict
@@ -89,16 +97,18 @@ def to_check(run: Run, calls: Sequence[Call]) -> tuple[ProposedCall, ...]:
             call_id=call.call_id,
             tool_name=call.tool_name,
             tool_version=run.tool_version(call.tool_name),
-            arguments_json=call.proposed_arguments.encode(),
+            arguments_json=call.arguments_json or call.proposed_arguments.encode(),
+            series=run.series,
         )
         for call in calls
         if call.state is CallState.PROPOSED
     )
 
 
-def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Call:
+def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series: Series | None = None) -> Call:
     """Return a PROPOSED call, or one that falls back to a backend tool, as the registry's verdict leaves it.
 
+    One of a `series` may begin under the grant of that, or ask for one.
     A call that may run at once is RUNNABLE; when it starts is a matter of its
     batch. One that has run already, because it only reads, is settled.
     """
@@ -118,6 +128,11 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
         question=verdict.question,
         rule_id=verdict.rule_id,
     )
+    if series is not None:
+        series = replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
+    if series is not None and verdict.series_digest and verdict.disposition is not Disposition.APPROVE:
+        granted = ApprovalRequest(digest=verdict.digest, cause=verdict.approval_cause, series=series)
+        call = replace(call, approval=granted)
     match verdict.disposition:
         case Disposition.REFUSE:
             return _refused(call, verdict.error_reason or "NOT_ALLOWED", verdict.error_message, now)
@@ -130,6 +145,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float) -> Cal
                     preview=verdict.preview,
                     cause=verdict.approval_cause,
                     approvals_required=max(1, verdict.approvals_required, options.approvals_required),
+                    series=series if verdict.series_digest else None,
                 ),
                 deadline_time=now + limits.approval_expiry_seconds,
             )

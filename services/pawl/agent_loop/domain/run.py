@@ -10,6 +10,8 @@ from typing import Final
 import msgspec
 from msgspec import field
 
+from pawl.agent_loop.domain.call import Series
+from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import TOKENS_MAX, Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
 
@@ -41,6 +43,8 @@ class WaitKind(StrEnum):
     BUDGET = "BUDGET"
     AGENT = "AGENT"
     AGENT_QUOTA = "AGENT_QUOTA"
+    TIME = "TIME"
+    PAUSED = "PAUSED"
 
 
 class StopCause(StrEnum):
@@ -50,6 +54,7 @@ class StopCause(StrEnum):
     SUPERSEDED = "SUPERSEDED"
     OPERATOR = "OPERATOR"
     PARENT = "PARENT"
+    MODEL = "MODEL"
 
 
 class RoundLimitPolicy(StrEnum):
@@ -144,6 +149,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: ReasoningEffort | None = None
     """None leaves it to the model server."""
     model_fallbacks: tuple[str, ...] = ()
+    without_background: bool = False
 
 
 class RunOptions(Options, frozen=True, kw_only=True):
@@ -162,6 +168,7 @@ class FailureClass(StrEnum):
     LIMIT = "LIMIT"
     STUCK = "STUCK"
     INTERNAL = "INTERNAL"
+    TOOL = "TOOL"
 
 
 class RunFailure(msgspec.Struct, frozen=True, kw_only=True):
@@ -225,6 +232,64 @@ class PinnedAgent(msgspec.Struct, frozen=True, kw_only=True):
     """True if the names of the tools of the run are its: those that the user may not call are left out."""
 
 
+class JobReports(StrEnum):
+    """The iterations of a job of which its conversation is told. Of its end it is told but with NONE."""
+
+    EVERY = "EVERY"
+    CHANGE = "CHANGE"
+    END = "END"
+    DIGEST = "DIGEST"
+    NONE = "NONE"
+
+
+class Monitor(msgspec.Struct, frozen=True, kw_only=True):
+    """A condition that a job tells of each time it becomes so; see pawl.event.v1.JobMonitor."""
+
+    condition: Condition
+    pause_seconds: float = 0.0
+    firings_max: int
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """A call in the background, once or again and again; see pawl.event.v1.Job for what each field means."""
+
+    tool_name: str
+    arguments_json: bytes
+    begin_time: float
+    interval_seconds: float = 0.0
+    iterations_max: int = 1
+    end_time: float | None = None
+    delay_first: bool = False
+    timeout_seconds: float = 0.0
+    estimated_minutes: float = 0.0
+    reports: JobReports = JobReports.EVERY
+    delegates: bool = False
+    until: Condition | None = None
+    when: Monitor | None = None
+    report_iterations: int = 0
+    report_seconds: float = 0.0
+
+
+class Grant(msgspec.Struct, frozen=True, kw_only=True):
+    """The approval of the iterations of a job, given with a call; one that has `ended` covers nothing any more."""
+
+    series: Series
+    call_id: CallId
+    ended: bool = False
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """The word of a job to its conversation, of an iteration or with `occasion` 0 of its end: how its run is now."""
+
+    run_id: RunId
+    occasion: int
+    job: Job
+    state: RunState
+    round: int
+    output_text: str
+    failure: RunFailure | None
+
+
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
     """The order to take back the calls of a run, or the one named; `user_id` asked for it."""
 
@@ -252,6 +317,10 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     user_roles: tuple[str, ...] = ()
     agent: PinnedAgent | None = None
     """The agent that drives it; None for the `default` of the deployment."""
+    job: Job | None = None
+    """The call in the background, where it is DETACHED; None where the caller waits for it."""
+    loop_state: bytes = b""
+    """The state of its worker with which it begins; empty for none."""
 
     @property
     def depth(self) -> int:
@@ -300,6 +369,39 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     """The last answer as JSON, if it is what the response format asks for; empty otherwise."""
     own_tools: OwnTools | None = None
     """The tools that came with it; None for none."""
+    job: Job | None = None
+    """The call that it makes in the background; None unless it is a job."""
+    reports_to_conversation_id: ConversationId = ConversationId("")
+    """The conversation that a job reports to."""
+    generation: int = 0
+    """The number of turns, begun by notices of jobs and by no message, that lead to it."""
+    grant: Grant | None = None
+    """The approval of the iterations of a job; None if there never was one."""
+
+    @property
+    def is_job(self) -> bool:
+        """True if it makes a call in the background."""
+        return self.job is not None and bool(self.reports_to_conversation_id)
+
+    @property
+    def is_turn(self) -> bool:
+        """True if notices of jobs have begun it, and no message."""
+        return self.generation > 0 and not self.reports_to_conversation_id
+
+    @property
+    def series(self) -> Series | None:
+        """The iterations of a job, with the grant that covers them if one does; None for any other run."""
+        job, grant = self.job, self.grant
+        if job is None or not self.is_job or not job.interval_seconds:
+            return None
+        is_granted = grant is not None and not grant.ended
+        return Series(
+            digest=grant.series.digest if grant is not None and is_granted else "",
+            interval_seconds=job.interval_seconds,
+            iterations_max=job.iterations_max,
+            end_time=job.end_time,
+            grant_call_id=grant.call_id if grant is not None and is_granted else CallId(""),
+        )
 
     def definition_sha256(self, name: str) -> str:
         """Return the digest of a tool that came with the run; empty for any other."""

@@ -14,7 +14,7 @@ from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.fact import AgentRead
 from pawl.agent_loop.domain.loop_state import LoopState
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.run import Delegation, Run
+from pawl.agent_loop.domain.run import Delegation, Notice, Run
 from pawl.chassis.ids import CallId, CommandId
 
 BEGIN: Final = "begin"
@@ -50,6 +50,14 @@ class State(msgspec.Struct, frozen=True, kw_only=True):
     """Commands taken into account here and not yet in a commit."""
     delegations: tuple[Delegation, ...] = ()
     """Runs that do calls, to be created with the next commit."""
+    notices: tuple[Notice, ...] = ()
+    """The words of jobs to the conversation, of which no model was told yet, as far as this process knows."""
+    open_jobs: int | None = None
+    """The jobs of the conversation that have not ended; None if the ledger is of a version without jobs."""
+    entered: tuple[Notice, ...] = ()
+    """Notices of which a message tells that is not in a commit yet."""
+    tells_iteration: int = 0
+    """The iteration of a job of which the next commit tells its conversation; 0 for none."""
     active_seconds: float = 0.0
     """The time for which the run was active until now, by the clock of this process; that of the ledger is in `run`."""
     under_way: frozenset[str] = frozenset()

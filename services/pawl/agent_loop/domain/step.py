@@ -14,7 +14,17 @@ from pawl.agent_loop.domain.call import Call
 from pawl.agent_loop.domain.command import Command
 from pawl.agent_loop.domain.event import OwnerEvent
 from pawl.agent_loop.domain.message import Message
-from pawl.agent_loop.domain.run import Delegation, PinnedTool, RunFailure, RunState, StopCause, Usage, WaitKind
+from pawl.agent_loop.domain.run import (
+    ENDED,
+    Delegation,
+    Notice,
+    PinnedTool,
+    RunFailure,
+    RunState,
+    StopCause,
+    Usage,
+    WaitKind,
+)
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import CallId, CommandId
 
@@ -66,6 +76,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     """The seq at which the log must end now, for a step whose messages name seqs of its own events."""
     delegations: tuple[Delegation, ...] = ()
     """The runs that do the calls which this step delegates."""
+    entered_notices: tuple[Notice, ...] = ()
+    tells_iteration: int = 0
     asks_title: bool = False
     """True if a model is to make the title of the conversation, as the run has answered."""
 
@@ -137,6 +149,8 @@ def between(
         unstopped_call_ids=_changed(old.unstopped_call_ids, new.unstopped_call_ids) or (),
         after_seq=old.last_seq if names_own_seqs else None,
         delegations=after.delegations,
+        entered_notices=after.entered,
+        tells_iteration=0 if new.state in ENDED else after.tells_iteration,
     )
 
 
@@ -152,7 +166,7 @@ def committed(after: State, answer: Committed) -> State:
         last += not message.number
         messages.append(message if message.number else replace(message, number=last))
     run = replace(after.run, last_seq=max(answer.last_seq, after.run.last_seq), active_seconds=after.active_seconds)
-    return replace(after, run=run, messages=tuple(messages), consumed=(), delegations=())
+    return replace(after, run=run, messages=tuple(messages), consumed=(), delegations=(), entered=(), tells_iteration=0)
 
 
 def _kept(base: State, after: State) -> int:

@@ -15,6 +15,7 @@ from pawl.agent_loop.domain.call import (
     ExecutionContext,
     OfferFallback,
     Question,
+    Series,
     ToolCategory,
 )
 from pawl.chassis.ids import CallId, CredentialId, UserId
@@ -50,6 +51,8 @@ class ProposedCall(msgspec.Struct, frozen=True, kw_only=True):
     edited: bool = False
     own_tool: Tool | None = None
     """The tool, if it came with the run."""
+    series: Series | None = None
+    """The series of which it is a call."""
 
 
 TOOLS_MAX: Final = 128
@@ -78,6 +81,7 @@ class RecordedDecision(msgspec.Struct, frozen=True, kw_only=True):
     delegate_user_id: UserId = UserId("")
     definition_sha256: str = ""
     """As in `PinnedTool`."""
+    for_series: bool = False
 
 
 class RecordedResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -167,6 +171,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     error_message: str = ""
     rule_id: str = ""
     approvals_required: int = 0
+    without_background: bool = False
+    """True if the tool does not run in the background."""
+    async_timeout_seconds: float = 0.0
+    """The time that it may take there; 0 if it has none of its own."""
+    series_digest: str = ""
+    """The digest by which its series can be granted; of a call that may begin, of the grant that covers it."""
     result: ExecutionResult | None = None
     """The end of a call that only reads and has run already."""
 

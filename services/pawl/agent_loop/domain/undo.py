@@ -65,6 +65,8 @@ class UndoSource(msgspec.Struct, frozen=True, kw_only=True):
 
     call: Call
     tries: tuple[Call, ...] = ()
+    trimmed_rounds: int = 0
+    """Over 0 it stands for the calls of so many first rounds of a job, which are not kept; `call` is like them."""
 
 
 class PlannedUndo(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +108,12 @@ def in_order(sources: Iterable[UndoSource], call_id: CallId = CallId("")) -> tup
 def judged(source: UndoSource, undo_run_id: RunId = RunId("")) -> CallUndo:
     """Return what became of a call in the undo that is run `undo_run_id`, or what an undo would do with it now."""
     call, inverse = source.call, inverse_of(source.call)
+    if source.trimmed_rounds:
+        reason = f"The first {source.trimmed_rounds} iterations are not kept any more."
+        state = UndoState.CANNOT_BE_UNDONE
+        if call.effect_class is EffectClass.READ_ONLY:
+            state, reason = UndoState.NOTHING_TO_UNDO, "They only read."
+        return CallUndo(call_id=CallId(""), tool_name=call.tool_name, state=state, reason=reason)
     if inverse is None:
         state, reason = _without_inverse(call)
         return CallUndo(call_id=call.call_id, tool_name=call.tool_name, state=state, reason=reason)
@@ -225,6 +233,8 @@ def _without_inverse(call: Call) -> tuple[UndoState, str]:
         return UndoState.NOTHING_TO_UNDO, "It was a question."
     if _is_in_doubt(call):
         return UndoState.CANNOT_BE_UNDONE, "It is not known whether it had its effect."
+    if call.state is CallState.DETACHED:
+        return UndoState.CANNOT_BE_UNDONE, f"Job {call.child_run_id} does it: undo that run."
     if call.state is not CallState.SUCCEEDED:
         return UndoState.NOTHING_TO_UNDO, "It did not succeed."
     if _was_answered(call):

@@ -22,12 +22,12 @@ from pawl.agent_loop.domain.decision import (
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.undo import PlannedUndo
+from pawl.agent_loop.domain.undo import PlannedUndo, UndoPlan
 
 
 def follows(state: State, now: float) -> Decision:
     """Return the next inverse once the one before it is settled, however it ended, or the end. See `Program`."""
-    planned = state.loop.cursor
+    planned = _plan(state)
     if planned is None:
         return PlanUndo()
     if state.loop.model_call is not None or state.open_calls:
@@ -56,9 +56,14 @@ def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001
     return call.state in WITH_PEOPLE
 
 
+def paused(state: State, time: float, *, resumes: bool) -> State:  # noqa: ARG001  # only jobs are paused
+    """Return the state as it is."""
+    return state
+
+
 def concluded(state: State, *, goes_on: bool) -> State:
     """Return the state with the report in the conversation; it is a round of its own if the run goes on."""
-    planned = state.loop.cursor
+    planned = _plan(state)
     if planned is not None and planned.reported:
         return state
     said = undo.report(planned, state.run, state.calls)
@@ -66,6 +71,16 @@ def concluded(state: State, *, goes_on: bool) -> State:
     run = replace(state.run, output_text=said, round=state.run.round + goes_on)
     state = replace(state, run=run, loop=replace(state.loop, cursor=planned))
     return state.with_message(Message(role=Role.ASSISTANT, run_id=run.run_id, text=said))
+
+
+def reported(base: State, after: State) -> State:  # noqa: ARG001  # calls speak for themselves
+    """Return the state as it is."""
+    return after
+
+
+def _plan(state: State) -> UndoPlan | None:
+    cursor = state.loop.cursor
+    return cursor if isinstance(cursor, UndoPlan) else None
 
 
 def _inverse(step: PlannedUndo, state: State, now: float) -> Decision:

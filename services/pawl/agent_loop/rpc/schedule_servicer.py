@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Literal, cast
+
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.agent.v1 import schedule_pb2 as pb
 from pawl.agent.v1 import schedule_pb2_grpc
@@ -12,6 +16,7 @@ from pawl.agent_loop.rpc import convert
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
 from pawl.chassis.rpc_kinds import Context
+from pawl.errors import InvalidField
 from pawl.event.v1 import schedule_pb2
 
 
@@ -59,9 +64,25 @@ class ScheduleServicer(schedule_pb2_grpc.ScheduleServiceServicer):
         fire = await self._schedules.trigger(require_user(), name, convert.request_id(request))
         return pb.TriggerScheduleResponse(fire=cast("schedule_pb2.ScheduleFire", fire))
 
+    async def BackfillSchedule(
+        self, request: pb.BackfillScheduleRequest, context: Context
+    ) -> pb.BackfillScheduleResponse:
+        name, request_id = check_id(request.name, "name"), convert.request_id(request)
+        begin, end = (_moment(request, field) for field in ("begin_time", "end_time"))
+        fires = await self._schedules.backfill(require_user(), name, begin, end, request_id)
+        return pb.BackfillScheduleResponse(fires=(cast("schedule_pb2.ScheduleFire", fire) for fire in fires))
+
     async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, context: Context) -> pb.DeleteScheduleResponse:
         await self._schedules.delete(require_user(), check_id(request.name, "name"))
         return pb.DeleteScheduleResponse()
+
+
+def _moment(request: pb.BackfillScheduleRequest, field: Literal["begin_time", "end_time"]) -> datetime:
+    time: Timestamp = getattr(request, field)
+    with suppress(ValueError, OverflowError):
+        if request.HasField(field):
+            return time.ToDatetime(tzinfo=UTC)
+    raise InvalidField(f"{field} is required, and from the year 1 to 9999", field=field)
 
 
 def _schedule(document: object) -> schedule_pb2.Schedule:

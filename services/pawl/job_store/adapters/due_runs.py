@@ -46,10 +46,15 @@ WITH RECURSIVE later AS (
 SELECT s.store_id
 FROM (SELECT store_id FROM later UNION ALL SELECT store_id FROM earlier) AS s
 CROSS JOIN LATERAL (
-    SELECT count(*) AS taken, coalesce(bool_or(r.claim_at <= now()), false) AS is_due
+    SELECT count(*) FILTER (WHERE NOT r.in_background) AS taken,
+        count(*) FILTER (WHERE r.in_background) AS taken_background,
+        coalesce(bool_or(r.claim_at <= now()), false) AS is_due
     FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.active
 ) AS places
-WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due)
+WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due OR (places.taken_background < $4 AND EXISTS (
+    SELECT FROM job_store.runs AS r
+    WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now()
+)))
 LIMIT $3
 """
 
@@ -60,31 +65,42 @@ FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (st
 """
 
 _DUE_RUN: Final = """
-r.store_id, r.run_id, r.user_id, r.active, r.claim_at, r.crashes + (r.worker_id IS NOT NULL)::integer AS crashes
+r.store_id, r.run_id, r.user_id, r.active, r.in_background, r.claim_at,
+r.crashes + (r.worker_id IS NOT NULL)::integer AS crashes
 """
 _TAKEN: Final = """
-(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active) AS taken
+(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND NOT a.in_background) AS taken,
+(SELECT count(*) FROM job_store.runs AS a WHERE a.store_id = s.store_id AND a.active AND a.in_background)
+    AS taken_background
 """
 _TAKEN_BY_USER: Final = """
 (SELECT count(*) FROM job_store.runs AS a
- WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active) AS taken_by_user
+ WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS taken_by_user
 """
 
-# The first of those that are due of some stores: those that have a place come before those that want one.
+# The first of those that are due of some stores: those that have a place come before those that want one, and those of
+# people before those of the background.
+# With $4 those that notices have begun, and all that these begin, are not for this worker.
 # A run whose last allowed worker has died is left to be quarantined; runs that others died of come last.
 _DUE: Final = f"""
-SELECT due.*, places.taken, {_TAKEN_BY_USER}
+SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}
 FROM unnest($1::text[]) AS s (store_id)
 CROSS JOIN LATERAL (SELECT {_TAKEN}) AS places
 CROSS JOIN LATERAL (
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
      WHERE r.store_id = s.store_id AND r.active AND r.claim_at <= now()
-     AND (r.worker_id IS NULL OR r.crashes + 1 < $3) ORDER BY r.crashes, r.claim_at LIMIT $2)
+     AND (r.worker_id IS NULL OR r.crashes + 1 < $3) AND NOT ($4 AND (r.generation > 0 OR r.in_background))
+     ORDER BY r.crashes, r.claim_at LIMIT $2)
     UNION ALL
     (SELECT {_DUE_RUN} FROM job_store.runs AS r
-     WHERE r.store_id = s.store_id AND NOT r.active AND r.claim_at <= now() ORDER BY r.claim_at LIMIT $2)
+     WHERE r.store_id = s.store_id AND NOT r.active AND NOT r.in_background AND r.claim_at <= now()
+     AND NOT ($4 AND r.generation > 0) ORDER BY r.claim_at LIMIT $2)
+    UNION ALL
+    (SELECT {_DUE_RUN} FROM job_store.runs AS r
+     WHERE r.store_id = s.store_id AND NOT r.active AND r.in_background AND r.claim_at <= now() AND NOT $4
+     ORDER BY r.claim_at LIMIT $2)
 ) AS due
-ORDER BY due.active DESC, due.crashes, due.claim_at
+ORDER BY due.active DESC, due.in_background, due.crashes, due.claim_at
 """
 
 # Of some stores, the oldest run of each of the next users who have one that is due and wants a place.
@@ -95,7 +111,8 @@ WITH RECURSIVE users AS (
     UNION ALL
     SELECT u.store_id, (
         SELECT r.user_id FROM job_store.runs AS r
-        WHERE r.store_id = u.store_id AND r.user_id > u.user_id AND r.claim_at <= now() AND NOT r.active
+        WHERE r.store_id = u.store_id AND r.user_id > u.user_id AND r.claim_at <= now()
+        AND NOT r.active AND NOT r.in_background AND NOT ($4 AND r.generation > 0)
         ORDER BY r.user_id LIMIT 1
     ), u.hops + 1
     FROM users AS u WHERE u.user_id IS NOT NULL AND u.hops < $3
@@ -103,13 +120,15 @@ WITH RECURSIVE users AS (
 SELECT due.*, {_TAKEN}, {_TAKEN_BY_USER}
 FROM users AS s CROSS JOIN LATERAL (
     SELECT {_DUE_RUN} FROM job_store.runs AS r
-    WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND NOT r.active AND r.claim_at <= now()
+    WHERE r.store_id = s.store_id AND r.user_id = s.user_id AND r.claim_at <= now()
+    AND NOT r.active AND NOT r.in_background AND NOT ($4 AND r.generation > 0)
     ORDER BY r.claim_at LIMIT 1
 ) AS due
 WHERE s.hops > 0 AND s.user_id IS NOT NULL
 ORDER BY due.crashes, due.claim_at
 """
 
+_BACKGROUND_HELD: Final = "SELECT count(*) FROM job_store.runs WHERE worker_id = $1 AND in_background"
 _HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worker_id = $1 AND crashes >= $2)"
 
 # Of each store at least so many runs are looked at.
@@ -141,28 +160,62 @@ class DueRuns:
         self._last_users: dict[StoreId, UserId] = {}
 
     async def pick(
-        self, connection: Connection, worker_id: WorkerId, *, after_store: StoreId, stores_max: int, runs_max: int
+        self,
+        connection: Connection,
+        worker_id: WorkerId,
+        *,
+        after_store: StoreId,
+        stores_max: int,
+        runs_max: int,
+        background_runs_max: int | None,
     ) -> Picked:
-        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends."""
-        records = await connection.fetch(_STORES, after_store, self._limits.per_store, stores_max)
+        """Return what the worker may claim of the next stores; keeps others from them until the transaction ends.
+
+        One that says nothing of the background is of a version that knows of none: it would drive a turn that notices
+        have begun as a run of which the message is missing.
+        """
+        is_before = background_runs_max is None
+        limits = self._limits
+        records = await connection.fetch(
+            _STORES, after_store, limits.per_store, stores_max, limits.background_per_store
+        )
         if not records:
             return Picked(stores=(), runs=(), has_more=False)
         stores = [record["store_id"] for record in records]
         await connection.execute(_LOCK, stores)
         window = max(_WINDOW_MIN, -(-runs_max // len(stores)))
-        due = _by_store(stores, await connection.fetch(_DUE, stores, window, self._crashes_max))
-        waiting = {store: sum(not record["active"] for record in due[store]) for store in stores}
-        cut = [store for store in stores if waiting[store] == window]
-        has_more = bool(cut) or any(len(due[store]) - waiting[store] == window for store in stores)
+        due = _by_store(stores, await connection.fetch(_DUE, stores, window, self._crashes_max, is_before))
+        kinds = {
+            store: Counter((record["active"], record["in_background"]) for record in due[store]) for store in stores
+        }
+        cut = [store for store in stores if kinds[store][False, False] == window]
+        has_more = bool(cut) or any(
+            found[False, True] == window or found[True, False] + found[True, True] == window for found in kinds.values()
+        )
         last_chances_max = await self._last_chances_max(connection, worker_id, due)
-        share = partial(share_out, limits=self._limits, runs_max=runs_max, last_chances_max=last_chances_max)
+        share = partial(
+            share_out,
+            limits=limits,
+            runs_max=runs_max,
+            last_chances_max=last_chances_max,
+            background_max=await self._background_max(connection, worker_id, due, background_runs_max or 0),
+        )
         runs = share(self._lines(due))
         blocked = self._blocked(due, cut, runs) if len(runs) < runs_max else []
         if blocked:
-            for store, heads in (await self._heads(connection, blocked)).items():
+            for store, heads in (await self._heads(connection, blocked, is_before=is_before)).items():
                 due[store] += heads
             runs = share(self._lines(due))
         return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
+
+    async def _background_max(
+        self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]], runs_max: int
+    ) -> int:
+        """Return how many runs of the background the worker may get, given the most that it may hold."""
+        if not any(record["in_background"] for records in due.values() for record in records):
+            return 0
+        held: int = await connection.fetchval(_BACKGROUND_HELD, worker_id)
+        return max(0, runs_max - held)
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]
@@ -175,17 +228,19 @@ class DueRuns:
         self, due: Mapping[StoreId, list[Record]], cut: Sequence[StoreId], picked: Sequence[DueRun]
     ) -> list[StoreId]:
         """Return the stores with places that none of those who were looked at may take."""
-        gets = Counter(run.key.store_id for run in picked if not run.is_active)
+        gets = Counter(run.key.store_id for run in picked if not (run.is_active or run.is_background))
         return [store for store in cut if due[store][0]["taken"] + gets[store] < self._limits.per_store]
 
-    async def _heads(self, connection: Connection, stores: Sequence[StoreId]) -> dict[StoreId, list[Record]]:
+    async def _heads(
+        self, connection: Connection, stores: Sequence[StoreId], *, is_before: bool
+    ) -> dict[StoreId, list[Record]]:
         """Return the oldest runs of the users of `stores` whose turn it is."""
         # The quotient is how many of them can be at their limits.
         hops = _USERS_MAX + self._limits.per_store // self._limits.per_user
         if len(self._last_users) > _CURSORS_MAX:
             self._last_users.clear()
         after = [self._last_users.pop(store, "") for store in stores]
-        heads = _by_store(stores, await connection.fetch(_HEADS, stores, after, hops))
+        heads = _by_store(stores, await connection.fetch(_HEADS, stores, after, hops, is_before))
         for store, records in heads.items():
             if len(records) == hops:
                 self._last_users[store] = max(record["user_id"] for record in records)
@@ -197,6 +252,7 @@ class DueRuns:
             Line(
                 due=[self._due_run(record) for record in {record["run_id"]: record for record in records}.values()],
                 taken=records[0]["taken"],
+                taken_background=records[0]["taken_background"],
                 taken_by_user={record["user_id"]: record["taken_by_user"] for record in records},
             )
             for records in due.values()
@@ -208,6 +264,7 @@ class DueRuns:
             key=RunKey(record["store_id"], record["run_id"]),
             user_id=record["user_id"],
             is_active=record["active"],
+            is_background=record["in_background"],
             at_last_chance=record["crashes"] + 1 >= self._crashes_max,
         )
 

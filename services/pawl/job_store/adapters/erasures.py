@@ -140,7 +140,7 @@ _FORGET_IDS: Final = """
 DELETE FROM job_store.erased_items WHERE store_id = $1 AND conversation_id = $2 AND NOT has_left
 """
 _RUNS: Final = """
-SELECT store_id, run_id, user_id FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
+SELECT store_id, run_id, user_id, trimmed_rounds FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2
 ORDER BY run_id LIMIT $3 FOR UPDATE
 """
 # The request is known as one that was there; nothing of it can be guessed.
@@ -164,6 +164,17 @@ INSERT INTO job_store.erased_items
 SELECT $1, $2, * FROM unnest(
     $3::text[], $4::text[], $5::text[], $6::smallint[], $7::smallint[], $8::timestamptz[], $9::boolean[]
 ) ON CONFLICT DO NOTHING
+"""
+# What is not kept of a job was like its last calls: one item stands for all of it.
+_ADD_TRIMMED: Final = """
+UPDATE job_store.erased_items AS i SET has_left = true, tool_name = last.tool_name,
+    effect_class = last.effect_class, state = last.state
+FROM (
+    SELECT DISTINCT ON (run_id) * FROM job_store.erased_items
+    WHERE store_id = $1 AND conversation_id = $2 AND run_id = ANY ($3::text[]) AND call_id <> '' AND has_left
+    ORDER BY run_id, start_time DESC
+) AS last
+WHERE i.store_id = $1 AND i.conversation_id = $2 AND i.run_id = last.run_id AND i.call_id = '' AND NOT i.has_left
 """
 _REMOVE_CALLS: Final = "DELETE FROM job_store.calls WHERE store_id = $1 AND call_id = ANY ($2::text[])"
 # Nothing is left to be searched.
@@ -277,6 +288,8 @@ class PostgresErasures(DatabaseAdapter):
             await connection.execute(
                 _ADD_CALLS, key.store_id, key.conversation_id, *map(list, zip(*map(self._item, calls), strict=True))
             )
+            trimmed = [record["run_id"] for record in records if record["trimmed_rounds"]]
+            await connection.execute(_ADD_TRIMMED, key.store_id, key.conversation_id, trimmed)
             await connection.execute(_REMOVE_CALLS, key.store_id, [call["call_id"] for call in calls])
             return len(calls)
         return await retention.remove_runs(connection, runs, rows_max=rows_max)

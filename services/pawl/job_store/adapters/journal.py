@@ -1,6 +1,6 @@
 """Groups of operations on PostgreSQL: lock and load what they name, apply, write what changed, commit.
 
-Locks are taken in one order everywhere: schedules, then conversations, then runs,
+Locks are taken in one order everywhere: schedules, then triggers, then conversations, then runs,
 each sorted by key. The lock of a conversation covers its messages, that of a run its
 calls, commands and events: nobody changes them without it. `0001_create_ledger.sql`
 has the tables.
@@ -16,7 +16,7 @@ import asyncpg
 from pawl.chassis import logs
 from pawl.chassis.database import Connection, Database
 from pawl.errors import PawlError
-from pawl.job_store.adapters import tables, usage
+from pawl.job_store.adapters import tables, trimming, usage
 from pawl.job_store.adapters.columns import Columns, Write, joined
 from pawl.job_store.adapters.loading import load
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
@@ -135,6 +135,11 @@ async def _store(
         *_created(tables.COMMANDS, unit.commands.created()),
         *_changed(tables.COMMANDS, unit.commands.changed()),
         *_changed(tables.SCHEDULES, unit.schedules.changed()),
+        *_changed(tables.TRIGGERS, unit.triggers.changed()),
+        *_created(tables.TRIGGER_EVENTS, unit.trigger_events.created()),
+        *_changed(tables.TRIGGER_EVENTS, unit.trigger_events.changed()),
+        *_created(tables.LANES, unit.lanes.created()),
+        *_changed(tables.LANES, unit.lanes.changed()),
         *_created(tables.EVENTS, events),
         *_created(tables.OUTBOX, outbox),
         *([usage.addition(counts)] if counts else []),
@@ -142,6 +147,8 @@ async def _store(
     if writes:
         statement, arguments = joined(writes)
         await connection.execute(statement, *arguments)
+    if unit.trims.rows:
+        await trimming.remove(connection, unit.trims.rows)
 
 
 def _created(columns: Columns[R], rows: Sequence[R], beside: Sequence[Any] | None = None) -> list[Write]:

@@ -87,6 +87,11 @@ _BRING_SCHEDULES_FORWARD: Final = """
 UPDATE job_store.schedules SET claim_at = CASE WHEN waiting_time IS NULL THEN due_time ELSE now() END
 WHERE claim_at > now() AND claim_at IS DISTINCT FROM due_time
 """
+# So are events that wait, and mailboxes.
+_BRING_EVENTS_FORWARD: Final = (
+    "UPDATE job_store.trigger_lanes SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
+    "UPDATE job_store.triggers SET claim_at = greatest(now(), claim_at - $1::interval) WHERE claim_at > now()",
+)
 
 # So many stores are looked at once the first ones had nothing.
 _STORES_MAX: Final = 64
@@ -101,7 +106,9 @@ class PostgresLeases:
         self._crashes_max = crashes_max
         self._last_store = StoreId("")
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+    ) -> list[Claimed]:
         lease = timedelta(seconds=lease_seconds)
         claimed: list[Claimed] = []
         seen: set[str] = set()
@@ -111,7 +118,12 @@ class PostgresLeases:
             # Each look is a transaction of its own: it keeps others from its stores.
             async with self._database.transaction(urgent=True) as connection:
                 picked = await self._due_runs.pick(
-                    connection, worker_id, after_store=after, stores_max=stores_max, runs_max=wanted
+                    connection,
+                    worker_id,
+                    after_store=after,
+                    stores_max=stores_max,
+                    runs_max=wanted,
+                    background_runs_max=background_runs_max,
                 )
                 taken = await self._take(connection, picked.runs, worker_id, lease) if picked.runs else []
             claimed += taken
@@ -143,6 +155,8 @@ class PostgresLeases:
 
     async def bring_forward(self, seconds: float) -> int:
         await self._database.execute(_BRING_SCHEDULES_FORWARD, urgent=True)
+        for statement in _BRING_EVENTS_FORWARD:
+            await self._database.execute(statement, timedelta(seconds=seconds), urgent=True)
         return affected(await self._database.execute(_BRING_FORWARD, timedelta(seconds=seconds), urgent=True))
 
     async def _take(

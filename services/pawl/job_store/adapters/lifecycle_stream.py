@@ -90,14 +90,14 @@ class JetStreamLifecycle:
 
     async def _send_one(self, event: Lifecycle) -> int | None:
         """Return the event's seq in the stream, None if it may not be there."""
-        kind = event.type.removeprefix("run.")
+        kind = event.type.removeprefix("run.").replace(".", "_")
         headers = {
             "Nats-Msg-Id": event.event_id,
             "ce-specversion": "1.0",
             "ce-id": event.event_id,
             "ce-source": f"/pawl/{event.store_id}",
             "ce-type": f"pawl.{event.type}",
-            "ce-subject": event.run_id,
+            **({"ce-subject": event.run_id} if event.run_id else {}),
             "ce-time": event.time.isoformat().replace("+00:00", "Z"),
             "content-type": "application/x-protobuf; messageType=pawl.event.v1.RunEvent",
         }

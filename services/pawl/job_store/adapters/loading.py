@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.database import Connection
 from pawl.chassis.ids import CallKey, RunKey, StoreId
-from pawl.job_store.adapters import segments, tables
+from pawl.job_store.adapters import segments, tables, trigger_loading
 from pawl.job_store.domain.rows import (
     ClientKey,
     CommandKey,
@@ -49,13 +49,13 @@ FROM unnest($1::text[], $2::text[], $3::bytea[], $4::int[]) AS k (store_id, user
 JOIN job_store.conversations AS c USING (store_id, user_id, key_hash)
 """
 
-# Named themselves, or by one of their runs, whose conversation never changes.
+# Named themselves, or by one of their runs, whose conversation never changes; of a job that which it reports to, too.
 _CONVERSATIONS: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations AS c
 JOIN (
     SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS conversation_id
     UNION
-    SELECT r.store_id, r.conversation_id FROM job_store.runs AS r
+    SELECT r.store_id, unnest(ARRAY[r.conversation_id, r.reports_to]) FROM job_store.runs AS r
     JOIN (SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS run_id) AS k USING (store_id, run_id)
 ) AS k USING (store_id, conversation_id)
 ORDER BY store_id, conversation_id
@@ -123,10 +123,12 @@ JOIN (
 _QUEUED: Final = """
 SELECT k.store_id, k.places, (
     SELECT count(*) FROM (
-        SELECT FROM job_store.runs AS r WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active LIMIT $3
+        SELECT FROM job_store.runs AS r
+        WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active AND NOT r.in_background
+            AND (r.generation = 0 OR r.reports_to <> '') LIMIT $3
     ) AS queued
 ) AS queued, (
-    SELECT count(*) FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.active
+    SELECT count(*) FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.active AND NOT r.in_background
 ) AS active
 FROM unnest($1::text[], $2::bigint[]) AS k (store_id, places)
 """
@@ -163,6 +165,9 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         for record in await connection.fetch(_SCHEDULES, *_columns(ScheduleKey, schedules)):
             schedule = tables.schedule(record)
             unit.schedules.load(schedule.key, schedule)
+    if triggers := _distinct(named, lambda keys: keys.triggers):
+        lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
+        named = [*named, await trigger_loading.load(connection, unit, triggers, lanes, events)]
     named = await _owned(connection, named)
     limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
@@ -271,6 +276,7 @@ async def _load_runs(
         # Each operation can give the turn to one more run at most, besides those that are superseded when they get it.
         passed = len(row.interrupting) if endings[row.key] else 0
         passed = len(row.queue) if (row.key, row.user_id) in stopped else passed
+        keys.update(dict.fromkeys(RunKey(row.store_id, run_id) for run_id in row.notified))
         waiting = [RunKey(row.store_id, run_id) for run_id in row.queue[: endings[row.key] + passed]]
         keys.update(dict.fromkeys(waiting))
         entered += waiting[:passed]

@@ -27,11 +27,12 @@ _SEQ_MAX: Final = 2**63 - 1
 # One statement sees one moment: no event is missing that the run says is there. Of the run of another user it reads no
 # more than of one that does not exist, so that the time tells nobody which it is.
 _EVENTS: Final = """
-SELECT r.state, r.last_seq, r.trimmed_seq, e.payload
+SELECT r.state, r.last_seq, r.trimmed_seq, r.trimmed_log_seq, e.payload
 FROM job_store.runs AS r LEFT JOIN LATERAL (
     SELECT seq, payload FROM (
         SELECT seq, payload, sum(length(payload)) OVER (ORDER BY seq) - length(payload) AS bytes_before
-        FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > $3 ORDER BY seq LIMIT $4
+        FROM job_store.events WHERE store_id = $1 AND run_id = $2 AND seq > greatest($3, r.trimmed_log_seq)
+        ORDER BY seq LIMIT $4
     ) AS part WHERE bytes_before < $5
 ) AS e ON true
 WHERE r.store_id = $1 AND r.run_id = $2 AND ($6 = '' OR r.user_id = $6) ORDER BY e.seq
@@ -70,9 +71,10 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
         raise RunNotFound
     run = records[0]
     gap = None
-    if start < run["trimmed_seq"]:
-        snapshot = await _snapshot(connection, key)
-        gap = LogGap(run_id=key.run_id, from_seq=start + 1, to_seq=run["trimmed_seq"], snapshot=snapshot)
+    end = max(run["trimmed_seq"], run["trimmed_log_seq"])
+    if start < end:
+        snapshot = await _snapshot(connection, key, with_calls=end == run["trimmed_seq"])
+        gap = LogGap(run_id=key.run_id, from_seq=start + 1, to_seq=end, snapshot=snapshot)
     return LogPart(
         payloads=[record["payload"] for record in records if record["payload"] is not None],
         last_seq=run["last_seq"],
@@ -81,18 +83,24 @@ async def read(connection: Connection, key: RunKey, user_id: UserId, *, after_se
     )
 
 
-async def _snapshot(connection: Connection, key: RunKey) -> RunSnapshot:
-    """Return a run that has ended: it changes no more, but it may be removed, so it is read last."""
-    messages = await connection.fetch(_MESSAGES, key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)
-    calls = await connection.fetch(_CALLS, key.store_id, key.run_id, SNAPSHOT_BYTES_MAX, RESULT_BYTES_MAX)
-    run = await connection.fetchrow(_RUN, key.store_id, key.run_id)
-    if run is None:
+async def _snapshot(connection: Connection, key: RunKey, *, with_calls: bool) -> RunSnapshot:
+    """Return a run that has ended: it changes no more, but it may be removed, so it is read last.
+
+    A job whose log was trimmed while it was open comes without calls: what went with the events is gone, of all others
+    the events tell that follow.
+    """
+    shown = (key.store_id, key.run_id, SNAPSHOT_BYTES_MAX)
+    messages = await connection.fetch(_MESSAGES, *shown)
+    calls = await connection.fetch(_CALLS, *shown, RESULT_BYTES_MAX) if with_calls else []
+    record = await connection.fetchrow(_RUN, key.store_id, key.run_id)
+    if record is None:
         raise RunNotFound
+    run = tables.run(record)
     return RunSnapshot(
-        run=tables.run(run),
+        run=run,
         messages=[tables.message(without_count(record)) for record in messages],
         calls=[tables.call(without_count(record)) for record in calls],
         omitted_bytes={record["call_id"]: record["omitted_bytes"] for record in calls},
         omitted_messages=messages[0]["found"] - len(messages) if messages else 0,
-        omitted_calls=calls[0]["found"] - len(calls) if calls else 0,
+        omitted_calls=run.trimmed_rounds + (calls[0]["found"] - len(calls) if calls else 0),
     )

@@ -35,6 +35,17 @@ class PrometheusMeter:
         self._fire_delay = metrics.histogram(
             "schedule_delay_seconds", "Time from when a schedule was due to its fire.", buckets=_DELAYS
         )
+        self._events = metrics.counter(
+            "trigger_events_total", "Events that came to triggers, by what became of them.", ("outcome",)
+        )
+        self._webhooks_refused = metrics.counter(
+            "webhook_refusals_total", "Webhooks that could fire nothing, by reason.", ("reason",)
+        )
+        self._mailboxes = metrics.counter("mailbox_failures_total", "Mailboxes of triggers that could not be read.")
+        self._due_events = metrics.gauge(
+            "due_events", "Events that need not wait any more and that nobody has claimed."
+        )
+        self._jobs = metrics.gauge("jobs", "Open jobs and the runs below them: working, waiting, late.", ("state",))
         self._due_schedules = metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed.")
 
     def group_written(self, *, operations: int, seconds: float) -> None:
@@ -57,6 +68,15 @@ class PrometheusMeter:
         self._fires.labels(outcome).inc()
         self._fire_delay.observe(max(0.0, delay_seconds))
 
+    def trigger_fired(self, outcome: str) -> None:
+        self._events.labels(outcome).inc()
+
+    def mailbox_unreachable(self) -> None:
+        self._mailboxes.inc()
+
+    def webhook_refused(self, error: PawlError) -> None:
+        self._webhooks_refused.labels(error.reason).inc()
+
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         for name, count in counts.items():
             match name:
@@ -66,8 +86,12 @@ class PrometheusMeter:
                     self._over_limit.labels("user").set(count)
                 case "over_store_limit":
                     self._over_limit.labels("store").set(count)
+                case "working" | "waiting" | "late":
+                    self._jobs.labels(name).set(count)
                 case "due_schedules":
                     self._due_schedules.set(count)
+                case "due_events":
+                    self._due_events.set(count)
                 case "outbox":
                     self._outbox.set(count)
                 case _:
@@ -82,9 +106,16 @@ class CountedLeases:
         self._seconds = metrics.histogram("claim_duration_seconds", "Time of one claim.")
         self._claimed = metrics.counter("claims_total", "Runs given to workers.")
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+    ) -> list[Claimed]:
         with self._seconds.time():
-            claimed = await self._leases.claim(worker_id, runs_max=runs_max, lease_seconds=lease_seconds)
+            claimed = await self._leases.claim(
+                worker_id,
+                runs_max=runs_max,
+                lease_seconds=lease_seconds,
+                background_runs_max=background_runs_max,
+            )
         self._claimed.inc(len(claimed))
         return claimed
 

@@ -3,16 +3,23 @@
 The stream acknowledges before it has synced, and an operator may wipe it. So an event that was sent is kept for a
 while, with the place that the stream gave it. A stream that is another one than then, or that ends before that place,
 has lost the event: it goes back into the outbox and is sent again under the same id.
+
+That a schedule or a trigger has paused itself stands in its own row. It is sent until the stream has had it, under an
+id that follows from the pause.
 """
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterable
 from typing import Final
 
 from asyncpg import Record
 
 from pawl.chassis import logs
 from pawl.chassis.database import Connection, Database, affected
+from pawl.chassis.ids import RunId
+from pawl.event.v1 import event_pb2
 from pawl.job_store.app.ports import Lifecycle, LifecycleStream, StreamEnd
 
 # What a crash undoes is sent again under the same id: nothing is gained by waiting for the disk. A recall is not
@@ -44,6 +51,24 @@ INSERT INTO job_store.outbox (id, store_id, run_id, seq, event_id, type, "time")
 SELECT id, store_id, run_id, seq, event_id, type, "time" FROM lost
 """
 _RECALLED_ROWS: Final = 10_000
+_PAUSES: Final = " UNION ALL ".join(
+    f"""
+(SELECT '{name}' AS name_of, store_id, {name}_id AS id, user_id, name, pause_note, pause_time
+ FROM job_store.{name}s WHERE self_paused AND told_time IS DISTINCT FROM pause_time ORDER BY pause_time LIMIT $1)
+"""
+    for name in ("schedule", "trigger")
+)
+_PAUSE_TOLD: Final = {
+    name: f"""
+UPDATE job_store.{name}s AS s SET told_time = k.pause_time
+FROM unnest($1::text[], $2::text[], $3::timestamptz[]) AS k (store_id, id, pause_time)
+WHERE s.store_id = k.store_id AND s.{name}_id = k.id
+"""
+    for name in ("schedule", "trigger")
+}
+
+# The statements are made from constants of this module only.
+# ruff: noqa: S608
 
 _log = logs.get_logger(__name__)
 
@@ -74,6 +99,8 @@ class PostgresOutbox:
                 await connection.execute(_GONE, gone)
             if stored:
                 await connection.execute(_SENT, list(stored), list(stored.values()), end.create_time)
+            if len(records) < events_max:
+                await _tell_pauses(connection, stream, events_max)
         self._recalled_look = end.look
         return len(gone) + len(stored)
 
@@ -93,6 +120,44 @@ async def _recall(connection: Connection, end: StreamEnd) -> None:
             break
     if recalled:
         _log.warning("lifecycle.lost_by_stream", events=recalled)
+
+
+async def _tell_pauses(connection: Connection, stream: LifecycleStream, pauses_max: int) -> None:
+    """Send what has paused itself and was not told of yet."""
+    pauses = dict(enumerate(await connection.fetch(_PAUSES, pauses_max)))
+    if not pauses:
+        return
+    stored = await stream.send([_pause(number, record) for number, record in pauses.items()])
+    for name, statement in _PAUSE_TOLD.items():
+        told = [pauses[number] for number in stored if pauses[number]["name_of"] == name]
+        await connection.execute(statement, *_columns(told, ("store_id", "id", "pause_time")))
+
+
+def _columns(records: Iterable[Record], names: Iterable[str]) -> list[list[object]]:
+    return [[record[name] for record in records] for name in names]
+
+
+def _pause(number: int, record: Record) -> Lifecycle:
+    time = record["pause_time"]
+    digest = hashlib.sha256(f"{record['store_id']} {record['id']} {time.isoformat()}".encode()).hexdigest()
+    event = event_pb2.RunEvent(
+        store_id=record["store_id"],
+        event_id=f"evt_{digest[:32]}",
+        type=f"{record['name_of']}.paused",
+        starter_paused=event_pb2.StarterPaused(
+            name=record["name"], user_id=record["user_id"], note=record["pause_note"]
+        ),
+    )
+    event.time.FromDatetime(time)
+    return Lifecycle(
+        outbox_id=number,
+        store_id=record["store_id"],
+        run_id=RunId(""),
+        event_id=event.event_id,
+        type=event.type,
+        time=time,
+        payload=event.SerializeToString(),
+    )
 
 
 def _lifecycle(record: Record) -> Lifecycle:

@@ -9,7 +9,17 @@ from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import CallKey, ConversationId, RunKey, StoreId, UserId
 from pawl.errors import CallNotFound, LeaseLost, RunNotFound
 from pawl.job_store.adapters import log_reads, paging, run_lists, segments, situations, tables
-from pawl.job_store.app.reading import Loaded, LogPart, MessagePage, Page, PendingFilter, RunFilter, RunView, view_of
+from pawl.job_store.app.reading import (
+    Loaded,
+    LogPart,
+    MessagePage,
+    Page,
+    PendingFilter,
+    RunFilter,
+    RunView,
+    Told,
+    view_of,
+)
 from pawl.job_store.domain.conversations import absent
 from pawl.job_store.domain.rows import CallRow, CommandRow, MessageRow, RunRow
 from pawl.job_store.domain.states import CallState
@@ -42,14 +52,19 @@ _OWNER: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
 """
 _OWNED_RUN: Final = f"""
-SELECT {tables.RUNS.names}, loop_state, now() AS time, past_number, conversation_user_id
+SELECT {tables.RUNS.names}, loop_state, now() AS time, past_number, conversation_user_id, background
 FROM job_store.runs AS r LEFT JOIN LATERAL (
-    SELECT c.past_number, coalesce(nullif(c.user_id, ''), c.erase_user_id) AS conversation_user_id
+    SELECT c.past_number, c.background, coalesce(nullif(c.user_id, ''), c.erase_user_id) AS conversation_user_id
     FROM job_store.conversations AS c WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
 ) AS c ON true
 WHERE store_id = $1 AND run_id = $2
 """
-_BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id")
+_BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id", "background")
+_BACKGROUND: Final = """
+SELECT c.background FROM job_store.runs AS r JOIN job_store.conversations AS c USING (store_id, conversation_id)
+WHERE r.store_id = $1 AND r.run_id = $2
+"""
+_RUNS: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[])"
 _CALL: Final = f"""
 SELECT {tables.CALLS.names} FROM job_store.calls
 WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND state <> {CallState.ASKED.value})
@@ -116,7 +131,7 @@ _MESSAGES_FROM_SUMMARY: Final = segments.told(
     )""",
     "$3",
 )
-# Results are given to the newest calls first, as far as they go.
+# Results are given to the newest calls first, as far as they go. Of a job there are those of its last iteration.
 _LOADED_RESULTS_BYTES_MAX: Final = 16 * 1024 * 1024
 _CALLS_OF_RUNS: Final = f"""
 SELECT {tables.CALLS.names.replace(" result,", " CASE WHEN bytes_so_far <= $3 THEN result END AS result,")},
@@ -125,7 +140,7 @@ FROM (
     SELECT *, sum(coalesce(length(result), 0)) OVER (
         ORDER BY create_time DESC, round DESC, batch_index DESC, call_id DESC
     ) AS bytes_so_far
-    FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[])
+    FROM job_store.calls WHERE store_id = $1 AND run_id = ANY ($2::text[]) AND (round >= $4 OR state < 10)
 ) AS c
 ORDER BY create_time, round, batch_index, call_id
 """
@@ -153,7 +168,7 @@ class PostgresReads(DatabaseAdapter):
             if record is None:
                 raise RunNotFound
             fields = dict(record)
-            loop_state, time, past_number, user_id = (fields.pop(name) for name in _BESIDE_RUN)
+            loop_state, time, past_number, user_id, background = (fields.pop(name) for name in _BESIDE_RUN)
             run = tables.run(fields)
             if run.epoch != epoch or run.worker_id is None:
                 raise LeaseLost
@@ -165,12 +180,13 @@ class PostgresReads(DatabaseAdapter):
             run_ids.add(key.run_id)
             if run.last_commit is None:
                 run_ids.remove(key.run_id)  # Without a step it has no calls.
-            calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX)
+            calls_of = (key.store_id, list(run_ids), _LOADED_RESULTS_BYTES_MAX, run.round if run.reports_to else 0)
             records = await connection.fetch(_CALLS_OF_RUNS, *calls_of) if run_ids else []
             omitted_bytes = {record["call_id"]: record["omitted_bytes"] or 0 for record in records}
             calls = [tables.call(record) for record in records]
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             commands = [tables.command(record) for record in records]
+            told = await _told(connection, key.store_id, background)
         return Loaded(
             run=run,
             user_id=user_id or run.user_id,
@@ -181,14 +197,17 @@ class PostgresReads(DatabaseAdapter):
             loop_state=loop_state,
             time=time,
             failures=failures,
+            told=told,
         )
 
-    async def commands(self, key: RunKey) -> list[CommandRow]:
-        async with self._database.acquire() as connection:
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+        async with self._database.snapshot() as connection:
             records = await connection.fetch(_COMMANDS, key.store_id, key.run_id)
             if not records:
                 await _fetch_run(connection, key, UserId(""))
-        return [tables.command(record) for record in records]
+            background = await connection.fetchval(_BACKGROUND, key.store_id, key.run_id)
+            told = await _told(connection, key.store_id, background)
+        return [tables.command(record) for record in records], told
 
     async def call(self, key: CallKey, user_id: UserId, *, for_approval: bool = False) -> CallRow:
         record = await self._database.fetchrow(_CALL, key.store_id, key.call_id, user_id, for_approval)
@@ -262,6 +281,18 @@ class PostgresReads(DatabaseAdapter):
     async def events(self, key: RunKey, user_id: UserId, *, after_seq: int, events_max: int) -> LogPart:
         async with self._database.acquire() as connection:
             return await log_reads.read(connection, key, user_id, after_seq=after_seq, events_max=events_max)
+
+
+async def _told(connection: Connection, store_id: StoreId, packed: bytes | None) -> Told:
+    """Return what a conversation is told, given its background as it is stored."""
+    background = tables.background(packed)
+    waiting = [each for each in background.notices if not each.entered_by]
+    if not waiting:
+        return Told(open_jobs=background.open_jobs)
+    records = await connection.fetch(_RUNS, store_id, list({each.run_id for each in waiting}))
+    rows = {record["run_id"]: tables.run(record) for record in records}
+    notices = tuple((rows[each.run_id], each.occasion) for each in waiting if each.run_id in rows)
+    return Told(notices=notices, open_jobs=background.open_jobs)
 
 
 async def _from_summary(

@@ -38,6 +38,25 @@ DELETE FROM job_store.api_keys WHERE key_id IN (
     ORDER BY least(revoke_time, expire_time) LIMIT $2
 )
 """
+_OLD_TRIGGER_EVENTS: Final = """
+DELETE FROM job_store.trigger_events WHERE (store_id, trigger_id, event_id) IN (
+    SELECT store_id, trigger_id, event_id FROM job_store.trigger_events
+    WHERE fire_time < now() - make_interval(secs => $1) AND outcome <> 2 ORDER BY fire_time LIMIT $2
+)
+"""
+# Those in which nothing waits and nothing goes on. Locked by their triggers, as by whoever fires these.
+_OLD_LANES: Final = """
+WITH old AS MATERIALIZED (
+    SELECT l.store_id, l.trigger_id, l.lane
+    FROM job_store.trigger_lanes AS l JOIN job_store.triggers AS t USING (store_id, trigger_id)
+    WHERE l.update_time < now() - make_interval(secs => $1) AND l.event_id = '' AND NOT EXISTS (
+        SELECT FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id AND r.state < 10
+    )
+    ORDER BY l.update_time LIMIT $2 FOR UPDATE OF t, l SKIP LOCKED
+)
+DELETE FROM job_store.trigger_lanes AS l USING old
+WHERE l.store_id = old.store_id AND l.trigger_id = old.trigger_id AND l.lane = old.lane
+"""
 # The events of a run whose end is still in the outbox have not all been sent.
 _TRIM: Final = """
 WITH old AS MATERIALIZED (
@@ -120,9 +139,14 @@ _HAS_NO_FORK: Final = """NOT EXISTS (
     SELECT FROM job_store.conversation_segments AS s
     WHERE s.store_id = c.store_id AND s.source_conversation_id = c.conversation_id
 )"""
+# One that a job is to tell what it comes to is in use, however long that takes.
+_HAS_NO_JOB: Final = """NOT EXISTS (
+    SELECT FROM job_store.runs AS j
+    WHERE j.store_id = c.store_id AND j.reports_to = c.conversation_id AND j.reports_to <> '' AND j.state < 10
+)"""
 _LOCK_OLD: Final = f"""
 SELECT store_id, conversation_id FROM job_store.conversations AS c
-WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) AND {_HAS_NO_FORK}
+WHERE active_run_id IS NULL AND update_time < now() - make_interval(secs => $1) AND {_HAS_NO_FORK} AND {_HAS_NO_JOB}
 AND erase_parts = '{{}}'
 ORDER BY update_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """
@@ -203,6 +227,10 @@ class PostgresRetention(DatabaseAdapter):
 
     async def remove_usage(self, *, rows_max: int) -> int:
         return await deleted(self._database, _OLD_USAGE, DAYS_MAX, rows_max)
+
+    async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
+        removed = await deleted(self._database, _OLD_TRIGGER_EVENTS, older_than_seconds, rows_max)
+        return removed + await deleted(self._database, _OLD_LANES, older_than_seconds, rows_max)
 
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         return await deleted(self._database, _OLD_UNSENT, older_than_seconds, rows_max)

@@ -19,7 +19,8 @@ _HAS_LABELS: Final = r"labels <> '' AND string_to_array(labels, E'\n') @> $12"
 """As the index has it."""
 _FILTERS: Final = f"""NOT imported AND ($5 = '' OR conversation_id = $5)
     AND (cardinality($6::smallint[]) = 0 OR state = ANY ($6))
-    AND ($10 = '' OR parent_run_id = $10) AND ($11 = '' OR agent_name = $11)
+    AND ($10 = '' OR parent_run_id = $10) AND ($11 = '' OR agent_name = $11) AND ($14 = '' OR reports_to = $14)
+    AND (NOT $15 OR reports_to <> '')
     AND (cardinality($12::text[]) = 0 OR {_HAS_LABELS})
     AND (cardinality($13::bytea[]) = 0 OR EXISTS (SELECT FROM unnest($13) AS kind WHERE position(kind IN waits) > 0))"""
 # What finds the rows of each list; the filters above are held against them.
@@ -29,6 +30,8 @@ _ALONG: Final = {
     "runs_of_parent": "parent_run_id <> '' AND parent_run_id = $10",
     "runs_of_agent": f"agent_name <> '{DEFAULT_AGENT}' AND agent_name = $11",
     "runs_labels": _HAS_LABELS,
+    "runs_jobs": "reports_to <> '' AND reports_to = $14",
+    "runs_jobs_of_user": "reports_to <> ''",
 }
 
 
@@ -85,6 +88,8 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
 
 def _index(wanted: RunFilter) -> str:
     """Return the index that finds the fewest rows beside those that are wanted."""
+    if wanted.reports_to:
+        return "runs_jobs"
     if wanted.parent_run_id:
         return "runs_of_parent"
     if wanted.conversation_id:
@@ -94,6 +99,8 @@ def _index(wanted: RunFilter) -> str:
     is_open = bool(wanted.waits) or not any(state.is_terminal for state in wanted.states)
     if wanted.agent_name not in ("", DEFAULT_AGENT) and not (wanted.states and is_open):
         return "runs_of_agent"
+    if wanted.jobs_only and not (wanted.states and is_open):
+        return "runs_jobs_of_user"
     return "runs_of_user_in_state" if wanted.states or wanted.waits else "runs_of_user"
 
 
@@ -117,5 +124,7 @@ def selected(
         wanted.agent_name,
         labels.lines(store_id, user_id, dict(wanted.labels)),
         [bytes([kind]) for kind in wanted.waits],
+        wanted.reports_to,
+        wanted.jobs_only,
     )
     return LISTS[_index(wanted)][wanted.oldest_first], arguments

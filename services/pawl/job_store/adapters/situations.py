@@ -18,11 +18,12 @@ from pawl.job_store.domain.waiting import COUNTED_MAX, Situation
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
 
-_WANTS_A_PLACE: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active"
+_WANTS_A_PLACE: Final = "r.state = 1 AND r.queued_message IS NULL AND NOT r.active AND NOT r.in_background"
 # The places that are taken are counted only if one of the runs wants one, and then once.
 _AROUND: Final = f"""
 WITH taken AS MATERIALIZED (
-    SELECT user_id, count(*) AS runs FROM job_store.runs WHERE store_id = $1 AND active GROUP BY user_id
+    SELECT user_id, count(*) AS runs FROM job_store.runs WHERE store_id = $1 AND active AND NOT in_background
+    GROUP BY user_id
 )
 SELECT r.run_id, now() AS time, counted.states, counted.counts, counted.child_run_ids, c.active_run_id, c.queue,
     CASE WHEN {_WANTS_A_PLACE} THEN (SELECT sum(runs)::bigint FROM taken) END AS store_taken,

@@ -13,13 +13,14 @@ from pawl.chassis.ids import ClientId
 from pawl.job_store.adapters.columns import Column, Columns
 from pawl.job_store.app.ports import LiveEvent
 from pawl.job_store.domain import labels
+from pawl.job_store.domain.approval import Decision, Grant, Series
+from pawl.job_store.domain.background import NO_BACKGROUND, Background
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.rows import (
     Attention,
     CallRow,
     CommandRow,
     ConversationRow,
-    Decision,
     LastCommit,
     MessageRow,
     Offer,
@@ -28,14 +29,20 @@ from pawl.job_store.domain.rows import (
     RunRow,
     SegmentRow,
 )
-from pawl.job_store.domain.schedules import Definition, FireRow, ScheduleRow
+from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, ScheduleRow
 from pawl.job_store.domain.states import AttentionReason, CallState, CommandOutcome, RunState, Sharing, StopCause
+from pawl.job_store.domain.triggers import EventRow, FormerSecret, LaneRow, TriggerDefinition, TriggerRow
 
 _pack: Final = msgspec.msgpack.Encoder().encode
 _unpack_decision: Final = msgspec.msgpack.Decoder(Decision).decode
 _unpack_approvals: Final = msgspec.msgpack.Decoder(tuple[Decision, ...]).decode
+_unpack_series: Final = msgspec.msgpack.Decoder(Series).decode
+_unpack_grant: Final = msgspec.msgpack.Decoder(Grant).decode
+_unpack_background: Final = msgspec.msgpack.Decoder(Background).decode
 _unpack_own_tools: Final = msgspec.msgpack.Decoder(OwnTools).decode
 _unpack_definition: Final = msgspec.msgpack.Decoder(Definition).decode
+_unpack_trigger: Final = msgspec.msgpack.Decoder(TriggerDefinition).decode
+_unpack_secrets: Final = msgspec.msgpack.Decoder(tuple[FormerSecret, ...]).decode
 _unpack_fires: Final = msgspec.msgpack.Decoder(tuple[FireRow, ...]).decode
 _unpack_last_commit: Final = msgspec.msgpack.Decoder(LastCommit).decode
 
@@ -79,6 +86,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "update_time", "title_at"),
         Column("labels", "text", _labels),
+        Column("background", "bytea", lambda row: _packed(None if row.background == NO_BACKGROUND else row.background)),
     ],
     key_length=2,
 )
@@ -101,24 +109,33 @@ def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     fields["sharing"] = Sharing.WRITE if is_writable and sharing is Sharing.READ else sharing
     queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
     fields["labels"] = labels.read(fields["labels"])
+    fields["background"] = background(fields["background"])
     return ConversationRow(**fields, queue=tuple(filter(None, queue)), interrupting=tuple(filter(None, interrupting)))
+
+
+def background(packed: bytes | None) -> Background:
+    """Return the background of a conversation, as its column has it."""
+    return NO_BACKGROUND if packed is None else _unpack_background(packed)
 
 
 RUNS: Final[Columns[RunRow]] = Columns(
     "job_store.runs",
     [
         *_fixed("text", "store_id", "run_id", "conversation_id", "user_id", "parent_run_id", "parent_call_id"),
-        *_fixed("text", "credential_id", "delegate_user_id", "agent_name"),
+        *_fixed("text", "credential_id", "delegate_user_id", "agent_name", "reports_to"),
+        *_fixed("integer", "generation"),
         Column("labels", "text", _labels, fixed=True),
         *_same("text", "worker_id"),
         *_same("smallint", "state", "stop_cause"),
         *_same("integer", "crashes", "command_count", "round", "steers_waiting", "idle_receipts"),
-        *_same("bigint", "epoch", "last_seq", "token_budget", "steer_bytes_waiting"),
+        *_same("integer", "trimmed_rounds", "trimmed_failures", "mark_round"),
+        *_same("bigint", "trimmed_log_seq", "mark_seq"),
+        *_same("bigint", "epoch", "last_seq", "token_budget", "topped_up_tokens", "steer_bytes_waiting"),
         *_fixed("bigint", "token_ceiling"),
         *_same("double precision", "active_seconds"),
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "claim_at", "start_time", "end_time", "update_time", "progress_time", "state_time"),
-        *_fixed("boolean", "imported"),
+        *_fixed("boolean", "imported", "in_background", "silent"),
         *_fixed("bytea", "options"),
         *_same("bytea", "queued_message", "usage", "failure", "unstopped"),
         *_same("bytea", "tools", "output", heavy=True),
@@ -129,6 +146,7 @@ RUNS: Final[Columns[RunRow]] = Columns(
         Column("attention_time", "timestamptz", lambda row: row.attention and row.attention.since_time),
         Column("last_commit", "bytea", lambda row: _packed(row.last_commit)),
         Column("own_tools", "bytea", lambda row: _packed(row.own_tools), fixed=True),
+        Column("series_grant", "bytea", lambda row: _packed(row.grant)),
     ],
     key_length=2,
     # The state of the worker, which the ledger does not look at.
@@ -153,6 +171,8 @@ def run(record: Record | Mapping[str, Any]) -> RunRow:
     fields["labels"] = labels.read(fields["labels"])
     fields["stop_cause"] = None if stop_cause is None else StopCause(stop_cause)
     fields["last_commit"] = None if last_commit is None else _unpack_last_commit(last_commit)
+    grant = fields.pop("series_grant")
+    fields["grant"] = None if grant is None else _unpack_grant(grant)
     fields["own_tools"] = None if fields["own_tools"] is None else _unpack_own_tools(fields["own_tools"])
     return RunRow(**fields)
 
@@ -174,6 +194,7 @@ CALLS: Final[Columns[CallRow]] = Columns(
         Column("decision", "bytea", lambda row: _packed(row.decision)),
         Column("approvals", "bytea", lambda row: _packed(row.approvals or None)),
         Column("earlier_approvals", "bytea", lambda row: _packed(row.earlier_approvals or None)),
+        Column("series", "bytea", lambda row: _packed(row.series)),
         Column("offer_client_id", "text", _offer("client_id", None)),
         Column("offer_session_id", "text", _offer("session_id", "")),
         Column("offer_epoch", "bigint", _offer("epoch", 0)),
@@ -201,6 +222,7 @@ def call(record: Record | Mapping[str, Any]) -> CallRow:
     fields["fallback_tool_name"] = fields["fallback_tool_name"].decode()
     decision = fields["decision"]
     fields["decision"] = None if decision is None else _unpack_decision(decision)
+    fields["series"] = None if fields["series"] is None else _unpack_series(fields["series"])
     for name in ("approvals", "earlier_approvals"):
         fields[name] = () if fields[name] is None else _unpack_approvals(fields[name])
     return CallRow(**fields, offer=None if record["offer_client_id"] is None else offer)
@@ -284,29 +306,95 @@ OUTBOX: Final[Columns[Event]] = Columns(
     gathered=True,
 )
 
-SCHEDULES: Final[Columns[ScheduleRow]] = Columns(
-    "job_store.schedules",
-    [
-        *_fixed("text", "store_id", "schedule_id", "user_id", "name"),
+
+def _starter(id_: str) -> list[Column[Any]]:
+    """Return the columns of what starts runs by itself, with its id."""
+    return [
+        *_fixed("text", "store_id", id_, "user_id", "name"),
         *_same("text", "credential_id", "delegate_user_id", "pause_note", "last_run_id"),
         *_same("bigint", "generation"),
         *_same("integer", "failures"),
         *_same("boolean", "self_paused", "last_run_counted"),
         *_fixed("timestamptz", "create_time"),
-        *_same("timestamptz", "due_time", "claim_at", "waiting_time", "pause_time"),
+        *_same("timestamptz", "pause_time"),
         Column("user_roles", "text", lambda row: ",".join(row.user_roles)),
         Column("people", "text", lambda row: ",".join(row.people)),
         Column("definition", "bytea", lambda row: _pack(row.definition)),
         Column("fires", "bytea", lambda row: _pack(row.fires)),
+    ]
+
+
+SCHEDULES: Final[Columns[ScheduleRow]] = Columns(
+    "job_store.schedules",
+    [*_starter("schedule_id"), *_same("timestamptz", "due_time", "claim_at", "waiting_time")],
+    key_length=2,
+)
+
+TRIGGERS: Final[Columns[TriggerRow]] = Columns(
+    "job_store.triggers",
+    [
+        *_starter("trigger_id"),
+        *_same("bytea", "secret"),
+        *_same("timestamptz", "claim_at", "unreachable_time"),
+        *_same("bigint", "uid_validity", "last_uid"),
+        *_same("integer", "unreachable_count"),
+        *_same("text", "unreachable_reason"),
+        Column("former_secrets", "bytea", lambda row: _pack(row.former_secrets)),
     ],
     key_length=2,
+)
+
+TRIGGER_EVENTS: Final[Columns[EventRow]] = Columns(
+    "job_store.trigger_events",
+    [
+        *_fixed("text", "store_id", "trigger_id", "event_id"),
+        *_fixed("timestamptz", "receive_time"),
+        *_same("timestamptz", "fire_time"),
+        *_same("smallint", "outcome"),
+        *_same("text", "reason", "run_id", "conversation_id"),
+    ],
+    key_length=3,
+)
+
+LANES: Final[Columns[LaneRow]] = Columns(
+    "job_store.trigger_lanes",
+    [
+        *_fixed("text", "store_id", "trigger_id", "lane"),
+        *_same("text", "last_run_id", "event_id", "conversation_key"),
+        *_same("bytea", "data", heavy=True),
+        *_same("boolean", "awaits_run"),
+        *_same("timestamptz", "first_time", "claim_at", "update_time"),
+    ],
+    key_length=3,
 )
 
 
 def schedule(record: Record | Mapping[str, Any]) -> ScheduleRow:
     """Return the row of a record with the columns of SCHEDULES, and perhaps `credential_ended`."""
+    fields = _starter_fields(record)
+    return ScheduleRow(**fields | {"definition": _unpack_definition(fields["definition"])})
+
+
+def trigger(record: Record | Mapping[str, Any]) -> TriggerRow:
+    """Return the row of a record with the columns of TRIGGERS, and perhaps `credential_ended`."""
+    fields = _starter_fields(record)
+    fields["definition"] = _unpack_trigger(fields["definition"])
+    return TriggerRow(**fields | {"former_secrets": _unpack_secrets(fields["former_secrets"])})
+
+
+def trigger_event(record: Record | Mapping[str, Any]) -> EventRow:
+    """Return the row of a record with the columns of TRIGGER_EVENTS."""
+    fields = dict(record)
+    return EventRow(**fields | {"outcome": FireOutcome(fields["outcome"])})
+
+
+def lane(record: Record | Mapping[str, Any]) -> LaneRow:
+    """Return the row of a record with the columns of LANES."""
+    return LaneRow(**dict(record))
+
+
+def _starter_fields(record: Record | Mapping[str, Any]) -> dict[str, Any]:
     fields = dict(record)
     for name in ("user_roles", "people"):
         fields[name] = tuple(filter(None, fields[name].split(",")))
-    definition, fires = _unpack_definition(fields.pop("definition")), _unpack_fires(fields.pop("fires"))
-    return ScheduleRow(**fields, definition=definition, fires=fires)
+    return fields | {"fires": _unpack_fires(fields["fires"])}

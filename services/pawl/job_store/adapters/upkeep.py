@@ -25,15 +25,24 @@ ORDER BY offer_expire_time LIMIT $1
 """
 
 _OPEN_RUNS: Final = "SELECT state, count(*) AS runs FROM job_store.runs WHERE state < 10 GROUP BY state"
+# Of the background. What is late was due and nobody has taken it, for want of a worker or of a place.
+_JOBS: Final = """
+SELECT (SELECT count(*) FROM job_store.runs WHERE active AND in_background) AS working, count(*) AS waiting,
+    count(*) FILTER (WHERE claim_at < now() - interval '5 s') AS late
+FROM job_store.runs WHERE in_background AND claim_at IS NOT NULL AND NOT active
+"""
 # Counting stops here: more is "very many" to whoever looks.
 _BACKLOG: Final = """
 WITH due AS MATERIALIZED (
-    SELECT store_id, user_id, active FROM job_store.runs WHERE claim_at <= now() AND claim_at IS NOT NULL LIMIT 100000
+    SELECT store_id, user_id, active, in_background FROM job_store.runs
+    WHERE claim_at <= now() AND claim_at IS NOT NULL LIMIT 100000
 ), taken AS MATERIALIZED (
-    SELECT store_id, user_id, count(*) AS runs FROM job_store.runs WHERE active GROUP BY store_id, user_id
+    SELECT store_id, user_id, count(*) AS runs FROM job_store.runs WHERE active AND NOT in_background
+    GROUP BY store_id, user_id
 ), of_users AS (
     SELECT w.store_id, w.runs, least(w.runs, greatest($2 - coalesce(t.runs, 0), 0)) AS fit
-    FROM (SELECT store_id, user_id, count(*) AS runs FROM due WHERE NOT active GROUP BY store_id, user_id) AS w
+    FROM (SELECT store_id, user_id, count(*) AS runs FROM due WHERE NOT active AND NOT in_background
+        GROUP BY store_id, user_id) AS w
     LEFT JOIN taken AS t USING (store_id, user_id)
 ), of_stores AS (
     SELECT u.runs, u.runs - u.fit AS over_user,
@@ -41,12 +50,15 @@ WITH due AS MATERIALIZED (
     FROM (SELECT store_id, sum(runs) AS runs, sum(fit) AS fit FROM of_users GROUP BY store_id) AS u
     LEFT JOIN (SELECT store_id, sum(runs) AS runs FROM taken GROUP BY store_id) AS t USING (store_id)
 )
-SELECT (SELECT count(*) FROM due WHERE active) + coalesce(sum(runs - over_user - over_store), 0) AS claimable,
+SELECT (SELECT count(*) FROM due WHERE active OR in_background) + coalesce(sum(runs - over_user - over_store), 0)
+           AS claimable,
        coalesce(sum(over_user), 0) AS over_user_limit,
        coalesce(sum(over_store), 0) AS over_store_limit,
        (SELECT count(*) FROM (SELECT FROM job_store.outbox LIMIT 100000) AS waiting) AS outbox,
        (SELECT count(*) FROM (SELECT FROM job_store.schedules WHERE claim_at <= now() LIMIT 100000) AS due)
-           AS due_schedules
+           AS due_schedules,
+       (SELECT count(*) FROM (SELECT FROM job_store.trigger_lanes WHERE claim_at <= now() LIMIT 100000) AS due)
+           AS due_events
 FROM of_stores
 """
 
@@ -73,11 +85,13 @@ class PostgresLedgerStats:
     async def count(self) -> Mapping[str, float]:
         async with self._database.transaction() as connection:
             runs = {record["state"]: record["runs"] for record in await connection.fetch(_OPEN_RUNS)}
+            jobs = await connection.fetchrow(_JOBS)
             # Two of its parts have no index: with nested loops only, its time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
             backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
         counts = {state.name: float(runs.get(state, 0)) for state in RunState if not state.is_terminal}
-        return counts | ({} if backlog is None else {name: float(count) for name, count in backlog.items()})
+        more = [record for record in (backlog, jobs) if record is not None]
+        return counts | {name: float(count) for record in more for name, count in record.items()}
 
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:

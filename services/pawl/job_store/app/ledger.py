@@ -25,13 +25,20 @@ _SWEEP_BYTES: Final = 64 * 1024
 
 
 class Ledger:
-    """All that can be done with the ledger. See `Forks` for `head_of`."""
+    """All that can be done with the ledger. See `Forks` for `head_of`, and `Quarantine` for `lost`."""
 
     def __init__(
-        self, ports: Ports, group_commit: GroupCommit, limits: Limits, head_of: Callable[[MessageRow], Head]
+        self,
+        ports: Ports,
+        group_commit: GroupCommit,
+        limits: Limits,
+        head_of: Callable[[MessageRow], Head],
+        *,
+        lost: bytes,
     ) -> None:
         self.group_commit = group_commit
         self.limits = limits
+        self._lost = lost
         self.leases = ports.leases
         self.reads = ports.reads
         self.conversations = ports.conversations
@@ -49,7 +56,7 @@ class Ledger:
 
     async def report_crash(self, run: RunKey, epoch: int) -> bool:
         """Take a run back that its worker can neither drive nor end; whether it is quarantined. See `ReportCrash`."""
-        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max)
+        report = ReportCrash(run=run, epoch=epoch, crashes_max=self.limits.crashes_max, lost=self._lost)
         return await self.group_commit.run(report, size_bytes=0, store_id=run.store_id)
 
     async def doomed(self) -> Sequence[RunKey]:
@@ -60,7 +67,7 @@ class Ledger:
         """Put those of the runs under quarantine whose last allowed worker has died; returns how many."""
         count = 0
         for part in in_parts(runs, lambda _: 1, size_max=_RUNS_PER_OPERATION):
-            operation = Quarantine(runs=tuple(part), crashes_max=self.limits.crashes_max)
+            operation = Quarantine(runs=tuple(part), crashes_max=self.limits.crashes_max, lost=self._lost)
             count += await self.group_commit.run(operation, size_bytes=_SWEEP_BYTES)
         return count
 

@@ -174,6 +174,9 @@ class Retention(Protocol):
     async def remove_usage(self, *, rows_max: int) -> int:
         """Forget what was used more than 400 days ago; returns how many rows."""
 
+    async def remove_trigger_events(self, *, older_than_seconds: float, rows_max: int) -> int:
+        """Forget events that fired triggers so long ago, and what none has waited for since; returns how many rows."""
+
     async def remove_unsent(self, *, older_than_seconds: float, rows_max: int) -> int:
         """Give up life-cycle events that no stream has taken for so long; returns how many."""
 
@@ -229,8 +232,9 @@ class LedgerStats(Protocol):
     """Counts the ledger, for metrics."""
 
     async def count(self) -> Mapping[str, float]:
-        """Return runs by open state (`QUEUED`...), the `outbox` backlog and the `due_schedules` nobody has claimed.
+        """Return runs by open state (`QUEUED`...), the `outbox` backlog, `due_schedules` and `due_events`.
 
+        The last two are those that nobody has claimed. Of jobs, and what they begin, `working`, `waiting` and `late`.
         Of the runs that are due, `claimable` are those that a worker could have now; the others wait for
         a place, `over_user_limit` of them also if their store had any number of places, `over_store_limit` not.
         """
@@ -253,6 +257,15 @@ class Meter(Protocol):
 
     def schedule_fired(self, outcome: str, delay_seconds: float) -> None:
         """A schedule was fired so long after it was due."""
+
+    def trigger_fired(self, outcome: str) -> None:
+        """An event was fired, or found to be a duplicate."""
+
+    def mailbox_unreachable(self) -> None:
+        """A mailbox could not be read."""
+
+    def webhook_refused(self, error: PawlError) -> None:
+        """A webhook was refused before it could fire anything."""
 
     def ledger_counted(self, counts: Mapping[str, float]) -> None:
         """The ledger was counted."""

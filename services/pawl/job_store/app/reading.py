@@ -107,6 +107,20 @@ class RunFilter:
     parent_run_id: RunId = RunId("")
     agent_name: str = ""
     labels: tuple[tuple[str, str], ...] = ()
+    reports_to: ConversationId = ConversationId("")
+    """The conversation that jobs report to."""
+    jobs_only: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """The runs of jobs that tell a conversation something of which no model was told yet, each with the occasion.
+
+    `open_jobs` of the conversation have not ended.
+    """
+
+    notices: Sequence[tuple[RunRow, int]] = ()
+    open_jobs: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,13 +143,15 @@ class Loaded:
     time: datetime
     failures: Mapping[RunId, bytes]
     """The failures of those runs that FAILED and brought some of the messages."""
+    told: Told
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSnapshot:
     """A run that has ended, with its newest messages and calls, as far as they go, and the number of the others.
 
-    Large results are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
+    Or a job of which the log was trimmed while it was open: without calls, those that were removed are counted. Large
+    results are left out: `omitted_bytes` has the size of each by call, 0 for those that are there.
     """
 
     run: RunRow
@@ -203,8 +219,13 @@ class ConversationFilter:
 class Leases(Protocol):
     """Leases of workers on runs. All times are the database's."""
 
-    async def claim(self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float) -> list[Claimed]:
+    async def claim(
+        self, worker_id: WorkerId, *, runs_max: int, lease_seconds: float, background_runs_max: int | None = 64
+    ) -> list[Claimed]:
         """Give up to `runs_max` runs to a worker, each with a new epoch.
+
+        With those that it has it then holds at most `background_runs_max` of the background, if it held no more before.
+        With None it gets none of these, and no turns that notices begin.
 
         Fair between stores: each gets its turn before any gets a second one, as
         far as `runs_max` goes, and the next claim goes on where this one ended.
@@ -256,8 +277,8 @@ class Reads(Protocol):
             LeaseLost: it is not the owner's any more.
         """
 
-    async def commands(self, key: RunKey) -> list[CommandRow]:
-        """Return the unread commands of a run, in order of arrival.
+    async def commands(self, key: RunKey) -> tuple[list[CommandRow], Told]:
+        """Return the unread commands of a run, in order of arrival, and what its conversation is told.
 
         Raises:
             RunNotFound: there is no such run.

@@ -19,6 +19,8 @@ from pawl.job_store.domain.states import RunState
 
 WAIT_SECONDS_MAX: Final = 1.0
 """Claims are repeated so often, for what came meanwhile."""
+HELD_SECONDS: Final = 0.05
+"""The pause before what is due and held by another transaction, mostly another claim, is asked for again."""
 
 Change: TypeAlias = Callable[[ScheduleRow | None, int, datetime], ScheduleRow]
 """A schedule as it becomes, from how it is, how many schedules its user has, and the time."""
@@ -44,10 +46,11 @@ class DueSchedule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleView:
-    """A schedule with its next due times, and the states of the runs of its fires."""
+    """A schedule with its next due times, those of a range of the past, and the states of the runs of its fires."""
 
     row: ScheduleRow
     next_times: Sequence[datetime]
+    past_times: Sequence[datetime]
     run_states: Mapping[RunId, RunState]
 
 
@@ -121,17 +124,23 @@ class Schedules:
 
         return await self._repository.change(owner.store_id, owner.user_id, name, change)
 
-    async def get(self, store_id: StoreId, user_id: UserId, name: str) -> ScheduleView:
-        """Return a schedule.
+    async def get(
+        self, store_id: StoreId, user_id: UserId, name: str, past: tuple[datetime, datetime] | None = None
+    ) -> ScheduleView:
+        """Return a schedule, with its due times from one time of the `past` on and before another one.
 
         Raises:
             ScheduleNotFound
+            InvalidField, TooLarge: see `timing.past_times`.
         """
         found = await self._repository.get(store_id, user_id, name)
         if found is None:
             raise ScheduleNotFound
         row, states, now = found
-        return ScheduleView(row=row, next_times=row.next_times(now), run_states=states)
+        times: Sequence[datetime] = ()
+        if past is not None:
+            times = timing.past_times(row.definition, row.schedule_id, past[0], min(past[1], now))
+        return ScheduleView(row=row, next_times=row.next_times(now), past_times=times, run_states=states)
 
     async def delete(self, store_id: StoreId, user_id: UserId, name: str) -> None:
         """Remove a schedule with its fires.
@@ -147,8 +156,7 @@ class Schedules:
         claimed = await self._repository.claim(schedules_max=schedules_max)
         if len(claimed) == schedules_max:
             return tuple(map(_due, claimed)), 0.0
-        wait = await self._repository.wait_seconds()
-        return tuple(map(_due, claimed)), WAIT_SECONDS_MAX if wait is None else min(max(0.0, wait), WAIT_SECONDS_MAX)
+        return tuple(map(_due, claimed)), pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
     async def fire(self, fire: Fire, size_bytes: int) -> FireRow | None:
         """Fire a schedule; None if it has changed since, and nothing was done.
@@ -156,13 +164,20 @@ class Schedules:
         Raises:
             ScheduleNotFound, RequestIdReused
         """
-        # As the start of a run that its user asks for.
-        fired = await self._group_commit.run(
-            fire, size_bytes=size_bytes, lane=Lane.PEOPLE, store_id=fire.schedule.store_id
-        )
+        # Somebody waits for a trigger, as for the start of a run, and nobody for what is due.
+        lane = Lane.PEOPLE if fire.expected_time is None else Lane.WORK
+        fired = await self._group_commit.run(fire, size_bytes=size_bytes, lane=lane, store_id=fire.schedule.store_id)
         if fired is not None:
-            self._meter.schedule_fired(fired.outcome.name.lower(), (fired.fire_time - fired.due_time).total_seconds())
+            late = (fired.fire_time - fired.due_time).total_seconds()
+            self._meter.schedule_fired(fired.outcome.name.lower(), 0.0 if fired.triggered else late)
         return fired
+
+
+def pause_seconds(wait_seconds: float | None, claimed: int) -> float:
+    """Return when to claim again, from when the next one can be: None for never. The last time so many were claimed."""
+    if wait_seconds is not None and wait_seconds <= 0:
+        return 0.0 if claimed else HELD_SECONDS
+    return WAIT_SECONDS_MAX if wait_seconds is None else min(wait_seconds, WAIT_SECONDS_MAX)
 
 
 def _due(claimed: ClaimedSchedule) -> DueSchedule:

@@ -13,6 +13,7 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.ports import LedgerStats, LifecycleStream, Meter, Outbox, Retention, SearchIndex
 from pawl.job_store.app.reading import DueTimes
 from pawl.job_store.domain.attention import Silence
+from pawl.job_store.domain.triggers import EVENTS_SECONDS
 
 _RELAY_BATCH: Final = 256
 _REMOVAL_BATCH: Final = 100
@@ -150,6 +151,7 @@ class RetentionSweep:
         await self._empty(retention.remove_keys, keep.keys_seconds, rows_max=_ROWS_BATCH)
         await self._empty(retention.remove_key_events, None, rows_max=_ROWS_BATCH)
         await self._empty(retention.remove_usage, None, rows_max=_ROWS_BATCH)
+        await self._empty(retention.remove_trigger_events, EVENTS_SECONDS, rows_max=_ROWS_BATCH)
         await self._empty(retention.remove_unsent, keep.unsent_seconds, rows_max=_SENT_BATCH)
         await self._empty(retention.remove_sent, keep.sent_seconds, rows_max=_SENT_BATCH)
         await self._empty(retention.trim_logs, keep.events_seconds, events_max=_TRIMMED_EVENTS_MAX)

@@ -18,10 +18,10 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import RunKey
 from pawl.errors import LeaseLost, RunEnded, RunNotFound
-from pawl.job_store.domain import log, run_table
+from pawl.job_store.domain import log, run_table, stop
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import Attention, RunRow
-from pawl.job_store.domain.states import AttentionReason, RunState
+from pawl.job_store.domain.states import AttentionReason, RunState, StopCause
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
 
 CRASH_PAUSE: Final = timedelta(seconds=2)
@@ -63,11 +63,13 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
 
     runs: Sequence[RunKey]
     crashes_max: int
+    lost: bytes = b""
+    """The result of calls, opaque, that are open in a turn which ends so."""
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return RowKeys(runs=tuple(self.runs))
+        return _rows(self.runs)
 
     def apply(self, unit: UnitOfWork) -> int:
         """Return how many were put there."""
@@ -77,8 +79,7 @@ class Quarantine(msgspec.Struct, frozen=True, kw_only=True):
             if run is None or run.worker_id is None or run.claim_at is None or run.claim_at > unit.now - GRACE:
                 continue
             if run.crashes + 1 >= self.crashes_max:
-                _crash(unit, run, self.crashes_max)
-                count += 1
+                count += _crash(unit, run, self.crashes_max, self.lost).is_quarantined
         return count
 
 
@@ -88,11 +89,13 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
     run: RunKey
     epoch: int
     crashes_max: int
+    lost: bytes = b""
+    """As in `Quarantine`."""
 
     @property
     def row_keys(self) -> RowKeys:
         """The rows it needs."""
-        return RowKeys(runs=(self.run,))
+        return _rows([self.run])
 
     def apply(self, unit: UnitOfWork) -> bool:
         """Count the crash; return whether the run is quarantined now.
@@ -108,7 +111,7 @@ class ReportCrash(msgspec.Struct, frozen=True, kw_only=True):
             raise RunEnded
         if run.epoch != self.epoch or run.worker_id is None:
             raise LeaseLost
-        return _crash(unit, run, self.crashes_max).is_quarantined
+        return _crash(unit, run, self.crashes_max, self.lost).is_quarantined
 
 
 def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
@@ -124,15 +127,27 @@ def redrive(unit: UnitOfWork, run: RunRow) -> RunRow:
     return log.write(unit, free, [RunChanged(from_state=run.state, run=free)])
 
 
-def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int) -> RunRow:
+def _rows(runs: Sequence[RunKey]) -> RowKeys:
+    """Return the rows of runs that are put under quarantine: a turn that stands in the way of a message may end."""
+    return RowKeys(runs=tuple(runs), ends=tuple(runs), calls_of=tuple(runs), commands_of=tuple(runs))
+
+
+def _crash(unit: UnitOfWork, run: RunRow, crashes_max: int, lost: bytes) -> RunRow:
     """Take a run from its worker, of which nothing is to be expected any more."""
     free = replace(run, crashes=run.crashes + 1, worker_id=None, claim_at=unit.now + CRASH_PAUSE)
     if free.crashes < crashes_max:
         return unit.put_run(free)
+    if run.is_turn and run.is_stopping:
+        # Nobody has asked for it, so there is nothing that an operator could save.
+        return stop.give_up(unit, free, lost)
     # The epoch rises, because the worker may only have been away for long: it must not write any more.
     attention = Attention(reason=AttentionReason.QUARANTINED, since_time=unit.now)
     state = RunState.NEEDS_ATTENTION
     held = replace(free, state=state, waits=(), attention=attention, epoch=run.epoch + 1, claim_at=None)
     if run.state is not state:
         run_table.check(run.state, state)
-    return log.write(unit, held, [RunChanged(from_state=run.state, run=held)])
+    held = log.write(unit, held, [RunChanged(from_state=run.state, run=held)])
+    if held.is_turn and unit.conversation_of(held).queue:
+        # Nobody has asked for it, and who waits for it to end does not wait for an operator.
+        return stop.request(unit, held, StopCause.SUPERSEDED)
+    return held

@@ -19,8 +19,9 @@ from pawl.chassis.auth import LOCAL_CREDENTIAL
 from pawl.chassis.ids import CallId, ClientId, CommandId, CredentialId, RunId, UserId
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField
 from pawl.job_store.domain import call_table
+from pawl.job_store.domain.approval import Decision, Series
 from pawl.job_store.domain.events import CallChanged
-from pawl.job_store.domain.rows import CallRow, Decision, Offer, RunRow
+from pawl.job_store.domain.rows import CallRow, Offer, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind
 
 SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CREDENTIAL)})
@@ -28,6 +29,9 @@ SHARED_CREDENTIALS: Final = frozenset({CredentialId(""), CredentialId(LOCAL_CRED
 
 _APPROVALS: Final = frozenset({DecisionKind.APPROVE, DecisionKind.EDIT})
 _BEGUN: Final = frozenset({CallState.RUNNING, CallState.DELEGATED})
+
+WITH_CHILD: Final = frozenset({CallState.DELEGATED, CallState.DETACHED})
+"""The states that a call gets with the run that does it."""
 
 
 class CallChange(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +56,7 @@ class CallChange(msgspec.Struct, frozen=True, kw_only=True):
     child_run_id: RunId = RunId("")
     only_reads: bool = False
     """True if its effect class is READ_ONLY."""
+    series: Series | None = None
 
 
 # The others are of the first change only, or as `_shown` says; `only_reads` is in the spec.
@@ -65,8 +70,8 @@ def arguments_sha256(arguments: bytes) -> bytes:
     return hashlib.sha256(arguments).digest()
 
 
-def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
-    """Return the row of a new call.
+def create(run: RunRow, change: CallChange, *, now: datetime, is_granted: bool = False) -> CallRow:
+    """Return the row of a new call; one that `is_granted` may start though it is gated.
 
     Raises:
         IllegalTransition: it cannot be created in that state, or it is gated and would start.
@@ -75,7 +80,7 @@ def create(run: RunRow, change: CallChange, *, now: datetime) -> CallRow:
     call_table.check(None, change.state)
     _check_result(change)
     _check_child(None, change)
-    if change.digest and change.state in call_table.STARTED:
+    if change.digest and change.state in call_table.STARTED and not is_granted:
         raise IllegalTransition("a gated call cannot start before it was approved")
     _check_gate_has_digest(change)
     return _row(run, change, now)
@@ -158,6 +163,14 @@ def move(run: RunRow, call: CallRow, change: CallChange, consumed: Collection[Co
     )
 
 
+def lost(call: CallRow, result: bytes, *, now: datetime) -> CallRow:
+    """Return an open call that nobody settles, with a result: of one that has begun it is not known what it did."""
+    may_have_run = call.start_time is not None and CallState.OUTCOME_UNKNOWN in call_table.TRANSITIONS[call.state]
+    state = CallState.OUTCOME_UNKNOWN if may_have_run else CallState.CANCELLED
+    call_table.check(call.state, state)
+    return replace(call, state=state, result=result, offer=None, reserved_by="", end_time=now, state_time=now)
+
+
 def is_approved(run: RunRow, call: CallRow) -> bool:
     """Return whether enough people have approved the call of `run` as it was decided.
 
@@ -173,7 +186,7 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
     for approval in call.approvals:
         is_another = users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials
-        if is_another and approval.digest == decision.digest:
+        if is_another and (approval.digest, approval.series) == (decision.digest, decision.series):
             users |= people_of(approval)
             credentials |= {approval.credential_id} - SHARED_CREDENTIALS
             counted += 1
@@ -250,9 +263,10 @@ def _check_result(change: CallChange) -> None:
 def _check_child(call: CallRow | None, change: CallChange) -> None:
     """Let a call have a run that does it from the moment on in which it is delegated, always the same one."""
     had = call.child_run_id if call is not None else ""
-    if change.state is CallState.DELEGATED and not change.child_run_id:
+    has_child = change.state in WITH_CHILD
+    if has_child and not change.child_run_id:
         raise InvalidField(f"call {change.call_id}: a run does a delegated call", field="calls.child_run_id")
-    if change.state is not CallState.DELEGATED and change.child_run_id != had:
+    if not has_child and change.child_run_id != had:
         raise IllegalTransition("a call keeps the run that does it, and gets one only by being delegated")
 
 
@@ -274,28 +288,43 @@ def _check_gate(run: RunRow, call: CallRow, change: CallChange) -> None:
     if _is_fallback(call, change):
         return
     decision = call.decision
-    if change.state in call_table.STARTED and not is_approved(run, call):
+    if change.state in call_table.STARTED and not (_is_granted(call) or is_approved(run, call)):
         raise IllegalTransition("a gated call cannot start before it was approved")
-    digest, sha256 = call.digest, arguments_sha256(call.arguments)
+    shown = _shown_of(call)
     if decision is not None and decision.kind in _APPROVALS and not change.state.is_terminal:
-        digest, sha256 = decision.digest, decision.arguments_sha256
-    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
-    is_same_call = is_same_tool and change.digest == digest and arguments_sha256(change.arguments) == sha256
-    if not is_same_call and not _is_settled_edit(call, change):
+        shown = _shown_of(call, decision)
+    if not _is_same(call, change, shown) and not _is_settled_edit(call, change):
         raise IllegalTransition("a gated call cannot become another call than the one that was shown")
 
 
 def _check_shown_again(call: CallRow, change: CallChange) -> None:
     """Let a request be changed only as somebody edited it, or be escalated, once."""
-    digest, sha256 = call.digest, arguments_sha256(call.arguments)
-    edit = call.decision
+    shown, edit = _shown_of(call), call.decision
     if edit is not None and edit.kind is DecisionKind.EDIT and call.approvals_required > 1:
-        digest, sha256 = edit.digest, edit.arguments_sha256
+        shown = _shown_of(call, edit)
     elif call.reserved_by or call.escalated or not change.escalated:
         raise IllegalTransition("a request for approval is shown again edited, or escalated once")
-    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
-    if not is_same_tool or change.digest != digest or arguments_sha256(change.arguments) != sha256:
+    if not _is_same(call, change, shown):
         raise IllegalTransition("a gated call cannot become another call than the one that was shown")
+
+
+def _is_granted(call: CallRow) -> bool:
+    """Return whether a gated call has begun without a decision of its own: under a grant, when it was created."""
+    has_begun = call.state in call_table.STARTED or call.start_time is not None
+    return call.series is not None and call.decision is None and has_begun
+
+
+def _shown_of(call: CallRow, decision: Decision | None = None) -> tuple[str, bytes, Series | None]:
+    """Return what a call is to people: digest, arguments and series, as a decision has left them if one is given."""
+    if decision is None:
+        return call.digest, arguments_sha256(call.arguments), call.series
+    series = decision.series if decision.kind is DecisionKind.EDIT else call.series
+    return decision.digest, decision.arguments_sha256, series
+
+
+def _is_same(call: CallRow, change: CallChange, shown: tuple[str, bytes, Series | None]) -> bool:
+    is_same_tool = (change.tool_name, change.tool_version) == (call.tool_name, call.tool_version)
+    return is_same_tool and (change.digest, arguments_sha256(change.arguments), change.series) == shown
 
 
 def _is_fallback(call: CallRow, change: CallChange) -> bool:
@@ -314,6 +343,5 @@ def _is_settled_edit(call: CallRow, change: CallChange) -> bool:
         change.state.is_terminal
         and decision is not None
         and decision.kind is DecisionKind.EDIT
-        and change.digest == decision.digest
-        and arguments_sha256(change.arguments) == decision.arguments_sha256
+        and _is_same(call, change, _shown_of(call, decision))
     )

@@ -12,15 +12,23 @@ from typing import ClassVar, Final, TypeAlias, assert_never
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallId, CallKey, ClientId, CommandId, CredentialId, RunKey, SessionId, UserId
+from pawl.chassis.ids import (
+    CallId,
+    CallKey,
+    ClientId,
+    CommandId,
+    ConversationId,
+    CredentialId,
+    RunKey,
+    SessionId,
+    UserId,
+)
 from pawl.errors import (
     AlreadyDecided,
     AttentionNotNeeded,
     CallNotFound,
     CallNotPending,
     DeadlinePassed,
-    DigestMismatch,
-    DigestRequired,
     NoTokenBudget,
     PawlError,
     PermissionDenied,
@@ -29,10 +37,11 @@ from pawl.errors import (
     RunNotFound,
     TokenCeiling,
 )
-from pawl.job_store.domain import attention, inbox, log, offers, stop, turn
+from pawl.job_store.domain import attention, grants, inbox, log, offers, stop, turn
+from pawl.job_store.domain.approval import Decision, Series
 from pawl.job_store.domain.calls import arguments_sha256, is_same_credential, people_of
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
-from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, Decision, RunRow
+from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, RunRow
 from pawl.job_store.domain.states import (
     CallState,
     CommandOutcome,
@@ -68,6 +77,8 @@ class Decide(msgspec.Struct, frozen=True, kw_only=True):
     edited_digest: str
     reason: str
     right: DecisionRight = DecisionRight.OWN_RUNS
+    for_series: bool = False
+    edited_series: Series | None = None
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,9 +128,15 @@ class TopUp(msgspec.Struct, frozen=True, kw_only=True):
     tokens: int
 
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody pauses a job, or lets it go on: its owner reads which."""
+
+    name: ClassVar[str] = inbox.PAUSE
+
+
 _WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
 
-Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp
+Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | Pause
 
 
 class Receipt(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,7 +170,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
     With `as_operator` the run may be of any user of the store, and its log says who did what.
     So it may for a decision with the right STORE, if the call is one that people approve.
-    With a `session_id` what is said of a front-end call counts only if this session holds it.
+    With a `session_id` what is said of a front-end call counts only if this session holds it,
+    with `reports_to` the run must be a job of that conversation.
     """
 
     run: RunKey
@@ -168,6 +186,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     credential_id: CredentialId = CredentialId("")
     delegate_user_id: UserId = UserId("")
     people: tuple[UserId, ...] = ()
+    reports_to: ConversationId = ConversationId("")
 
     @property
     def row_keys(self) -> RowKeys:
@@ -194,6 +213,8 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         """
         run = unit.runs.get(self.run)
         if run is None or not (self.as_operator or run.user_id == self.user_id or self._approves(unit, run)):
+            return _unknown(RunNotFound())
+        if self.reports_to not in ("", run.reports_to):
             return _unknown(RunNotFound())
         earlier = unit.commands.get(CommandKey(run.store_id, run.run_id, self.command_id))
         if earlier is not None:
@@ -247,8 +268,14 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             raise _Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
             return self._cancel(unit, run, incoming, command)
+        if isinstance(command, TopUp | Pause) and run.is_stopping:
+            raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
         if isinstance(command, TopUp):
             return self._top_up(unit, run, incoming, command)
+        if isinstance(command, Pause):
+            if not run.reports_to:
+                raise _Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is no job"))
+            return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:
                 raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
@@ -288,15 +315,14 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
     def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
         """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
-        if run.is_stopping:
-            raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
         if not run.token_budget:
             raise _Refused(CommandOutcome.REFUSED, NoTokenBudget())
         budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
             raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
-        run = inbox.accept_top_up(unit, replace(run, token_budget=budget), incoming, self.inbox_limits)
+        run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + command.tokens)
+        run = inbox.accept_one_more(unit, run, incoming, self.inbox_limits)
         body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
         return turn.wake(unit, log.write(unit, run, [body]))
 
@@ -334,6 +360,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             credential_id=self.credential_id,
             delegate_user_id=self.delegate_user_id,
             people=self.people,
+            series=command.edited_series if edits else call.series if command.for_series else None,
         )
         if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
             return replace(call, decision=decision)
@@ -367,10 +394,10 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         if several > 1 and is_same_credential(self.credential_id, run.credential_id):
             message = f"your credential started the run: {several} people decide this call, each with one of their own"
             raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
-        if not command.digest:
-            raise _Refused(CommandOutcome.REFUSED, DigestRequired())
-        if command.digest != call.digest:
-            raise _Refused(CommandOutcome.REFUSED, DigestMismatch())
+        try:
+            grants.check_shown(call, command.digest, command.kind, for_series=command.for_series)
+        except PawlError as error:
+            raise _Refused(CommandOutcome.REFUSED, error) from None
         if command.kind is not DecisionKind.APPROVE:
             return
         if any(approval.user_id == self.user_id for approval in call.approvals):
@@ -385,7 +412,7 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def _call_of(command: Command) -> CallId | None:
-    return None if isinstance(command, Steer | Cancel | Redrive | TopUp) else command.call_id
+    return None if isinstance(command, Steer | Cancel | Redrive | TopUp | Pause) else command.call_id
 
 
 def _unknown(error: PawlError) -> Receipt:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, CommandId, RunKey
 from pawl.errors import IllegalTransition, InboxChanged, InvalidField, LeaseLost, RunEnded, RunNotFound
-from pawl.job_store.domain import calls, delegation, inbox, log, run_table, stop, titles
+from pawl.job_store.domain import calls, delegation, grants, inbox, jobs, log, run_table, stop, titles, trimming
 from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import EventBody, MessageAdded, OwnerEvent, RunChanged
@@ -71,6 +71,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     delegations: tuple[Delegation, ...] = ()
     asks_title: bool = False
     """True if a model is to make the title of the conversation, once the run has answered."""
+    entered: tuple[jobs.Entered, ...] = ()
+    """Notices of jobs that its messages tell the model."""
+    tells_iteration: int = 0
+    """The iteration of a job of which its conversation is told; 0 for none."""
     give_up: bytes = b""
     """The command, opaque, that a run gets whose call the step cancels."""
 
@@ -87,8 +91,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         )
         return RowKeys(
             runs=(self.run, *begun, *given_up),
-            conversations_of=(self.run,) if self.messages else (),
-            ends=(self.run, *given_up) if may_end else given_up,
+            conversations_of=(self.run,) if self.messages or any(each.is_job for each in self.delegations) else (),
+            ends=(self.run, *given_up) if may_end or self.tells_iteration else given_up,
             calls_of=(self.run,) if may_end else (),
             calls=tuple(CallKey(store_id, change.call_id) for change in self.calls),
             commands_of=(self.run, *given_up),
@@ -128,10 +132,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         self._check_stopping(unit, before)
         steps: list[EventBody] = [event for event in self.events if event.type != ROUND_STARTED]
         steps += self._append_messages(unit, before)
-        steps += self._change_calls(unit, before)
+        changed, run = self._change_calls(unit, before)
+        steps += changed
+        jobs.enter(unit, before, self.entered)
         self._delegate(unit, before)
         steps += [event for event in self.events if event.type == ROUND_STARTED]
-        run = self._with_figures(before, unit.now)
+        run, trim = trimming.after_round(before, self._with_figures(run, unit.now), unit.iterations_kept)
+        unit.trims.add([] if trim is None else [trim])
         unread = unit.inbox(run)
         ends = self.state is not None and self.state.is_terminal
         if not ends:
@@ -149,10 +156,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
             epoch=self.epoch,
             first_seq=before.last_seq + 1 if run.last_seq > before.last_seq else 0,
             last_seq=run.last_seq,
-            commands_pending=bool(unread) and not ends,
+            # Its conversation is looked at when a message is added, which is early enough for the next model call.
+            commands_pending=not ends and (bool(unread) or (bool(self.messages) and jobs.has_news(unit, run))),
             time=unit.now,
         )
-        unit.put_run(replace(run, last_commit=last))
+        run = unit.put_run(replace(run, last_commit=last))
+        if self.tells_iteration and run.reports_to and not ends:
+            jobs.tell(unit, run, self.tells_iteration)
         return last
 
     def _consume(self, unit: UnitOfWork, run: RunRow) -> None:
@@ -203,7 +213,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         unit.put_conversation(replace(conversation, last_number=rows[-1].number, update_time=unit.now))
         return [MessageAdded(message=row, user_id=run.user_id) for row in rows]
 
-    def _change_calls(self, unit: UnitOfWork, run: RunRow) -> Iterable[EventBody]:
+    def _change_calls(self, unit: UnitOfWork, run: RunRow) -> tuple[Iterable[EventBody], RunRow]:
         bodies = []
         for change in self.calls:
             before = unit.calls.get(CallKey(run.store_id, change.call_id))
@@ -214,21 +224,27 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
                 before = calls.create(run, begins, now=unit.now)
                 bodies.append(calls.changed(None, before))
             if before is None:
-                call = calls.create(run, change, now=unit.now)
+                if any(command.name == inbox.PAUSE for command in unit.inbox(run)):
+                    # Once a pause is taken no iteration begins.
+                    raise InboxChanged
+                call = calls.create(run, change, now=unit.now, is_granted=grants.covers(run, change))
             else:
                 call = calls.move(run, before, change, self.consumed, now=unit.now)
             unit.put_call(call)
+            run = grants.counted(run, before, call)
             if before is not None and call.state is CallState.CANCELLED:
                 delegation.give_up(unit, before, self.give_up)
             bodies.append(calls.changed(before, call))
-        return bodies
+        return bodies, run
 
     def _delegate(self, unit: UnitOfWork, run: RunRow) -> None:
         """Create the runs that do the calls which this step delegates."""
         delegated = {
-            change.call_id: change.child_run_id for change in self.calls if change.state is CallState.DELEGATED
+            change.call_id: (change.child_run_id, change.state is CallState.DETACHED)
+            for change in self.calls
+            if change.state in calls.WITH_CHILD
         }
-        if {each.call_id: each.run_id for each in self.delegations} != delegated:
+        if {each.call_id: (each.run_id, each.is_job) for each in self.delegations} != delegated:
             raise InvalidField("a run is created for each call that is delegated", field="delegations")
         for each in self.delegations:
             delegation.begin(unit, run, each)

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKey
 from pawl.errors import IllegalTransition
-from pawl.job_store.domain import stop, turn
+from pawl.job_store.domain import jobs, stop, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import CallRow, ConversationRow, RunRow
 from pawl.job_store.domain.states import CallState, StopCause
@@ -31,16 +31,23 @@ class Delegation(msgspec.Struct, frozen=True, kw_only=True):
     token_ceiling: int = 0
     made_title: str = ""
     agent_name: str = DEFAULT_AGENT
+    is_job: bool = False
+    """True if it goes on when the run that calls ends, and reports to the conversation of that."""
+    is_silent: bool = False
+    """True if it reports nothing, not even its end."""
+    loop_state: bytes = b""
 
 
 def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     """Create the run, of the same user and credential, in a conversation of its own; workers may claim it.
 
     Raises:
-        IllegalTransition: there is a run of that id.
+        IllegalTransition: there is a run of that id, or it would be one job too many.
     """
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} is there already")
+    if delegation.is_job:
+        jobs.count_begun(unit, parent)
     conversation = unit.put_conversation(
         ConversationRow(
             store_id=parent.store_id,
@@ -64,7 +71,13 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
         delegate_user_id=parent.delegate_user_id,
         people=parent.people,
         steered_by=parent.steered_by,
+        reports_to=parent.conversation_id if delegation.is_job else ConversationId(""),
+        generation=parent.generation if delegation.is_job else 0,
+        in_background=parent.in_background or delegation.is_job,
+        silent=delegation.is_silent,
     )
+    if delegation.loop_state:
+        unit.loop_states.put(run.key, delegation.loop_state)
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
 
 

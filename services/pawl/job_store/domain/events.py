@@ -101,12 +101,14 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
     def lifecycle_type(self) -> str:
         """The type under which the life cycle tells it, `run.` and a word; empty if it does not.
 
-        It tells the changes of runs, and each time that a call is put to people who may approve it.
+        It tells the changes of runs, each time that a call is put to people who may approve it, and when it is no more.
         """
         match self.body:
             case RunChanged():
                 return self.type
             case CallChanged(call=call) if call.state is CallState.AWAITING_APPROVAL:
                 return "run.awaiting_approval"
+            case CallChanged(from_state=CallState.AWAITING_APPROVAL):
+                return "run.approval_settled"
             case _:
                 return ""

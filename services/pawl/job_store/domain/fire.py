@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -12,7 +12,7 @@ from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
 from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
 from pawl.job_store.domain import inbox, schedules, stop
 from pawl.job_store.domain.rows import RunRow
-from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow
+from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow, StarterRow
 from pawl.job_store.domain.states import RunState, StopCause
 from pawl.job_store.domain.submit import Submit
 from pawl.job_store.domain.unit_of_work import RowKeys, UnitOfWork
@@ -24,6 +24,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     """Fire `schedule` as it was in its `generation`, after which the run of its last fire was `last_run_id`.
 
     `expected_time` is the due time, None for a trigger with the `request_id`, and `next_time` when it is due then.
+    One with a `backfill_time` is a trigger that stands for a due time of the past, and goes beside all others.
     `submit` makes the run; None if there can be none because of the `refusal`.
     """
 
@@ -35,6 +36,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
     submit: Submit | None
     refusal: str
     request_id: RequestId = RequestId("")
+    backfill_time: datetime | None = None
 
     @property
     def row_keys(self) -> RowKeys:
@@ -62,7 +64,11 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             return None
         last = unit.runs.get(RunKey(row.store_id, self.last_run_id)) if self.last_run_id else None
         row = schedules.with_ending(row, None if last is None else last.state)
+        before = row
         row = schedules.with_fire(row, self._fire(unit, row, last))
+        row = replace(row, generation=row.generation + 1)
+        if self.backfill_time is not None:
+            row = replace(row, last_run_id=before.last_run_id, last_run_counted=before.last_run_counted)
         unit.schedules.put(row.key, self._advanced(row, unit.now))
         return row.fires[0]
 
@@ -82,6 +88,8 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         return row.failures >= schedules.FAILURES_MAX and self.expected_time is not None
 
     def _fire(self, unit: UnitOfWork, row: ScheduleRow, last: RunRow | None) -> FireRow:
+        if self.backfill_time is not None:
+            return self._start(unit, row, None)
         if self._is_given_up(row):
             return self._fired(unit, FireOutcome.SKIPPED, "the runs of the fires before it failed")
         is_busy = last is not None and not last.state.is_terminal
@@ -96,20 +104,11 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         )
         if outcome is not FireOutcome.STARTED:
             return self._fired(unit, outcome, reason)
-        if self.submit is None:
-            return self._fired(unit, FireOutcome.REFUSED, self.refusal)
-        try:
-            with unit.savepoint():
-                if row.credential_ended:
-                    raise PermissionDenied("the API key has ended with which the schedule was saved or resumed last")
-                if is_busy and last is not None and row.definition.overlap is Overlap.CANCEL:
-                    _stop(unit, last, self.submit.interrupt)
-                run = self.submit.apply(unit).run
-        except RequestIdReused:
-            raise  # It says nothing about the schedule.
-        except PawlError as refused:
-            return self._fired(unit, FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
-        return self._fired(unit, FireOutcome.STARTED, "", run.run_id, run.conversation_id)
+        return self._start(unit, row, last if is_busy and row.definition.overlap is Overlap.CANCEL else None)
+
+    def _start(self, unit: UnitOfWork, row: ScheduleRow, superseded: RunRow | None) -> FireRow:
+        start = started(unit, row, self.submit, self.refusal, superseded)
+        return self._fired(unit, start.outcome, start.reason, start.run_id, start.conversation_id)
 
     def _fired(
         self,
@@ -120,7 +119,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         conversation_id: ConversationId = ConversationId(""),
     ) -> FireRow:
         return FireRow(
-            due_time=self.expected_time or unit.now,
+            due_time=self.backfill_time or self.expected_time or unit.now,
             fire_time=unit.now,
             outcome=outcome,
             reason=reason[:REASON_CHARACTERS_MAX],
@@ -129,6 +128,39 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
             triggered=self.expected_time is None,
             request_id=self.request_id,
         )
+
+
+class Start(NamedTuple):
+    """The outcome of a fire that was to start a run."""
+
+    outcome: FireOutcome
+    reason: str = ""
+    run_id: RunId = RunId("")
+    conversation_id: ConversationId = ConversationId("")
+
+
+def started(
+    unit: UnitOfWork, row: StarterRow, submit: Submit | None, refusal: str, superseded: RunRow | None = None
+) -> Start:
+    """Make the run of a fire in place of one that is superseded, if it is not refused.
+
+    Raises:
+        RequestIdReused: it says nothing about what is fired.
+    """
+    if submit is None:
+        return Start(FireOutcome.REFUSED, refusal)
+    try:
+        with unit.savepoint():
+            if row.credential_ended:
+                raise PermissionDenied("the API key has ended with which it was saved or resumed last")
+            if superseded is not None:
+                _stop(unit, superseded, submit.interrupt)
+            run = submit.apply(unit).run
+    except RequestIdReused:
+        raise
+    except PawlError as refused:
+        return Start(FireOutcome.REFUSED, f"{refused.reason}: {refused.message}")
+    return Start(FireOutcome.STARTED, "", run.run_id, run.conversation_id)
 
 
 def _stop(unit: UnitOfWork, run: RunRow, command: bytes) -> None:

@@ -1,8 +1,8 @@
 """The inbox of a run: commands that its owner has yet to act on.
 
 It is bounded, whether anybody reads it or not. What settles or decides a call comes
-once for each open call, and one stop is all that is kept; messages and top-ups are
-counted, and so are receipts of commands that changed nothing. A message counts until
+once for each open call, and one stop is all that is kept; messages, top-ups
+and pauses are counted, and so are receipts of commands that changed nothing. A message counts until
 it stands in the conversation, wherever its owner keeps it meanwhile.
 """
 
@@ -23,11 +23,12 @@ from pawl.job_store.domain.unit_of_work import UnitOfWork
 STEER: Final = "steer"
 CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
+PAUSE: Final = "pause"
 AGENT_ENDED: Final = "agent_ended"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """Most messages, and most top-ups, that wait for the owner of a run, and most bytes of text of those messages.
+    """Most messages, top-ups and pauses, each, that wait for the owner of a run, and most bytes of those messages.
 
     `idle_receipts_max` is the most receipts that a run keeps of commands that changed nothing, and
     `people_max` the most people but those who started it whose messages enter it.
@@ -101,14 +102,15 @@ def accept_message(
     return accept(unit, run, incoming)
 
 
-def accept_top_up(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
-    """Put a top-up into the inbox of `run`; returns the run.
+def accept_one_more(unit: UnitOfWork, run: RunRow, incoming: CommandRow, limits: Limits) -> RunRow:
+    """Put a top-up or a pause into the inbox of `run`; returns the run.
 
     Raises:
-        QueueFull: too many wait there.
+        QueueFull: too many of its kind wait there.
     """
-    if sum(command.name == TOP_UP for command in unit.inbox(run)) >= limits.commands_max:
-        raise QueueFull(f"{limits.commands_max} top-ups wait to be read by this run: send this one again later")
+    if sum(command.name == incoming.name for command in unit.inbox(run)) >= limits.commands_max:
+        many = f"{limits.commands_max} commands {incoming.name} wait"
+        raise QueueFull(f"{many} to be read by this run: send this one again later")
     return accept(unit, run, incoming)
 
 

@@ -29,11 +29,12 @@ from pawl.chassis.ids import (
     UserId,
     WorkerId,
 )
+from pawl.job_store.domain.approval import Decision, Grant, Series
+from pawl.job_store.domain.background import NO_BACKGROUND, Background
 from pawl.job_store.domain.states import (
     AttentionReason,
     CallState,
     CommandOutcome,
-    DecisionKind,
     RunState,
     Sharing,
     StopCause,
@@ -118,6 +119,7 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     model_title: str = ""
     title_at: datetime | None = None
     title_run_id: RunId = RunId("")
+    background: Background = NO_BACKGROUND
 
     @property
     def shown_title(self) -> str:
@@ -140,6 +142,14 @@ class ConversationRow(msgspec.Struct, frozen=True, kw_only=True):
     def author(self, user_id: UserId) -> UserId:
         """Return what its messages say of whose they are (`MessageRow.user_id`) if they are of a user."""
         return UserId("") if self.user_id == user_id else user_id
+
+    @property
+    def notified(self) -> tuple[RunId, ...]:
+        """The runs that notices of jobs are about: the active one, and the jobs; none where there is no job."""
+        if self.background == NO_BACKGROUND:
+            return ()
+        told = (each.run_id for each in self.background.notices)
+        return tuple(run_id for run_id in (self.active_run_id, *told) if run_id)
 
     @property
     def client_key(self) -> ClientKey | None:
@@ -209,18 +219,22 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     holder of the lease; None when the run is parked or free. `queued_message`
     is the first message of a run that has not had its turn yet. `crashes` counts
     the workers that died with the run since it last made progress; `attention` goes
-    with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if
-    it has no budget; `token_ceiling` is what they can raise it to, 0 if anything.
-    `parent_run_id` and `parent_call_id` name the call that it does; empty unless it
-    does one. `steers_waiting` messages have entered it that do not stand in its
-    conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts` is how
-    many receipts it has of commands that changed nothing. `credential_id` started it, or
-    the run above it, for which `delegate_user_id` acted for the user; both are empty if unknown.
-    `people` are others whose act that was, too, where several people are needed, and `steered_by` are
-    all others whose message has entered it, or a run that has done a call of it. `update_time` is when its last event
-    was written, `progress_time` when a message was added or a call settled last, `state_time` when it last changed its
-    state or what it waits for; None where the version before wrote it. One that is `imported` stands for a history
-    that was made elsewhere: it never ran, and no list of runs has it. `agent_name` drives it; `labels` are its user's.
+    with NEEDS_ATTENTION. `token_budget` is what it may use, with all top-ups, 0 if it has no budget; `token_ceiling` is
+    what they can raise it to, 0 if anything, and `topped_up_tokens` what they have added.
+    `parent_run_id` and `parent_call_id` name the call that it does; empty unless it does one. `steers_waiting` messages
+    have entered it that do not stand in its conversation yet, with `steer_bytes_waiting` bytes of text. `idle_receipts`
+    is how many receipts it has of commands that changed nothing. `credential_id` started it, or the run above it, for
+    which `delegate_user_id` acted for the user; both are empty if unknown. `people` are others whose act that was, too,
+    where several people are needed, and `steered_by` are all others whose message has entered it, or a run that has
+    done a call of it. `update_time` is when its last event was written, `progress_time` when a message was added or a
+    call settled last, `state_time` when it last changed its state or what it waits for; None where the version before
+    wrote it. One that is `imported` stands for a history that was made elsewhere: it never ran, and no list of runs has
+    it. `agent_name` drives it; `labels` are its user's. A job has the conversation that it `reports_to`; it is
+    `in_background`, with places of its own, as is what it begins, and tells nothing if it is `silent`. `generation`
+    counts the turns of the model, begun by notices and by no message, that lead to a run; that of a turn itself is from
+    1. Of a job the calls of `trimmed_rounds` were removed while it was open, of which `trimmed_failures` had not
+    succeeded, and its log up to `trimmed_log_seq`; `mark_round` and `mark_seq` are the next ones (`trimming`).
+    The `grant` is the approval of its iterations.
     """
 
     store_id: StoreId
@@ -241,6 +255,7 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     active_seconds: float = 0.0
     token_budget: int
     token_ceiling: int
+    topped_up_tokens: int = 0
     last_commit: LastCommit | None = None
     queued_message: bytes | None
     options: bytes
@@ -268,6 +283,21 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
     own_tools: OwnTools | None = None
     agent_name: str = DEFAULT_AGENT
     labels: Mapping[str, str] = {}
+    reports_to: ConversationId = ConversationId("")
+    generation: int = 0
+    in_background: bool = False
+    silent: bool = False
+    trimmed_rounds: int = 0
+    trimmed_failures: int = 0
+    trimmed_log_seq: int = 0
+    mark_round: int = 0
+    mark_seq: int = 0
+    grant: Grant | None = None
+
+    @property
+    def is_turn(self) -> bool:
+        """True if notices of jobs have begun it, and no message."""
+        return self.generation > 0 and not self.reports_to
 
     @property
     def key(self) -> RunKey:
@@ -299,7 +329,10 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of a store that no worker has begun, those that take one of its places, and its places, in numbers."""
+    """The runs of a store that no worker has begun, those that take one of its places, and its places, in numbers.
+
+    Those of the background are not counted, nor turns that have not begun.
+    """
 
     queued: int
     active: int
@@ -309,26 +342,6 @@ class Queue(msgspec.Struct, frozen=True, kw_only=True):
     def waiting(self) -> int:
         """The number that wait for a place. A run that only waits to be claimed is no reason to refuse another one."""
         return self.queued - max(0, self.places - self.active)
-
-
-class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision of a person about a call, and what the call must then look like to start.
-
-    `digest` and `arguments_sha256` are those of what was approved: of the call
-    as shown, or of the edited one. `credential_id` made it, as `delegate_user_id` for
-    the user if a delegate did; both are empty if unknown. `people` are others whose act it is, too.
-    """
-
-    command_id: CommandId
-    kind: DecisionKind
-    user_id: UserId
-    reason: str
-    time: datetime
-    digest: str
-    arguments_sha256: bytes
-    credential_id: CredentialId = CredentialId("")
-    delegate_user_id: UserId = UserId("")
-    people: tuple[UserId, ...] = ()
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
@@ -356,8 +369,9 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     says that its approval was waited for twice, `has_default` that a question has
     an answer for the case that nobody gives one. `child_run_id` is the run that does
     it, empty if none ever did. `progress_time` is when the log last told how far its
-    client is. `state_time` is when it came into its state, None if the version before wrote it. `spec` is the rest of
-    the call.
+    client is. `state_time` is when it came into its state, None if the version
+    before wrote it. `series` can be granted with it, or is the one under whose grant
+    it runs. `spec` is the rest of the call.
     """
 
     store_id: StoreId
@@ -391,6 +405,7 @@ class CallRow(msgspec.Struct, frozen=True, kw_only=True):
     progress_time: datetime | None = None
     earlier_approvals: tuple[Decision, ...] = ()
     state_time: datetime | None = None
+    series: Series | None = None
 
     @property
     def key(self) -> CallKey:

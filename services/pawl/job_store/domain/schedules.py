@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from enum import IntEnum
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
 from msgspec.structs import asdict, replace
@@ -80,7 +80,7 @@ class Owner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FireRow(msgspec.Struct, frozen=True, kw_only=True):
-    """A due time, or a trigger, and what became of it. A trigger has the id of its request, if it has one."""
+    """A due time, an event, or a fire that was asked for, with the id of that request, and what became of it."""
 
     due_time: datetime
     fire_time: datetime
@@ -90,23 +90,19 @@ class FireRow(msgspec.Struct, frozen=True, kw_only=True):
     conversation_id: ConversationId = ConversationId("")
     triggered: bool = False
     request_id: RequestId = RequestId("")
+    event_id: str = ""
 
 
-class ScheduleRow(Owner, frozen=True, kw_only=True):
-    """A schedule. Each change of it has a `generation` of its own.
+class StarterRow(Owner, frozen=True, kw_only=True):
+    """A thing of a user that starts runs by itself: a schedule, or a trigger.
 
-    `waiting_time` is the due time whose fire waits for the run before it. `failures` counts the fires in a row that
-    were refused, or whose runs have failed; that of `last_run_id` counts once it has ended, as `last_run_counted` says.
+    `failures` counts the fires in a row that were refused, or whose runs have failed; that of `last_run_id` counts once
+    it has ended, as `last_run_counted` says.
     """
 
-    schedule_id: str
     name: str
     generation: int = 1
-    definition: Definition
     create_time: datetime
-    due_time: datetime | None = None
-    claim_at: datetime | None = None
-    waiting_time: datetime | None = None
     pause_time: datetime | None = None
     pause_note: str = ""
     self_paused: bool = False
@@ -117,6 +113,22 @@ class ScheduleRow(Owner, frozen=True, kw_only=True):
     """The newest first."""
     credential_ended: bool = False
     """True if the API key has ended with which its runs are started. Only known of a row that is being fired."""
+
+
+StarterT = TypeVar("StarterT", bound=StarterRow)
+
+
+class ScheduleRow(StarterRow, frozen=True, kw_only=True):
+    """A schedule. Each change of it has a `generation` of its own.
+
+    `waiting_time` is the due time whose fire waits for the run before it.
+    """
+
+    schedule_id: str
+    definition: Definition
+    due_time: datetime | None = None
+    claim_at: datetime | None = None
+    waiting_time: datetime | None = None
 
     @property
     def key(self) -> ScheduleKey:
@@ -130,36 +142,47 @@ class ScheduleRow(Owner, frozen=True, kw_only=True):
 
 
 def saved(row: ScheduleRow, asked: Definition, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule with a new definition, or credential: due as that says, and waiting for nothing any more."""
+    """Return a schedule with a new definition, or credential, waiting for nothing any more.
+
+    What is due and was not fired yet remains to be fired, unless the schedule is due at other times now.
+    """
     if asked == row.definition and owner == owner_of(row):
         return row
-    row = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
-    return _due_anew(row, now)
+    changed = replace(row, **asdict(owner), definition=asked, generation=row.generation + 1)
+    if timing.same_times(asked, row.definition):
+        return due_next(_given_up(changed, now), row.due_time, now)
+    return _due_anew(changed, now)
 
 
 def paused(row: ScheduleRow, note: str, now: datetime, *, by_itself: bool = False) -> ScheduleRow:
     """Return a schedule that is paused, with a new note if it was before."""
+    return replace(halted(_given_up(row, now), note, now, by_itself=by_itself), due_time=None, claim_at=None)
+
+
+def halted(row: StarterT, note: str, now: datetime, *, by_itself: bool = False) -> StarterT:
+    """Return what starts no runs, with a new note if it did not before."""
     return replace(
-        _given_up(row, now),
+        row,
         generation=row.generation + 1,
         pause_time=row.pause_time or now,
         pause_note=note,
         self_paused=by_itself,
-        due_time=None,
-        claim_at=None,
     )
 
 
 def resumed(row: ScheduleRow, owner: Owner, now: datetime) -> ScheduleRow:
-    """Return a schedule that goes on with what is due from now on; itself if it was not paused."""
-    if row.pause_time is None:
-        return row
+    """Return a schedule that goes on with what is due from now on; one that was not paused with the credential."""
+    return saved(row, row.definition, owner, now) if row.pause_time is None else _due_anew(going_on(row, owner), now)
+
+
+def going_on(row: StarterT, owner: Owner) -> StarterT:
+    """Return what starts runs again, as its owner says, and has not failed yet."""
     row = replace(row, **asdict(owner), generation=row.generation + 1, pause_time=None, pause_note="")
-    return _due_anew(replace(row, self_paused=False, failures=0, last_run_counted=True), now)
+    return replace(row, self_paused=False, failures=0, last_run_counted=True)
 
 
-def owner_of(row: ScheduleRow) -> Owner:
-    """Return whose a schedule is."""
+def owner_of(row: StarterRow) -> Owner:
+    """Return whose a schedule, or a trigger, is."""
     return Owner(**{name: getattr(row, name) for name in Owner.__struct_fields__})
 
 
@@ -202,32 +225,40 @@ def judge(
     """
     if due is not None and timing.is_missed(definition, due, now):
         return FireOutcome.MISSED, f"{int((now - due).total_seconds())} s too late, as the due times after it may be"
-    if not is_busy or definition.overlap in {Overlap.ALLOW, Overlap.CANCEL}:
+    return judge_overlap(definition.overlap, is_busy=is_busy, has_waiting=has_waiting)
+
+
+def judge_overlap(overlap: Overlap, *, is_busy: bool, has_waiting: bool) -> tuple[FireOutcome, str]:
+    """Return what becomes of a fire that is in time, as `judge`."""
+    if not is_busy or overlap in {Overlap.ALLOW, Overlap.CANCEL}:
         return FireOutcome.STARTED, ""
-    if definition.overlap is Overlap.SKIP:
+    if overlap is Overlap.SKIP:
         return FireOutcome.SKIPPED, "the run before it goes on"
     if has_waiting:
         return FireOutcome.SKIPPED, "the run before it goes on, and another fire waits for its end"
     return FireOutcome.WAITING, "the run before it goes on"
 
 
-def with_fire(row: ScheduleRow, fire: FireRow) -> ScheduleRow:
-    """Return a schedule with a fire; one that has waited is this one now."""
-    rest = []
+def with_fire(row: StarterT, fire: FireRow) -> StarterT:
+    """Return a schedule, or a trigger, with a fire; one that has waited is this one now. One that waits stays."""
+    rest: list[FireRow] = []
     for old in row.fires:
-        if (old.outcome, old.due_time) == (FireOutcome.WAITING, fire.due_time):
+        is_it = (old.outcome, old.due_time, old.event_id) == (FireOutcome.WAITING, fire.due_time, fire.event_id)
+        if is_it and not fire.triggered:
             fire = replace(fire, triggered=old.triggered, request_id=old.request_id)
         else:
             rest.append(old)
     failures = row.failures + (fire.outcome is FireOutcome.REFUSED and not fire.triggered)
-    row = replace(row, generation=row.generation + 1, fires=(fire, *rest)[:FIRES_MAX], failures=failures)
+    waiting = [old for old in rest[FIRES_MAX - 1 :] if old.outcome is FireOutcome.WAITING][:1]
+    fires = (fire, *rest[: FIRES_MAX - 1 - len(waiting)], *waiting)
+    row = replace(row, fires=fires, failures=failures)
     if fire.outcome is FireOutcome.STARTED:
         return replace(row, last_run_id=fire.run_id, last_run_counted=False)
     return row
 
 
-def with_ending(row: ScheduleRow, state: RunState | None) -> ScheduleRow:
-    """Return a schedule that has counted how its last run ended; None for a run that is not there any more."""
+def with_ending(row: StarterT, state: RunState | None) -> StarterT:
+    """Return a schedule, or a trigger, that has counted how its last run ended; None for one that is not there now."""
     if row.last_run_counted or (state is not None and not state.is_terminal):
         return row
     failures = row.failures

@@ -40,6 +40,7 @@ class CallState(IntEnum):
     EXPIRED = 13
     CANCELLED = 14
     OUTCOME_UNKNOWN = 15
+    DETACHED = 16
 
     @property
     def is_terminal(self) -> bool:
@@ -54,6 +55,7 @@ class StopCause(IntEnum):
     SUPERSEDED = 2
     OPERATOR = 4
     PARENT = 5
+    MODEL = 6
 
 
 class AttentionReason(IntEnum):
@@ -133,6 +135,8 @@ class WaitKind(IntEnum):
     BUDGET = 4
     AGENT = 5
     AGENT_QUOTA = 6
+    TIME = 7
+    PAUSED = 8
 
 
 class WaitReason(IntEnum):
@@ -150,3 +154,5 @@ class WaitReason(IntEnum):
     OPERATOR = 10
     STOPPING = 11
     AGENT_QUOTA = 12
+    TIME = 13
+    PAUSED = 14

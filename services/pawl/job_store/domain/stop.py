@@ -8,7 +8,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.ids import CallKey, RunId, RunKey, UserId
-from pawl.job_store.domain import inbox, log, run_table, turn
+from pawl.job_store.domain import calls, inbox, jobs, log, run_table, turn
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.states import CallState, RunState, StopCause
@@ -56,6 +56,14 @@ def end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) -> 
     return ended
 
 
+def give_up(unit: UnitOfWork, run: RunRow, result: bytes) -> RunRow:
+    """End `run`, which is being stopped and has no worker that could: its open calls get `result`, opaque."""
+    settled = [(before, calls.lost(before, result, now=unit.now)) for before in unit.open_calls(run)]
+    for _, call in settled:
+        unit.put_call(call)
+    return end(unit, log.write(unit, run, [calls.changed(*each) for each in settled]), RunState.CANCELLED)
+
+
 def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
     """Stop a run, and those whose turn comes by that, as if its turn had come before the message that interrupts it."""
     while run is not None:
@@ -64,9 +72,8 @@ def _supersede(unit: UnitOfWork, run: RunRow | None) -> None:
 
 def _stop(unit: UnitOfWork, run: RunRow, cause: StopCause) -> tuple[RunRow, RunRow | None]:
     """Do what `request` says; return the run, and the one that is superseded now that it has the turn."""
-    has_begun = run.last_commit is not None or run.worker_id is not None
     crashes = 0 if run.is_quarantined else run.crashes
-    if not has_begun and not _was_steered(unit, run):
+    if not jobs.has_begun(run) and not _was_steered(unit, run):
         return _end(unit, replace(run, stop_cause=cause), RunState.CANCELLED)
     run_table.check(run.state, RunState.CANCELLING)
     stopping = replace(run, state=RunState.CANCELLING, waits=(), stop_cause=cause, attention=None, crashes=crashes)
@@ -87,7 +94,11 @@ def _end(unit: UnitOfWork, run: RunRow, state: RunState, *, attempt: int = 0) ->
     for command in unit.inbox(ended):
         unit.put_command(replace(command, consumed=True))
     superseded = turn.leave(unit, ended)
-    _report(unit, ended)
+    jobs.left(unit, ended)
+    if ended.reports_to:
+        jobs.tell(unit, ended, 0)
+    else:
+        _report(unit, ended)
     return ended, superseded
 
 

@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import DEFAULT_AGENT, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId
 from pawl.errors import (
-    AgentNotFound,
     ConversationBusy,
     InvalidField,
     QueueFull,
@@ -19,7 +18,7 @@ from pawl.errors import (
     RunOfAnotherUser,
     ToolExists,
 )
-from pawl.job_store.domain import inbox, stop, turn
+from pawl.job_store.domain import inbox, jobs, stop, turn
 from pawl.job_store.domain.conversations import absent
 from pawl.job_store.domain.events import RunChanged
 from pawl.job_store.domain.log import write
@@ -93,14 +92,12 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """The run that the new one undoes: that of a writer may be undone when the conversation is shared no more."""
     agent_name: str = DEFAULT_AGENT
     labels: Mapping[str, str] = {}
-    lacks_agent: bool = False
-    """True if the agent that is to drive the run is not there: then no run is made, and one that was is given."""
     own_tools: OwnTools | None = None
     """The tools that come with the run."""
     loop_state: bytes = b""
     """The state of its worker with which it begins; empty for none."""
     only_repeat: bool = False
-    """True if it is refused as things are now: as `lacks_agent`."""
+    """True if it is refused as things are now, for lack of its agent for one: no run is made, one that was is given."""
 
     @property
     def row_keys(self) -> RowKeys:
@@ -120,7 +117,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             RequestIdReused: the request id came before with something else.
-            AgentNotFound: there is no agent to drive the run.
             ToolExists: the message is refused as things are now.
             InvalidField: they would enter a run that there is.
             ConversationNotFound: absent, or of another user who does not share it for writing.
@@ -134,8 +130,6 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         earlier = unit.requests.get(request_key) if self.request_id else None
         if earlier is not None:
             return _placed(unit, self._repeat(unit, earlier))
-        if self.lacks_agent:
-            raise AgentNotFound
         if self.only_repeat:
             raise ToolExists
         if self.own_tools is not None and self.policy is MessagePolicy.STEER:
@@ -205,6 +199,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         active = unit.runs.get(RunKey(self.store_id, active_id)) if active_id else None
         if active is None:
             return self._create(unit, conversation)
+        if active.is_turn:
+            return self._instead_of(unit, conversation, active)
         if self.policy in _ON_THE_ACTIVE and active.user_id != self.user_id:
             raise RunOfAnotherUser
         match self.policy:
@@ -229,6 +225,20 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
                 return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
             case _:
                 assert_never(self.policy)
+
+    def _instead_of(self, unit: UnitOfWork, conversation: ConversationRow, active: RunRow) -> Submitted:
+        """Start a run before or after a turn of the model, whatever the policy: nobody has begun that to be answered.
+
+        One that has begun ends by itself, after few rounds, unless it waits.
+        """
+        if self.policy is MessagePolicy.REJECT and conversation.queue:
+            raise ConversationBusy
+        interrupts = self.policy is MessagePolicy.INTERRUPT
+        submitted = self._create(unit, conversation, first=interrupts)
+        is_to_end = interrupts or active.state in {RunState.WAITING, RunState.NEEDS_ATTENTION}
+        if (is_to_end or not jobs.has_begun(active)) and not active.is_stopping:
+            stop.command(unit, active, StopCause.SUPERSEDED, self.interrupt)
+        return replace(submitted, run=unit.runs.get(submitted.run.key) or submitted.run)
 
     def _create(self, unit: UnitOfWork, conversation: ConversationRow, *, first: bool = False) -> Submitted:
         is_own = conversation.user_id == self.user_id

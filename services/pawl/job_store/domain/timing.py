@@ -7,13 +7,15 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
+from itertools import islice, takewhile
 from typing import Final
 from zoneinfo import ZoneInfo
 
 import msgspec
 from cronsim import CronSim, CronSimError
 
-from pawl.errors import InvalidField
+from pawl.errors import InvalidField, TooLarge
 
 CRON_CHARACTERS_MAX: Final = 256
 INTERVAL_SECONDS_MAX: Final = 366 * 86_400
@@ -25,7 +27,10 @@ CAUGHT_UP_MAX: Final = 100
 
 _PARTS: Final = ("minute", "hour", "day-of-month", "month", "day-of-week")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_TIME_MIN: Final = _EPOCH + timedelta(days=2)
 _TIME_MAX: Final = datetime(9000, 1, 1, tzinfo=UTC)
+# Files beside those of the IANA database that differ between machines, or count leap seconds.
+_NO_ZONE: Final = re.compile(r"localtime|posixrules|(posix|right)/.*")
 
 
 class Timing(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,17 +75,39 @@ def due_times(timing: Timing, schedule_id: str, after: datetime) -> Iterator[dat
     """Yield the times after `after` at which a schedule is due, in order; for some there is no end of them."""
     late = jitter(timing, schedule_id)
     begin = after - late
-    if timing.start_time is not None:
-        begin = max(begin, timing.start_time - timedelta(microseconds=1))
+    if timing.start_time is not None and timing.start_time > begin:
+        begin = timing.start_time - timedelta.resolution
     end = min(timing.end_time or _TIME_MAX, _TIME_MAX)
     if begin >= end:
         return
     plain = _cron_times(timing, begin) if timing.cron else _interval_times(timing, begin)
     for time in plain:
-        if time >= end:
+        if time + late >= end:
             return
         if time > begin:
             yield time + late
+
+
+def same_times(one: Timing, other: Timing) -> bool:
+    """Return whether two schedules are due at the same times; how much is made up for may differ."""
+    fields = [name for name in Timing.__struct_fields__ if name != "catch_up_seconds"]
+    return all(getattr(one, name) == getattr(other, name) for name in fields)
+
+
+def past_times(timing: Timing, schedule_id: str, begin: datetime, end: datetime) -> tuple[datetime, ...]:
+    """Return the times from `begin` on and before `end` at which a schedule is due.
+
+    Raises:
+        InvalidField: the end is not after the begin.
+        TooLarge: they are too many to fire together.
+    """
+    if end <= begin:
+        raise InvalidField("end_time must be after begin_time, which must be past", field="end_time")
+    times = due_times(timing, schedule_id, max(begin, _TIME_MIN) - timedelta.resolution)
+    found = tuple(islice(takewhile(lambda time: time < end, times), CAUGHT_UP_MAX + 1))
+    if len(found) > CAUGHT_UP_MAX:
+        raise TooLarge(f"there are more than {CAUGHT_UP_MAX} due times in this range: give a shorter one")
+    return found
 
 
 def jitter(timing: Timing, schedule_id: str) -> timedelta:
@@ -91,14 +118,22 @@ def jitter(timing: Timing, schedule_id: str) -> timedelta:
 
 def following(timing: Timing, schedule_id: str, due: datetime, now: datetime) -> datetime | None:
     """Return what a schedule is to fire once `due` was fired: the next due time that is not too late to make up for."""
-    begin = max(due, caught_up_from(timing, now))
-    times = due_times(timing, schedule_id, begin)
-    kept: deque[datetime] = deque(maxlen=CAUGHT_UP_MAX - (not is_missed(timing, due, now)))
-    for time in times:
-        if time > now:
-            return kept[0] if kept else time
-        kept.append(time)
-    return kept[0] if kept else None
+    first = max(due, caught_up_from(timing, now))
+    most = CAUGHT_UP_MAX - (not is_missed(timing, due, now))
+    # Only the last ones count, and there may be a day full of them: look at ever more of it until these are found.
+    span = CAUGHT_UP_MAX * timedelta(seconds=timing.interval_seconds or 60)
+    while True:
+        begin = max(first, now - span)
+        kept: deque[datetime] = deque(maxlen=most)
+        coming = None
+        for time in due_times(timing, schedule_id, begin):
+            if time > now:
+                coming = time
+                break
+            kept.append(time)
+        if len(kept) == most or begin == first:
+            return kept[0] if kept else coming
+        span *= 2
 
 
 def is_missed(timing: Timing, due: datetime, now: datetime) -> bool:
@@ -137,18 +172,39 @@ def _check_cron(timing: Timing) -> None:
 
 
 def zone(name: str) -> ZoneInfo:
-    """Return a time zone; UTC for an empty name."""
+    """Return a time zone; UTC for an empty name.
+
+    Raises:
+        ValueError, OSError, KeyError: there is none of that name.
+    """
+    if _NO_ZONE.fullmatch(name):
+        raise KeyError(name)
     return ZoneInfo(name or "UTC")
 
 
 def _cron_times(timing: Timing, after: datetime) -> Iterator[datetime]:
-    last = after
-    for time in CronSim(_by_the_clock(timing.cron), after.astimezone(zone(timing.time_zone))):
+    last, begin = after, after.astimezone(zone(timing.time_zone))
+    cron = _by_the_clock(timing.cron)
+    times = CronSim(cron, begin)
+    minute, hour, rest = cron.split(maxsplit=2)
+    only = None
+    if hour == "*" and len(times.minutes) == 1 and _shifts_unevenly(timing.time_zone, begin.year):
+        # cronsim goes by whole hours then, past what is due after half of one: unless it has another minute.
+        (only,) = times.minutes
+        times = CronSim(f"{minute},{59 - only} {hour} {rest}", begin)
+    for time in times:
         found = time.astimezone(UTC)
         # Several times of day that clocks leave out are one.
-        if found > last:
+        if found > last and only in {None, time.minute}:
             last = found
             yield found
+
+
+@lru_cache(maxsize=1024)
+def _shifts_unevenly(name: str, year: int) -> bool:
+    """Return whether clocks of a zone go forward or back in this year or the next by another time than whole hours."""
+    first = [datetime(when, month, 1, tzinfo=zone(name)) for when in (year, year + 1) for month in range(1, 13)]
+    return len({(time.utcoffset() or timedelta()) % timedelta(hours=1) for time in first}) > 1
 
 
 def _by_the_clock(cron: str) -> str:

@@ -44,13 +44,19 @@ def give(
     run: RunRow,
     *,
     before: tuple[EventBody, ...] = (),
+    claim_at: datetime | None = None,
 ) -> RunRow:
-    """Give the turn to `run`: its first message enters the conversation, and workers may claim it.
+    """Give the turn to `run`: its first message enters the conversation, and workers may claim it, or from then on.
 
-    `before` is written to its log first.
+    `before` is written to its log first. A run that notices have begun has no message.
     """
     if run.queued_message is None:
         raise Internal("a run that had its turn cannot get it again")
+    conversation = conversation.without(run.run_id, now=unit.now)
+    unit.work_ready = True
+    if run.is_turn:
+        unit.put_conversation(replace(conversation, active_run_id=run.run_id))
+        return log.write(unit, replace(run, queued_message=None, claim_at=claim_at or unit.now), before)
     message = MessageRow(
         store_id=run.store_id,
         conversation_id=run.conversation_id,
@@ -63,10 +69,8 @@ def give(
         user_id=conversation.author(run.user_id),
     )
     unit.messages.add([message])
-    conversation = conversation.without(run.run_id, now=unit.now)
     unit.put_conversation(replace(conversation, active_run_id=run.run_id, last_number=message.number))
-    unit.work_ready = True
-    run = replace(run, queued_message=None, claim_at=unit.now)
+    run = replace(run, queued_message=None, claim_at=claim_at or unit.now)
     return log.write(unit, run, [*before, MessageAdded(message=message, user_id=run.user_id)])
 
 
@@ -92,15 +96,16 @@ def leave(unit: UnitOfWork, run: RunRow) -> RunRow | None:
 def wake(unit: UnitOfWork, run: RunRow) -> RunRow:
     """Make somebody look at the inbox of `run`: its worker, or whoever claims it now.
 
-    A run that waits for its turn is left alone: it reads its inbox when it runs. So
-    is a quarantined one: it reads it when an operator lets it go on.
+    A run that waits for its turn is left alone, and so is one that notices have begun before its time: it reads its
+    inbox when it runs. So is a quarantined one: it reads it when an operator lets it go on.
     """
     if run.is_quarantined:
         return run
     if run.worker_id is not None:
         unit.wakeups.add([Wakeup(worker_id=run.worker_id, run=run.key)])
         return run
-    if run.queued_message is not None or (run.claim_at is not None and run.claim_at <= unit.now):
+    is_to_wait = run.is_turn and run.is_queued
+    if run.queued_message is not None or (run.claim_at is not None and (is_to_wait or run.claim_at <= unit.now)):
         return run
     unit.work_ready = True
     return unit.put_run(replace(run, claim_at=unit.now))

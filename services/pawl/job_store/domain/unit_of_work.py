@@ -34,6 +34,8 @@ from pawl.job_store.domain.rows import (
     SegmentRow,
 )
 from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
+from pawl.job_store.domain.triggers import EventKey, EventRow, LaneKey, LaneRow, TriggerKey, TriggerRow
+from pawl.job_store.domain.trimming import ITERATIONS_KEPT, Trim
 
 K = TypeVar("K", bound=Hashable)
 R = TypeVar("R")
@@ -121,16 +123,17 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     With a run come its open calls, its unread commands or its conversation only
     where `calls_of`, `commands_of` or `conversations_of` name it too. With a
     conversation come its active run and the first of those that wait for their
-    turn; with a request that made a conversation comes that one. `ends` names runs
-    that may end: with them come their conversation, the run whose turn is next, and
-    the call that they do, with its run; the latter also with the active run of a
-    conversation. `queues` are stores in which a run may be created, each with the
-    most runs that may wait there for a place, and how many places it has: their
+    turn, and if jobs tell it something, those; with a request that made a
+    conversation comes that one. `ends` names runs that may end: with them come their
+    conversation, the run whose turn is next, and the call that they do, with its run;
+    the latter also with the active run of a conversation. `queues` are stores in which
+    a run may be created, each with the most runs that may wait there for a place, and how many places it has: their
     queues come along. All runs that wait in the conversations of `stopped`, which `conversations` names too, come
     with them, to be stopped, if those are that user's. `keyed` names conversations by the keys of clients: those that
-    are there come as if they were named themselves. `schedules` come alone. Of `paths`, which lead through
-    conversations that are named, it is counted what is there. With `owner` none of this comes, and nothing is locked,
-    if `runs` are not that user's.
+    are there come as if they were named themselves. `schedules` come alone. With `triggers` comes the run of their last
+    fire, with `lanes` that of their last event, which may be stopped, and the event that waits. Of `paths`, which lead
+    through conversations that are named, it is counted what is there. With `owner` none of this comes, and nothing is
+    locked, if `runs` are not that user's.
     """
 
     requests: tuple[RequestKey, ...] = ()
@@ -146,6 +149,9 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     commands: tuple[CommandKey, ...] = ()
     queues: tuple[tuple[StoreId, int, int], ...] = ()
     schedules: tuple[ScheduleKey, ...] = ()
+    triggers: tuple[TriggerKey, ...] = ()
+    trigger_events: tuple[EventKey, ...] = ()
+    lanes: tuple[LaneKey, ...] = ()
     paths: tuple[Path, ...] = ()
     owner: UserId = UserId("")
 
@@ -155,9 +161,9 @@ class UnitOfWork:
 
     `now` is the time of their transaction, `ids` gives them new ids.
     `loop_states` are new states of workers by run, `wakeups` the workers to be told
-    of a command, `work_ready` says that a run became claimable. `queues` has the
-    stores whose queue was loaded. `kept` says of each path up to which number the newest summary on it stands for it,
-    and how many messages follow that.
+    of a command, `trims` what is removed of jobs, of which `iterations_kept` stay, `work_ready` says that a run became
+    claimable. `queues` has the stores whose queue was loaded. `kept` says of each path up to which number the newest
+    summary on it stands for it, and how many messages follow that.
     """
 
     now: datetime
@@ -173,10 +179,15 @@ class UnitOfWork:
         self.loop_states: Table[RunKey, bytes] = Table(undo)
         self.queues: Table[StoreId, Queue] = Table(undo)
         self.schedules: Table[ScheduleKey, ScheduleRow] = Table(undo)
+        self.triggers: Table[TriggerKey, TriggerRow] = Table(undo)
+        self.trigger_events: Table[EventKey, EventRow] = Table(undo)
+        self.lanes: Table[LaneKey, LaneRow] = Table(undo)
         self.messages: Entries[MessageRow] = Entries(undo)
         self.segments: Entries[SegmentRow] = Entries(undo)
         self.events: Entries[Event] = Entries(undo)
         self.wakeups: Entries[Wakeup] = Entries(undo)
+        self.trims: Entries[Trim] = Entries(undo)
+        self.iterations_kept = ITERATIONS_KEPT
         self.kept: dict[Path, tuple[int, int]] = {}
         self.work_ready = False
         self._undo = undo
@@ -225,10 +236,11 @@ class UnitOfWork:
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run; returns it."""
         before = self.runs.get(run.key)
-        queued = run.is_queued - (before is not None and before.is_queued)
+        # Nobody waits for a turn that notices begin: it keeps nobody out.
+        queued = not run.is_turn and run.is_queued - (before is not None and before.is_queued)
         active = run.is_active - (before is not None and before.is_active)
         queue = self.queues.get(run.store_id)
-        if queue is not None and (queued or active):
+        if queue is not None and (queued or active) and not run.in_background:
             self.queues.put(run.store_id, replace(queue, queued=queue.queued + queued, active=queue.active + active))
         self.runs.put(run.key, run)
         return run

@@ -34,6 +34,8 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.BUDGET: _W.TOKENS,
         WaitKind.AGENT: _W.AGENT,
         WaitKind.AGENT_QUOTA: _W.AGENT_QUOTA,
+        WaitKind.TIME: _W.TIME,
+        WaitKind.PAUSED: _W.PAUSED,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -56,10 +58,12 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.PLACE: "Another run ends, or waits for somebody: the place goes to the oldest that wants one.",
         _W.WORKER: "A worker takes it up by itself; if none does, see that an agent-loop is running.",
         _W.AGENT_QUOTA: "It goes on by itself when the day (UTC) is over, or an admin gives the agent more tokens.",
+        _W.TIME: "It goes on by itself at that time.",
+        _W.PAUSED: "Its user resumes it: pawl jobs resume JOB, or JobService.ResumeJob.",
         _W.STOPPING: "Its worker settles what is open by itself.",
     }
 )
-_OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS})
+_OF_ITS_USER: Final = frozenset({_W.ANSWER, _W.FRONT_END, _W.TOKENS, _W.PAUSED})
 _DECIDERS: Final = tuple(sorted(role.value for role in APPROVERS))
 _MENDERS: Final = (Role.ADMIN.value, Role.OPERATOR.value)
 _ROLES: Final[Mapping[WaitReason, tuple[str, ...]]] = MappingProxyType(
@@ -265,6 +269,10 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return "more tokens: its budget has too few left"
         case _W.AGENT_QUOTA:
             return f"the next day: the agent {run.agent_name} has used up its tokens of this one"
+        case _W.TIME:
+            return "the time of its next iteration"
+        case _W.PAUSED:
+            return "its user to resume it: it is paused"
         case _W.AGENT:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"

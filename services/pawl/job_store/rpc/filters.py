@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.chassis.ids import RunId, UserId, check_agent_name, check_id
+from pawl.chassis.ids import ConversationId, RunId, UserId, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
 from pawl.job.v1 import ledger_pb2
@@ -42,4 +42,8 @@ def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
         parent_run_id=RunId(check_id(request.parent_run_id, "parent_run_id", optional=True)),
         agent_name=check_agent_name(request.agent_name, "agent_name", optional=True),
         labels=tuple(sorted(check_labels(request.labels).items())),
+        reports_to=ConversationId(
+            check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
+        ),
+        jobs_only=request.jobs_only,
     )

@@ -32,7 +32,6 @@ from pawl.job_store.domain.rows import (
     CallRow,
     CommandRow,
     ConversationRow,
-    Decision,
     LastCommit,
     MessageRow,
     Offer,
@@ -41,11 +40,15 @@ from pawl.job_store.domain.rows import (
 from pawl.job_store.domain.titles import TitleTask
 from pawl.job_store.domain.usage import Used, UsedOnDay
 from pawl.job_store.domain.waiting import Situation, Waiting
+from pawl.job_store.rpc.approvals import put_approval, put_grant
 
 M = TypeVar("M", bound=ProtoMessage)
 
 EVENT_RESULT_BYTES_MAX: Final = 16 * 1024
 """Larger results are left out of events."""
+_LOST: Final = b'{"error":"The workers of this run died, and it ended. Check what this call did before you repeat it."}'
+LOST: Final = call_pb2.CallResult(content_json=_LOST, is_error=True, error_reason="WORKERS_DIED").SerializeToString()
+"""The result of a call that was open when its run ended without a worker."""
 
 _FOR_APPROVERS: Final = frozenset(
     {
@@ -73,6 +76,7 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
         *("last_message_number", "sharing", "shows_arguments"),
     }
 )
+_TOLD: Final = frozenset({"run_id", "job", "state", "stop_cause", "output_text", "failure", "round", "end_time"})
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
@@ -84,6 +88,7 @@ _RUN: Final = _WIRE.struct(
             "waits": lambda row: row.waits,
             "crash_count": lambda row: row.crashes,
             "update_time": lambda row: timestamp(_update_time(row)),
+            "reports_to_conversation_id": lambda row: row.reports_to,
         },
         # Opaque, or of the ledger alone.
         of_struct=(
@@ -99,28 +104,21 @@ _RUN: Final = _WIRE.struct(
                 "worker_id",
                 "claim_at",
             ),
-            *("command_count", "token_ceiling", "last_commit", "queued_message", "steers_waiting"),
+            *("command_count", "token_ceiling", "topped_up_tokens", "last_commit", "queued_message", "steers_waiting"),
             *("steer_bytes_waiting", "idle_receipts", "people", "steered_by", "update_time", "state_time"),
-            *("imported", "own_tools", "agent_name"),
+            *("imported", "own_tools", "agent_name", "reports_to", "in_background", "silent"),
+            *("trimmed_log_seq", "mark_round", "mark_seq", "grant"),
         ),
         of_message=(
             *("options", "tools", "usage", "failure", "output_text", "unstopped_call_ids", "user_roles", "undo"),
             "tokens_needed",
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
-            *("update_time", "call_counts", "child_run_ids", "own_tools"),
+            *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
         ),
     ),
 )
 _USAGE: Final = _WIRE.struct(Used, run_pb2.Usage, Exceptions(of_struct=("runs",)))
 TITLE_TASK: Final = _WIRE.struct(TitleTask, titles_pb2.TitleTask)
-_DECISION: Final = _WIRE.struct(
-    Decision,
-    call_pb2.Decision,
-    Exceptions(
-        write={"arguments_sha256": lambda decision: decision.arguments_sha256.hex()},
-        of_struct=("command_id", "digest", "arguments_sha256", "people"),
-    ),
-)
 # It is in a call.
 _WIRE.struct(
     Offer,
@@ -140,7 +138,7 @@ _CALL: Final = _WIRE.struct(
     Exceptions(
         of_struct=(
             *("digest", "decision", "reserved_by", "result", "spec", "approvals_required", "approvals"),
-            *("escalated", "has_default", "progress_time", "earlier_approvals", "state_time"),
+            *("escalated", "has_default", "progress_time", "earlier_approvals", "state_time", "series"),
         ),
         of_message=(*_CALL_SPEC, "approval", "result", "result_omitted_bytes"),
     ),
@@ -176,6 +174,7 @@ CONVERSATION: Final = _WIRE.struct(
             "past_number",
             "erase_user_id",
             "parent_conversation_id",
+            "background",
         ),
     ),
 )
@@ -200,6 +199,7 @@ def run(row: RunRow) -> run_pb2.Run:
     message = _RUN.write(row)
     # Parts of one message, one after the other, are that message.
     message.MergeFromString(row.options + row.tools + row.usage + row.failure + row.unstopped + row.output)
+    put_grant(message, row)
     return message
 
 
@@ -235,14 +235,7 @@ def call(row: CallRow, *, result_bytes_max: int | None = None, omitted_bytes: in
     # Parts of one message, one after the other, are that message.
     message.MergeFromString(row.spec)
     message.result_omitted_bytes = omitted_bytes
-    if row.digest:
-        message.approval.digest = row.digest
-        message.approval.approvals_required = row.approvals_required
-        message.approval.approvals.extend(map(_DECISION.write, row.approvals))
-        message.approval.earlier_approvals.extend(map(_DECISION.write, row.earlier_approvals))
-        message.approval.escalated = row.escalated
-    if row.decision is not None:
-        message.approval.decision.CopyFrom(_DECISION.write(row.decision))
+    put_approval(message, row)
     _put_result(message, row.result, result_bytes_max)
     return message
 
@@ -428,6 +421,14 @@ def _agent_ended(row: CommandRow) -> ledger_pb2.Command:
     entry.agent_ended.run.run_id = ending.run_id
     entry.agent_ended.run.state = ending.state.value  # type: ignore[assignment]  # the same numbers
     return entry
+
+
+def notice(told: tuple[RunRow, int]) -> ledger_pb2.Notice:
+    """Return what a job tells, of an iteration or of its end."""
+    row, occasion = told
+    whole = run(row)
+    shown = _only(whole, _TOLD)
+    return ledger_pb2.Notice(run=shown, occasion=occasion)
 
 
 def used_of(usage: run_pb2.Usage) -> Used:

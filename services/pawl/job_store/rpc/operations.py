@@ -33,6 +33,7 @@ from pawl.job_store.domain.command import (
     Cancel,
     Command,
     Decide,
+    Pause,
     Progress,
     Redrive,
     Resolve,
@@ -45,6 +46,7 @@ from pawl.job_store.domain.commit import Commit, NewMessage
 from pawl.job_store.domain.conversations import key_hash, made_title
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import OwnerEvent
+from pawl.job_store.domain.jobs import Entered
 from pawl.job_store.domain.offers import LeaseOffer
 from pawl.job_store.domain.rows import TOKENS_MAX
 from pawl.job_store.domain.states import (
@@ -58,6 +60,7 @@ from pawl.job_store.domain.states import (
 )
 from pawl.job_store.domain.submit import Submit
 from pawl.job_store.rpc import messages, user_messages
+from pawl.job_store.rpc.approvals import check_digest, people_needed, series_from
 
 E = TypeVar("E", bound=IntEnum)
 
@@ -79,15 +82,12 @@ _MESSAGE_HEADER: Final = (
     *("message_id", "conversation_id", "run_id", "number", "summarised_to_number", "create_time"),
     "user_id",
 )
-_APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated")
+_APPROVAL_HEADER: Final = ("digest", "decision", "approvals_required", "approvals", "escalated", "series")
 CANCEL: Final = ledger_pb2.Command(cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER)).SerializeToString()
 """The command that the owners of runs read whose conversation is erased, or is not shared for writing any more."""
 _GIVE_UP: Final = ledger_pb2.Command(
     cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_PARENT)
 ).SerializeToString()
-APPROVALS_MAX: Final = 5
-"""Most people whose approval a call can need."""
-_DIGEST_CHARACTERS: Final = frozenset("0123456789abcdef")
 
 
 def run_key(request: Any) -> RunKey:
@@ -143,7 +143,7 @@ def submit(request: ledger_pb2.SubmitMessageRequest, limits: Limits) -> Submit:
         undoes=RunId(check_id(request.undo.run_id, "undo.run_id", optional=True)),
         agent_name=request.agent.name or DEFAULT_AGENT,
         labels=check_labels(request.labels),
-        lacks_agent=bool(request.asked_agent) and agent is None,
+        only_repeat=bool(request.asked_agent) and agent is None,
     )
 
 
@@ -193,6 +193,11 @@ def commit(request: ledger_pb2.CommitRunRequest) -> Commit:
         unstopped=_unstopped(request.unstopped_call_ids),
         delegations=tuple(map(_delegation, request.delegations)),
         asks_title=request.asks_title,
+        entered=tuple(
+            Entered(run_id=RunId(check_id(each.run_id, "entered_notices.run_id")), occasion=each.occasion)
+            for each in request.entered_notices
+        ),
+        tells_iteration=_int32(request.tells_iteration, "tells_iteration"),
         give_up=_GIVE_UP,
     )
 
@@ -269,9 +274,7 @@ def new_message(message: message_pb2.Message) -> NewMessage:
     if message.role == message_pb2.ROLE_UNSPECIFIED:
         raise InvalidField("a message has a role", field="messages.role")
     if (message.role == message_pb2.ROLE_SUMMARY) != (message.summarised_to_number > 0):
-        raise InvalidField(
-            "a summary, and nothing else, says what it stands for", field="messages.summarised_to_number"
-        )
+        raise InvalidField("a summary, and only it, says what it stands for", field="messages.summarised_to_number")
     summarised_to = _int32(message.summarised_to_number, "messages.summarised_to_number")
     message_id = check_id(message.message_id, "messages.message_id", optional=True)
     for field in _MESSAGE_HEADER:
@@ -293,6 +296,7 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         depth=_int32(entry.depth, "delegations.depth"),
         above=entry.above,
         agent=entry.agent if entry.HasField("agent") else None,
+        job=entry.job if entry.HasField("job") else None,
     )
     limits = entry.options.limits
     return Delegation(
@@ -304,6 +308,9 @@ def _delegation(entry: ledger_pb2.Delegation) -> Delegation:
         agent_name=entry.agent.name or DEFAULT_AGENT,
         token_budget=_tokens(limits.total_tokens_max, "delegations.options.limits.total_tokens_max"),
         token_ceiling=_tokens(limits.topped_up_tokens_max, "delegations.options.limits.topped_up_tokens_max"),
+        is_job=entry.HasField("job"),
+        is_silent=entry.job.reports == run_pb2.JOB_REPORTS_NONE,
+        loop_state=entry.loop_state,
     )
 
 
@@ -320,13 +327,14 @@ def call_change(call: call_pb2.Call) -> CallChange:
         "fallback_tool_name": call.fallback_tool_name,
         "arguments": call.arguments_json,
         "attempt": _int32(call.attempt, "calls.attempt"),
-        "digest": _digest(digest, "calls.approval.digest") if digest else "",
+        "digest": check_digest(digest, "calls.approval.digest") if digest else "",
         "deadline_time": moment(call.deadline_time) if call.HasField("deadline_time") else None,
         "result": call.result.SerializeToString() if call.HasField("result") else None,
-        "approvals_required": _approvals(call.approval.approvals_required),
+        "approvals_required": people_needed(call.approval.approvals_required),
         "escalated": call.approval.escalated,
         "has_default": bool(call.question.default_answer),
         "child_run_id": check_id(call.child_run_id, "calls.child_run_id", optional=True),
+        "series": series_from(call.approval.series) if call.approval.HasField("series") else None,
         "only_reads": call.effect_class == call_pb2.EFFECT_CLASS_READ_ONLY,
     }
     if call.HasField("approval"):
@@ -382,6 +390,8 @@ def _command(entry: ledger_pb2.Command, right: DecisionRight) -> Command:
             if not entry.top_up.tokens:
                 raise InvalidField("a top-up has tokens", field="command.top_up.tokens")
             return TopUp(tokens=_tokens(entry.top_up.tokens, "command.top_up.tokens"))
+        case "pause":
+            return Pause()
         case _:
             raise InvalidField("a command has a kind", field="command.kind")
 
@@ -391,7 +401,9 @@ def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decid
     if kind is DecisionKind.EDIT:
         if not decision.arguments_json:
             raise InvalidField("an edit has arguments", field="command.decision.arguments_json")
-        _digest(decision.edited_digest, "command.decision.edited_digest")
+        check_digest(decision.edited_digest, "command.decision.edited_digest")
+    if decision.HasField("edited_series") != (decision.for_series and kind is DecisionKind.EDIT):
+        raise InvalidField("an edit of a series, and nothing else, has one", field="command.decision.edited_series")
     if kind is DecisionKind.ANSWER and not decision.answer:
         raise InvalidField("an answer is not empty", field="command.decision.answer")
     return Decide(
@@ -402,6 +414,8 @@ def _decide(decision: ledger_pb2.DecisionCommand, right: DecisionRight) -> Decid
         edited_digest=decision.edited_digest,
         reason=decision.reason,
         right=right,
+        for_series=decision.for_series,
+        edited_series=series_from(decision.edited_series) if decision.HasField("edited_series") else None,
     )
 
 
@@ -430,11 +444,10 @@ def _progress(progress: ledger_pb2.ProgressCommand) -> Progress:
 def fingerprint(message: ProtoMessage, *, without: Sequence[str] = ()) -> bytes:
     """Return what tells one payload from another."""
     if without:
-        copy = type(message)()
-        copy.CopyFrom(message)
+        message, whole = type(message)(), message
+        message.CopyFrom(whole)
         for field in without:
-            copy.ClearField(field)
-        message = copy
+            message.ClearField(field)
     return hashlib.sha256(message.SerializeToString(deterministic=True)).digest()
 
 
@@ -449,18 +462,6 @@ def wait_kinds(waits: Sequence[int]) -> tuple[int, ...]:
     if any(wait not in run_pb2.WaitKind.values() or wait == 0 for wait in waits):
         raise InvalidField("a wait is of an unknown kind", field="waits")
     return tuple(sorted(set(waits)))
-
-
-def _approvals(value: int) -> int:
-    if value > APPROVALS_MAX:
-        raise InvalidField(f"at most {APPROVALS_MAX} people approve a call", field="calls.approval.approvals_required")
-    return max(1, value)
-
-
-def _digest(value: str, field: str) -> str:
-    if len(value) != hashlib.sha256().digest_size * 2 or not _DIGEST_CHARACTERS.issuperset(value):
-        raise InvalidField("a digest is a SHA-256 in hex", field=field)
-    return value
 
 
 def _below(end: int, value: int, field: str) -> int:

@@ -29,7 +29,8 @@ def start(request: ledger_pb2.StartRunRequest, limits: Limits) -> Submit:
         raise InvalidField(f"tools: 1 to {OWN_TOOLS_MAX}, each with another name", field="tools")
     client_id = ClientId(check_id(request.client_id, "client_id", optional=True))
     tools = ledger_pb2.LoadRunResponse(own_tools=request.tools)
-    submitted = replace(operations.submit(request.message, limits), only_repeat=request.only_repeat)
+    submitted = operations.submit(request.message, limits)
+    submitted = replace(submitted, only_repeat=submitted.only_repeat or request.only_repeat)
     if not (request.tools or request.asked_tools_sha256):
         return submitted
     own = run_pb2.Run(own_tools=run_pb2.OwnTools(names=names, client_id=client_id))

@@ -12,7 +12,7 @@ from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
 from pawl.event.v1 import message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job_store.app.reading import Loaded
+from pawl.job_store.app.reading import Loaded, Told
 from pawl.job_store.domain.rows import CommandRow
 from pawl.job_store.rpc import messages, own_tools
 
@@ -33,6 +33,8 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         loop_state=loaded.loop_state,
         now=messages.timestamp(loaded.time),
         own_tools=own_tools.of_run(loaded.run),
+        notices=map(messages.notice, loaded.told.notices),
+        open_job_count=loaded.told.open_jobs,
     )
     history = [messages.message_for_worker(row, loaded.user_id, loaded.run.user_id) for row in loaded.messages]
     _without_refused_images(history, loaded.failures)
@@ -55,11 +57,14 @@ def of_run(loaded: Loaded) -> Iterator[ledger_pb2.LoadRunResponse]:
         yield first
 
 
-def of_inbox(rows: Iterable[CommandRow]) -> Iterator[ledger_pb2.ListCommandsResponse]:
-    """Return commands; at least one part."""
+def of_inbox(rows: Iterable[CommandRow], told: Told) -> Iterator[ledger_pb2.ListCommandsResponse]:
+    """Yield commands; at least one part, and that has what the conversation is told."""
     parts = in_parts(map(messages.command, rows), ledger_pb2.Command.ByteSize, size_max=PART_BYTES_MAX)
-    first = next(parts, [])
-    return (ledger_pb2.ListCommandsResponse(commands=part) for part in chain([first], parts))
+    yield ledger_pb2.ListCommandsResponse(
+        commands=next(parts, []), notices=map(messages.notice, told.notices), open_job_count=told.open_jobs
+    )
+    for part in parts:
+        yield ledger_pb2.ListCommandsResponse(commands=part)
 
 
 def _named(field: str, entries: Iterable[ProtoMessage]) -> Iterator[tuple[str, ProtoMessage]]:

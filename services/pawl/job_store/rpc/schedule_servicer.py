@@ -28,8 +28,8 @@ _WIRE: Final = Translator(
     defaults={Overlap: Overlap.SKIP},
 )
 _DEFINITION: Final = _WIRE.struct(Definition, schedule_pb2.ScheduleDefinition, field="definition")
-_OWNER: Final = _WIRE.struct(Owner, pb.ScheduleOwner)
-_FIRE: Final = _WIRE.struct(
+OWNER: Final = _WIRE.struct(Owner, pb.ScheduleOwner)
+FIRE: Final = _WIRE.struct(
     FireRow, schedule_pb2.ScheduleFire, Exceptions(of_message=("run_state",), of_struct=("request_id",))
 )
 
@@ -43,17 +43,20 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
 
     async def PutSchedule(self, request: pb.PutScheduleRequest, context: Context) -> pb.PutScheduleResponse:
         asked = _definition(request.definition)
-        row = await self._schedules.put(_owner(request.owner), asked, must_exist=request.must_exist)
+        row = await self._schedules.put(owner_of_message(request.owner), asked, must_exist=request.must_exist)
         return pb.PutScheduleResponse(schedule=_message(row))
 
     async def GetSchedule(self, request: pb.GetScheduleRequest, context: Context) -> pb.GetScheduleResponse:
-        view = await self._schedules.get(
-            check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id"), check_id(request.name, "name")
-        )
+        past = None
+        if request.HasField("begin_time") or request.HasField("end_time"):
+            past = operations.moment(request.begin_time), operations.moment(request.end_time)
+        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        view = await self._schedules.get(store_id, user_id, check_id(request.name, "name"), past)
         schedule = _message(view.row)
         schedule.next_times.extend(map(timestamp, view.next_times))
-        schedule.fires.extend(_fire(fire, view.run_states) for fire in view.row.fires)
-        return pb.GetScheduleResponse(schedule=schedule, due=_due(DueSchedule(row=view.row)))
+        schedule.fires.extend(fire_message(fire, view.run_states) for fire in view.row.fires)
+        past_times = map(timestamp, view.past_times)
+        return pb.GetScheduleResponse(schedule=schedule, due=_due(DueSchedule(row=view.row)), past_times=past_times)
 
     async def ListSchedules(self, request: pb.ListSchedulesRequest, context: Context) -> pb.ListSchedulesResponse:
         store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
@@ -61,7 +64,7 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
 
     async def PauseSchedule(self, request: pb.PauseScheduleRequest, context: Context) -> pb.PauseScheduleResponse:
         name, note = check_id(request.name, "name"), request.note
-        row = await self._schedules.pause(_owner(request.owner), name, note, paused=request.paused)
+        row = await self._schedules.pause(owner_of_message(request.owner), name, note, paused=request.paused)
         return pb.PauseScheduleResponse(schedule=_message(row))
 
     async def DeleteSchedule(self, request: pb.DeleteScheduleRequest, context: Context) -> pb.DeleteScheduleResponse:
@@ -89,10 +92,11 @@ class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):
                 submit=operations.submit(request.message, self._limits) if request.HasField("message") else None,
                 refusal=request.refusal,
                 request_id=check_id(request.request_id, "request_id", optional=True),
+                backfill_time=operations.moment(request.backfill_time) if request.HasField("backfill_time") else None,
             ),
             request.ByteSize(),
         )
-        return pb.FireScheduleResponse(fire=None if fired is None else _FIRE.write(fired))
+        return pb.FireScheduleResponse(fire=None if fired is None else FIRE.write(fired))
 
 
 def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
@@ -104,8 +108,9 @@ def _definition(message: schedule_pb2.ScheduleDefinition) -> Definition:
     return definition
 
 
-def _owner(message: pb.ScheduleOwner) -> Owner:
-    owner = _OWNER.read(message)
+def owner_of_message(message: pb.ScheduleOwner) -> Owner:
+    """Return an owner, checked."""
+    owner = OWNER.read(message)
     check_id(owner.store_id, "owner.store_id")
     check_id(owner.user_id, "owner.user_id")
     return owner
@@ -124,8 +129,9 @@ def _message(row: ScheduleRow) -> schedule_pb2.Schedule:
     )
 
 
-def _fire(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb2.ScheduleFire:
-    message = _FIRE.write(fire)
+def fire_message(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb2.ScheduleFire:
+    """Return a fire with the state of its run."""
+    message = FIRE.write(fire)
     if fire.run_id in states:
         message.run_state = states[fire.run_id].value  # type: ignore[assignment]  # the same numbers
     return message
@@ -134,7 +140,7 @@ def _fire(fire: FireRow, states: Mapping[RunId, RunState]) -> schedule_pb2.Sched
 def _due(due: DueSchedule) -> pb.DueSchedule:
     row = due.row
     return pb.DueSchedule(
-        owner=_OWNER.write(owner_of(row)),
+        owner=OWNER.write(owner_of(row)),
         definition=_DEFINITION.write(row.definition),
         schedule_id=row.schedule_id,
         generation=row.generation,

@@ -8,9 +8,11 @@ from dataclasses import astuple
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from pawl.chassis.ids import StoreId, UserId, check_id
 from pawl.chassis.rpc_kinds import Context
-from pawl.errors import InvalidField, InvalidPageToken, PawlError, SeqBeyondEnd
+from pawl.errors import InvalidField, InvalidPageToken, PawlError, RunNotFound, SeqBeyondEnd
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
@@ -19,6 +21,7 @@ from pawl.job_store.app.ledger import Ledger
 from pawl.job_store.app.pages import Id, Large, Small, make_token, next_token, page_size, read_token
 from pawl.job_store.app.reading import PendingFilter, RunView
 from pawl.job_store.domain.command import Receipt
+from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.waiting import explain, explain_all
 from pawl.job_store.rpc import conversations, filters, messages, operations, own_tools, parts
@@ -64,6 +67,7 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             worker_id,
             runs_max=request.runs_max,
             lease_seconds=operations.lease_seconds(request.lease_seconds),
+            background_runs_max=request.background_runs_max if request.HasField("background_runs_max") else None,
         )
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
@@ -128,11 +132,29 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
             response.run.CopyFrom(messages.run_for_approver(receipt.run))
         return response
 
+    async def StopJob(self, request: pb.StopJobRequest, context: Context) -> pb.StopJobResponse:
+        cancel = pb.CancelCommand(cause=run_pb2.STOP_CAUSE_MODEL)
+        sent = pb.SendCommandRequest(
+            store_id=request.store_id,
+            user_id=request.user_id,
+            run_id=request.run_id,
+            command=pb.Command(command_id=request.command_id, cancel=cancel),
+        )
+        conversation_id = check_id(request.conversation_id, "conversation_id")
+        operation = replace(operations.send(sent, self._ledger.limits), reports_to=conversation_id)
+        receipt: Receipt = await self._ledger.group_commit.run(
+            operation, size_bytes=sent.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
+        if receipt.run is None:
+            raise RunNotFound
+        stopped = receipt.outcome in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
+        return pb.StopJobResponse(run=messages.run(receipt.run), stopped=stopped)
+
     async def ListCommands(
         self, request: pb.ListCommandsRequest, context: Context
     ) -> AsyncIterator[pb.ListCommandsResponse]:
-        rows = await self._ledger.reads.commands(operations.run_key(request))
-        for part in parts.of_inbox(rows):
+        rows, told = await self._ledger.reads.commands(operations.run_key(request))
+        for part in parts.of_inbox(rows, told):
             yield part
 
     async def LeaseOffer(self, request: pb.LeaseOfferRequest, context: Context) -> pb.LeaseOfferResponse:

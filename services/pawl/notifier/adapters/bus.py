@@ -1,4 +1,4 @@
-"""Notifications on NATS: published for outside subscribers, heard by every replica."""
+"""Notifications on NATS, and what became of their deliveries: for outside subscribers, and for every replica."""
 
 from __future__ import annotations
 
@@ -7,18 +7,25 @@ from typing import Final
 
 from pawl.chassis.bus import Bus
 from pawl.chassis.ids import StoreId, UserId
+from pawl.notifier.domain.delivery import ChannelEvent
 from pawl.notifier.domain.notification import Inbox, Notification
-from pawl.notify.v1 import notify_pb2
+from pawl.notify.v1 import channel_pb2, notify_pb2
 
 _ALL: Final = "pawl.v1.*.user.*.notifications"
 
 
 class NatsAnnouncer:
-    """See `ports.Announcer`. `encode` gives the payload."""
+    """See `ports.Announcer`. `encode` gives the payload of a notification, `encode_event` that of an event."""
 
-    def __init__(self, bus: Bus, encode: Callable[[Notification], notify_pb2.Notification]) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        encode: Callable[[Notification], notify_pb2.Notification],
+        encode_event: Callable[[ChannelEvent], channel_pb2.ChannelEvent],
+    ) -> None:
         self._bus = bus
         self._encode = encode
+        self._encode_event = encode_event
 
     async def announce(self, notifications: Sequence[Notification]) -> None:
         await self._bus.publish_all(
@@ -28,6 +35,25 @@ class NatsAnnouncer:
                 {"Nats-Msg-Id": notification.draft.notification_id},
             )
             for notification in notifications
+        )
+
+    async def tell(self, events: Sequence[ChannelEvent]) -> None:
+        await self._bus.publish_all(
+            (
+                f"pawl.v1.{event.store_id}.user.{event.user_id}.channels",
+                self._encode_event(event).SerializeToString(),
+                {
+                    "Nats-Msg-Id": event.event_id,
+                    "ce-specversion": "1.0",
+                    "ce-id": event.event_id,
+                    "ce-source": f"/pawl/{event.store_id}",
+                    "ce-type": f"pawl.{event.type}",
+                    "ce-subject": event.channel_id,
+                    "ce-time": event.time.isoformat().replace("+00:00", "Z"),
+                    "content-type": "application/x-protobuf; messageType=pawl.notify.v1.ChannelEvent",
+                },
+            )
+            for event in events
         )
 
 

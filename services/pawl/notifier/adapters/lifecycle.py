@@ -25,7 +25,7 @@ from pawl.chassis.translate import Translator
 from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import call_pb2, event_pb2, run_pb2
 from pawl.notifier.app.ports import Delivery, PoisonEvent
-from pawl.notifier.domain.announcement import ApprovalAsked, RunChange, Wait
+from pawl.notifier.domain.announcement import ApprovalAsked, ApprovalSettled, Change, RunChange, StarterPaused, Wait
 from pawl.notifier.domain.notification import EventId, Inbox
 
 STREAM: Final = "PAWL_LIFECYCLE"
@@ -41,8 +41,11 @@ _ACK_WAIT_SECONDS: Final = 10.0
 _UNANSWERED_MAX: Final = 1000
 
 _WAITS: Final = (
-    Translator(lambda unknown: ValueError(unknown.value)).enum(Wait, run_pb2.WaitKind, without=("AGENT",)).members
+    Translator(lambda unknown: ValueError(unknown.value))
+    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED"))
+    .members
 )
+_FOR_NOBODY: Final = frozenset({run_pb2.WAIT_KIND_AGENT, run_pb2.WAIT_KIND_TIME, run_pb2.WAIT_KIND_PAUSED})
 
 _log = logs.get_logger(__name__)
 
@@ -120,7 +123,7 @@ class JetStreamDelivery:
     def attempt(self) -> int:
         return self._message.metadata.num_delivered
 
-    def read(self) -> RunChange | ApprovalAsked | None:
+    def read(self) -> Change | None:
         return read_change(self._message.subject, self._message.data)
 
     async def accept(self) -> None:
@@ -133,8 +136,8 @@ class JetStreamDelivery:
         await self._message.term()
 
 
-def read_change(subject: str, data: bytes) -> RunChange | ApprovalAsked | None:
-    """Return what a message of the life cycle tells, or None if it is no change of a run, and asks for no approval.
+def read_change(subject: str, data: bytes) -> Change | None:
+    """Return what a message of the life cycle tells, or None if that is no change of a run, and of no approval.
 
     Raises:
         PoisonEvent: the bytes are no RunEvent, an id is none, or the event belongs
@@ -150,13 +153,32 @@ def read_change(subject: str, data: bytes) -> RunChange | ApprovalAsked | None:
         case "call_changed" if event.call_changed.call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
             call = event.call_changed.call
             return _approval_asked(event, _time(subject, event, call.user_id, call.call_id))
+        case "call_changed" if event.call_changed.from_state == call_pb2.CALL_STATE_AWAITING_APPROVAL:
+            call_id = event.call_changed.call.call_id
+            return ApprovalSettled(
+                time=_time(subject, event, call_id),
+                store_id=StoreId(event.store_id),
+                run_id=RunId(event.run_id),
+                call_id=CallId(call_id),
+            )
+        case "starter_paused":
+            paused = event.starter_paused
+            return StarterPaused(
+                event_id=EventId(event.event_id),
+                time=_time(subject, event, paused.user_id),
+                inbox=Inbox(store_id=StoreId(event.store_id), user_id=UserId(paused.user_id)),
+                starter=event.type.partition(".")[0],
+                name=paused.name,
+                note=paused.note,
+            )
         case _:
             return None
 
 
 def _time(subject: str, event: event_pb2.RunEvent, *ids: str) -> datetime:
     """Return when an event happened, once its ids, and others that it names, are checked."""
-    if not all(map(is_id, (event.event_id, event.store_id, event.run_id, event.conversation_id, *ids))):
+    of_run = () if event.HasField("starter_paused") else (event.run_id, event.conversation_id)
+    if not all(map(is_id, (event.event_id, event.store_id, *of_run, *ids))):
         raise PoisonEvent("an id is missing or malformed")
     if subject.split(".")[2] != event.store_id:
         raise PoisonEvent("the event is on the subject of another store")
@@ -199,5 +221,6 @@ def _run_change(event: event_pb2.RunEvent, time: datetime) -> RunChange:
         failure_message=run.failure.message,
         output_text=run.output_text,
         does_call=run.parent_run_id != "",
-        waits_for_agent=run_pb2.WAIT_KIND_AGENT in run.waits,
+        waits_for_nobody=not _FOR_NOBODY.isdisjoint(run.waits),
+        is_turn=run.generation > 0,
     )

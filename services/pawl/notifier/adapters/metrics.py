@@ -18,11 +18,18 @@ class PrometheusCounters:
         self._subscriptions = metrics.gauge("subscriptions", "Subscribe streams that are open.")
         self._tried = metrics.histogram(
             "delivery_try_seconds",
-            "Time that a try of a delivery to a webhook took, by the state that the delivery has after it: delivered,"
-            " waiting (for the next try) or dead.",
-            ("state",),
+            "Time that a try of a delivery took, by the kind of its channel (webhook, email, apprise) and the state"
+            " that it has after it: delivered, waiting (for the next try) or dead.",
+            ("kind", "state"),
         )
-        self._waiting = metrics.gauge("deliveries_waiting", "Deliveries to webhooks that wait, over all replicas.")
+        self._delay = metrics.gauge(
+            "delivery_delay_seconds",
+            "Time since when the longest waiting delivery is due, by the kind of its channel, which does not fail.",
+            ("kind",),
+        )
+        self._waiting = metrics.gauge(
+            "deliveries_waiting", "Deliveries that wait, by the kind of their channel, over all replicas.", ("kind",)
+        )
 
     def event_taken(self, outcome: str) -> None:
         self._events.labels(outcome).inc()
@@ -33,8 +40,9 @@ class PrometheusCounters:
     def watching(self, count: int) -> None:
         self._subscriptions.set(count)
 
-    def delivery_tried(self, state: str, seconds: float) -> None:
-        self._tried.labels(state).observe(seconds)
+    def delivery_tried(self, kind: str, state: str, seconds: float) -> None:
+        self._tried.labels(kind, state).observe(seconds)
 
-    def deliveries_waiting(self, count: int) -> None:
-        self._waiting.set(count)
+    def deliveries_waiting(self, kind: str, count: int, delay_seconds: float) -> None:
+        self._waiting.labels(kind).set(count)
+        self._delay.labels(kind).set(delay_seconds)

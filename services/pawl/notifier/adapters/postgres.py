@@ -13,8 +13,9 @@ from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
+from pawl.notifier.domain.announcement import Over
+from pawl.notifier.domain.delivery import ChannelEvent, body_of, type_of
 from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId, NotificationKind, shown
-from pawl.notifier.domain.webhook import body_of, type_of
 
 MIGRATIONS: Final = "pawl.notifier.adapters.sql.migrations"
 SCHEMA: Final = "notifier"
@@ -37,7 +38,6 @@ _DRAFT: Final = (
     "body",
     "create_time",
     "call_id",
-    "webhook_id",
 )
 
 ADD: Final = """
@@ -95,7 +95,7 @@ told AS (
 )
 SELECT count(*) FROM added
 """
-"""Put drafts into their inboxes, each with a delivery to each webhook that tells of it. What is there already takes no
+"""Put drafts into their inboxes, each with a delivery to each channel that tells of it. What is there already takes no
 number.
 
 The counter rows are locked in one order, so that replicas do not deadlock. A draft that another replica adds at the
@@ -146,6 +146,21 @@ WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[])
 RETURNING *
 """
 
+# What is for approvers is over with its call, or with the run; all else with the next change of the run.
+_NOTE_OVER: Final = """
+WITH held AS MATERIALIZED (
+    SELECT n.store_id, n.user_id, n.number FROM notifier.notifications AS n
+    JOIN unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::boolean[])
+        AS o (store_id, run_id, call_id, time, run_ended)
+        USING (store_id, run_id)
+    WHERE n.kind IN ('input_needed', 'attention_needed') AND n.over_time IS NULL AND n.create_time < o.time
+    AND CASE WHEN n.for_approvers THEN o.run_ended OR n.call_id = o.call_id ELSE o.call_id = '' END
+    ORDER BY store_id, user_id, number FOR UPDATE OF n
+)
+UPDATE notifier.notifications SET over_time = now()
+WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM held)
+"""
+
 _HOLD_UNPUBLISHED: Final = """
 SELECT * FROM notifier.notifications
 WHERE publish_time IS NULL
@@ -159,16 +174,33 @@ FROM unnest($1::text[], $2::text[], $3::bigint[]) AS held (store_id, user_id, nu
 WHERE (n.store_id, n.user_id, n.number) = (held.store_id, held.user_id, held.number)
 """
 
-_FORGET: Final = """
+_HOLD_UNTOLD: Final = "SELECT * FROM notifier.channel_events ORDER BY time LIMIT $1 FOR UPDATE SKIP LOCKED"
+_FORGET_TOLD: Final = "DELETE FROM notifier.channel_events WHERE event_id = ANY ($1::text[])"
+_FORGET_EVENTS: Final = "DELETE FROM notifier.channel_events WHERE time < now() - make_interval(secs => $1)"
+
+# Deliveries go with their notifications. They are locked by their ids, as by who ends a channel, so that neither waits
+# for the other.
+_REMOVE: Final = """
+WITH gone AS MATERIALIZED ({}),
+told AS MATERIALIZED (
+    SELECT delivery_id FROM notifier.webhook_deliveries AS d
+    JOIN gone USING (store_id, user_id, number)
+    ORDER BY delivery_id FOR UPDATE OF d
+)
 DELETE FROM notifier.notifications
-WHERE (store_id, user_id, number) IN (
+WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM gone) AND (SELECT count(*) FROM told) >= 0
+"""
+_FORGET: Final = _REMOVE.format("""
     SELECT store_id, user_id, number FROM notifier.notifications
     WHERE insert_time < now() - make_interval(secs => $1)
-    ORDER BY insert_time LIMIT $2
-    FOR UPDATE SKIP LOCKED
-)
-"""
-
+    ORDER BY insert_time LIMIT $2 FOR UPDATE SKIP LOCKED
+""")
+# Of what approvers were told by the version before the conversation is not known.
+ERASE: Final = _REMOVE.format("""
+    SELECT store_id, user_id, number FROM notifier.notifications
+    WHERE store_id = $1 AND (conversation_id = $2 OR conversation_id = '' AND run_id = ANY ($3::text[]))
+    ORDER BY store_id, user_id, number FOR UPDATE
+""")
 
 # Written once an hour of each user at most.
 _NOTE_APPROVER: Final = """
@@ -191,17 +223,17 @@ _WAIT_FOR_WRITERS: Final = "LOCK TABLE notifier.notifications IN SHARE ROW EXCLU
 _MARK_ERASED: Final = """
 INSERT INTO notifier.erased_conversations (store_id, conversation_id) VALUES ($1, $2) ON CONFLICT DO NOTHING
 """
-# Of what approvers were told by the version before the conversation is not known.
-ERASE: Final = """
-DELETE FROM notifier.notifications
-WHERE store_id = $1 AND (conversation_id = $2 OR conversation_id = '' AND run_id = ANY ($3::text[]))
-"""
+_ERASE_MUTES: Final = "DELETE FROM notifier.mutes WHERE store_id = $1 AND conversation_id = $2"
 _UNMARK_OLD: Final = "DELETE FROM notifier.erased_conversations WHERE erase_time < now() - interval '30 days'"
 
-# Other deliveries go with their notifications.
 _FORGET_TESTS: Final = """
-DELETE FROM notifier.webhook_deliveries WHERE number IS NULL AND insert_time < now() - make_interval(secs => $1)
+DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
+    SELECT delivery_id FROM notifier.webhook_deliveries
+    WHERE number IS NULL AND insert_time < now() - make_interval(secs => $1)
+    FOR UPDATE SKIP LOCKED
+)
 """
+_FORGET_CODES: Final = "DELETE FROM notifier.codes_sent WHERE sent_time <= now() - interval '1 day'"
 _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
 
 
@@ -220,6 +252,10 @@ class PostgresStore(DatabaseAdapter):
             except _REFUSED_VALUES as error:
                 raise PoisonEvent(f"the database refuses the values: {error}") from error
         raise AssertionError("unreachable")
+
+    async def note_over(self, over: Sequence[Over]) -> None:
+        columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
+        await self._database.execute(_NOTE_OVER, *columns, [each.run_ended for each in over])
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
         rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit, approves)
@@ -267,9 +303,19 @@ class PostgresStore(DatabaseAdapter):
                     [row["number"] for row in rows],
                 )
 
+    @asynccontextmanager
+    async def untold(self, *, limit: int) -> AsyncIterator[Sequence[ChannelEvent]]:
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_HOLD_UNTOLD, limit)
+            yield [ChannelEvent(**row) for row in rows]
+            if rows:
+                await connection.execute(_FORGET_TOLD, [row["event_id"] for row in rows])
+
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
+        await self._database.execute(_FORGET_CODES)
+        await self._database.execute(_FORGET_EVENTS, older_than_seconds)
         return affected(await self._database.execute(_FORGET, older_than_seconds, limit))
 
     async def erase(self, part: ErasurePart) -> None:
@@ -279,6 +325,7 @@ class PostgresStore(DatabaseAdapter):
             await connection.execute(_WAIT_FOR_WRITERS)
             await connection.execute(_MARK_ERASED, part.store_id, part.conversation_id)
         await self._database.execute(ERASE, part.store_id, part.conversation_id, list(part.run_ids))
+        await self._database.execute(_ERASE_MUTES, part.store_id, part.conversation_id)
         await self._database.execute(_UNMARK_OLD)
 
     async def note_approver(self, inbox: Inbox) -> None:
@@ -298,6 +345,7 @@ def added_columns(drafts: Sequence[Draft]) -> list[Sequence[object]]:
         [draft.inbox.user_id for draft in drafts],
     ]
     columns += ([_stored(name, draft) for draft in drafts] for name in _DRAFT)
+    columns.append([draft.channel_id for draft in drafts])
     columns.append([draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts])
     columns.append([draft.kind for draft in drafts])
     columns.append([type_of(draft.kind) for draft in drafts])
@@ -308,7 +356,7 @@ def added_columns(drafts: Sequence[Draft]) -> list[Sequence[object]]:
 # The version before reads the rows, too, and knows neither kind.
 _STORED_AS: Final = {
     NotificationKind.APPROVAL_NEEDED: NotificationKind.INPUT_NEEDED,
-    NotificationKind.WEBHOOK_DISABLED: NotificationKind.ATTENTION_NEEDED,
+    NotificationKind.CHANNEL_DISABLED: NotificationKind.ATTENTION_NEEDED,
 }
 
 
@@ -324,11 +372,11 @@ def inbox_of(row: asyncpg.Record) -> Inbox:
 
 def _kind(row: asyncpg.Record) -> NotificationKind:
     if row["webhook_id"]:
-        return NotificationKind.WEBHOOK_DISABLED
+        return NotificationKind.CHANNEL_DISABLED
     return NotificationKind.APPROVAL_NEEDED if row["for_approvers"] else NotificationKind(row["kind"])
 
 
 def _notification(row: asyncpg.Record) -> Notification:
     fields = {name: row[name] for name in _DRAFT} | {"kind": _kind(row)}
-    draft = Draft(inbox=inbox_of(row), **fields)
+    draft = Draft(inbox=inbox_of(row), channel_id=row["webhook_id"], **fields)
     return Notification(draft=shown(draft), number=row["number"], read_time=row["read_time"])

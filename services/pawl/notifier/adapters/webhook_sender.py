@@ -12,13 +12,14 @@ from standardwebhooks.webhooks import Webhook as Signature
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress, OutboundRequest, RequestFailed
 from pawl.chassis.egress_rules import EgressRefused
-from pawl.notifier.domain.webhook import Attempt, DeliveryId, Outcome
+from pawl.chassis.retry import asked_seconds
+from pawl.notifier.domain.delivery import Attempt, DeliveryId, Outcome
 
 TRY_SECONDS: Final = 15.0
 
 
 class SignedPosts:
-    """See `ports.WebhookSender`. Of an answer only the status is read."""
+    """See `ports.ChannelSender`. Of an answer only the status is read, and Retry-After."""
 
     def __init__(self, egress: Egress, clock: Clock) -> None:
         self._egress = egress
@@ -45,7 +46,11 @@ class SignedPosts:
             if failed.lookup is not None:
                 self._lookups[attempt.candidate.delivery_id] = failed.lookup
             return Outcome(error=str(failed), latency_seconds=self._clock.monotonic() - started)
-        return Outcome(status=response.status, latency_seconds=self._clock.monotonic() - started)
+        return Outcome(
+            status=response.status,
+            latency_seconds=self._clock.monotonic() - started,
+            retry_after_seconds=asked_seconds(response.retry_after, now=self._clock.now()),
+        )
 
     async def rest(self, attempt: Attempt) -> None:
         lookup = self._lookups.pop(attempt.candidate.delivery_id, None)

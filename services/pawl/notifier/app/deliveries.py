@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Final
 
 from pawl.chassis import logs
@@ -12,8 +13,9 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.retry import Retry
 from pawl.chassis.tasks import end, within
 from pawl.errors import Unavailable
-from pawl.notifier.app.ports import Counters, WebhookRepository, WebhookSender
-from pawl.notifier.domain.webhook import TRIES_MAX_AT_ONCE, Attempt, Candidate, choose
+from pawl.notifier.app.ports import ChannelSender, Counters, DeliveryQueue
+from pawl.notifier.domain.channel import ChannelKind, kind_of
+from pawl.notifier.domain.delivery import LOST, TRIES_MAX_AT_ONCE, Attempt, choose
 
 CLAIM_SECONDS: Final = 30.0
 """The time that a claim holds: longer than a try and writing down what came of it."""
@@ -28,29 +30,29 @@ _log = logs.get_logger(__name__)
 class Deliveries:
     """Tries what is due: at once when woken, and every second.
 
-    A delivery is claimed before it is tried, so replicas do not try the same one; what a process that died had claimed
-    is tried again when the claim is over, under the same id. Tries to one host, of one user and of one store are
-    limited, and a webhook that fails has one: a receiver that hangs holds up its own.
+    A delivery is claimed before it is tried, so replicas do not try the same one. What a process that died had claimed
+    counts as a try that failed, when the claim is over; one that stops gives back what it claimed. Tries to one host,
+    of one user and of one store are limited, and a channel that fails has one: a receiver that hangs holds up its own.
     """
 
     def __init__(
         self,
-        repository: WebhookRepository,
-        sender: WebhookSender,
+        queue: DeliveryQueue,
+        senders: Mapping[ChannelKind, ChannelSender],
         counters: Counters,
         clock: Clock,
         *,
         on_notice: Callable[[], None],
         chance: Callable[[], float] = random.random,
     ) -> None:
-        self._repository = repository
-        self._sender = sender
+        self._queue = queue
+        self._senders = senders
         self._counters = counters
         self._clock = clock
         self._on_notice = on_notice
         self._chance = chance
         self._due = asyncio.Event()
-        self._at_work: dict[asyncio.Task[None], Candidate] = {}
+        self._at_work: dict[asyncio.Task[None], Attempt] = {}
 
     def wake(self) -> None:
         """Something is due."""
@@ -68,28 +70,33 @@ class Deliveries:
                     _log.debug("deliveries.postponed", reason=error.reason)
                 await within(_SWEEP_SECONDS, self._due.wait())
         finally:
+            attempts = [attempt for attempt in self._at_work.values() if not attempt.is_lost]
             await end(self._at_work)
+            if attempts:
+                with suppress(Unavailable):
+                    await self._queue.give_back(attempts)
 
     async def count(self) -> None:
         """Count what waits every 15 s until cancelled."""
         while True:
             try:
-                self._counters.deliveries_waiting(await self._repository.count_waiting())
+                for kind, (count, delay_seconds) in (await self._queue.count_waiting()).items():
+                    self._counters.deliveries_waiting(kind, count, delay_seconds)
             except Unavailable as error:
                 _log.debug("deliveries.not_counted", reason=error.reason)
             await self._clock.sleep(_COUNT_SECONDS)
 
     async def _begin(self) -> bool:
         """Begin to try what is due and may be; returns whether there was anything."""
-        at_work = list(self._at_work.values())
+        at_work = [attempt.candidate for attempt in self._at_work.values()]
         if len(at_work) >= TRIES_MAX_AT_ONCE["all"]:
             return False
-        found = await self._repository.due(at_work, limit=_CANDIDATES)
+        found = await self._queue.due(at_work, limit=_CANDIDATES)
         chosen = choose(found, at_work)
-        attempts = await self._repository.claim(chosen, seconds=CLAIM_SECONDS) if chosen else ()
+        attempts = await self._queue.claim(chosen, seconds=CLAIM_SECONDS) if chosen else ()
         for attempt in attempts:
             task = asyncio.create_task(self._hold(attempt), name="delivery")
-            self._at_work[task] = attempt.candidate
+            self._at_work[task] = attempt
             task.add_done_callback(self._ended)
         return bool(attempts)
 
@@ -100,24 +107,24 @@ class Deliveries:
     async def _hold(self, attempt: Attempt) -> None:
         """Try a delivery; its places are taken for as long as anything of that goes on."""
         await self._try(attempt)
-        await self._sender.rest(attempt)
+        await self._senders[kind_of(attempt.url)].rest(attempt)
 
     async def _try(self, attempt: Attempt) -> None:
         delivery_id = attempt.candidate.delivery_id
         try:
-            outcome = await self._sender.send(attempt)
+            outcome = LOST if attempt.is_lost else await self._senders[kind_of(attempt.url)].send(attempt)
             verdict = await Retry(self._clock, chance=self._chance).until_answered(
-                lambda: self._repository.settle(attempt, outcome, chance=self._chance()), seconds_max=_SETTLE_SECONDS
+                lambda: self._queue.settle(attempt, outcome, chance=self._chance()), seconds_max=_SETTLE_SECONDS
             )
         except Unavailable as error:
             _log.warning("delivery.outcome_lost", delivery=delivery_id, reason=error.reason)
             return
-        except Exception:  # noqa: BLE001  # it is tried again when the claim is over
+        except Exception:  # noqa: BLE001  # it counts as lost when the claim is over
             _log.exception("delivery.failed", delivery=delivery_id)
             return
         if verdict is None:
             return
-        self._counters.delivery_tried(verdict.state, outcome.latency_seconds)
+        self._counters.delivery_tried(kind_of(attempt.url), verdict.state, outcome.latency_seconds)
         if verdict.disable_reason:
-            _log.info("webhook.disabled", webhook=attempt.candidate.webhook_id, reason=verdict.disable_reason)
+            _log.info("channel.disabled", channel=attempt.candidate.channel_id, reason=verdict.disable_reason)
             self._on_notice()

@@ -9,7 +9,16 @@ from pawl.chassis import logs
 from pawl.chassis.ids import StoreId, UserId
 from pawl.errors import Unavailable
 from pawl.notifier.app.ports import Counters, Delivery, PoisonEvent, Store
-from pawl.notifier.domain.announcement import ApprovalAsked, RunChange, draft_notification, draft_requests
+from pawl.notifier.domain.announcement import (
+    ApprovalAsked,
+    Change,
+    RunChange,
+    StarterPaused,
+    draft_notification,
+    draft_pause,
+    draft_requests,
+    over_by,
+)
 from pawl.notifier.domain.notification import Draft
 
 ATTEMPTS_MAX: Final = 8
@@ -34,7 +43,7 @@ class Intake:
 
         Safe to cancel: an event that was not answered comes again.
         """
-        changes: list[tuple[Delivery, RunChange | ApprovalAsked | None]] = []
+        changes: list[tuple[Delivery, Change | None]] = []
         for delivery in deliveries:
             try:
                 changes.append((delivery, delivery.read()))
@@ -53,9 +62,19 @@ class Intake:
                 self._counters.event_taken("ignored")
         if drafts:
             await self._add(drafts)
+        await self._note_over([change for _, change in changes if change is not None])
+
+    async def _note_over(self, changes: Sequence[Change]) -> None:
+        """Note which needs are over, so that nobody is told of them any more; nothing depends on it."""
+        try:
+            await self._store.note_over([over for over in map(over_by, changes) if over is not None])
+        except Unavailable as error:
+            _log.debug("intake.over_not_noted", reason=error.reason)
+        except Exception:  # noqa: BLE001  # whatever it is, people are told of something that is over
+            _log.warning("intake.over_not_noted", exc_info=True)
 
     async def _approvers(
-        self, changes: Sequence[tuple[Delivery, RunChange | ApprovalAsked | None]]
+        self, changes: Sequence[tuple[Delivery, Change | None]]
     ) -> Mapping[StoreId, Sequence[UserId]] | None:
         """Return who approves in the stores that ask for it; None if that cannot be told now."""
         store_ids = {change.store_id for _, change in changes if isinstance(change, ApprovalAsked)}
@@ -108,9 +127,11 @@ class Intake:
         self._counters.event_taken("rejected")
 
 
-def _drafts(change: RunChange | ApprovalAsked | None, approvers: Mapping[StoreId, Sequence[UserId]]) -> Sequence[Draft]:
+def _drafts(change: Change | None, approvers: Mapping[StoreId, Sequence[UserId]]) -> Sequence[Draft]:
     """Return what is told about a change, to each whom it concerns."""
     if isinstance(change, ApprovalAsked):
         return draft_requests(change, approvers.get(change.store_id, ()))
-    draft = draft_notification(change) if change is not None else None
+    if isinstance(change, StarterPaused):
+        return [draft_pause(change)]
+    draft = draft_notification(change) if isinstance(change, RunChange) else None
     return [draft] if draft is not None else []

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from pawl.chassis.ids import StoreId, UserId
-from pawl.notifier.domain.announcement import ApprovalAsked, RunChange
-from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId
-from pawl.notifier.domain.webhook import (
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.notifier.domain.announcement import Change, Over
+from pawl.notifier.domain.channel import Channel, ChannelId, ChannelKind
+from pawl.notifier.domain.delivery import (
     Attempt,
     Candidate,
+    ChannelDelivery,
+    ChannelEvent,
     DeliveryId,
     Outcome,
     Verdict,
-    Webhook,
-    WebhookDelivery,
-    WebhookId,
 )
+from pawl.notifier.domain.notification import Draft, Inbox, Notification, NotificationId
+from pawl.notifier.domain.preferences import Mute, Preferences, PreferencesChange
 
 
 class Store(Protocol):
@@ -38,6 +39,9 @@ class Store(Protocol):
         Raises:
             PoisonEvent: the values of a draft cannot be stored, now or ever; nothing is.
         """
+
+    async def note_over(self, over: Sequence[Over]) -> None:
+        """Note on what people were told that they are not needed for it any more. Noted again, nothing changes."""
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
         """Return notifications with a greater number, oldest first."""
@@ -68,8 +72,11 @@ class Store(Protocol):
         Leaving without an exception marks them as published; with one, they stay.
         """
 
+    def untold(self, *, limit: int) -> AbstractAsyncContextManager[Sequence[ChannelEvent]]:
+        """Hold events of channels that were not published yet, as `unpublished` does; told, they are forgotten."""
+
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
-        """Delete notifications that came longer ago; returns how many. Forget approvers who were not seen since."""
+        """Delete notifications that came longer ago; returns how many. Forget what else is old, such as approvers."""
 
     async def note_approver(self, inbox: Inbox) -> None:
         """Remember that the user of an inbox approves calls of the store, and was seen now."""
@@ -88,6 +95,9 @@ class Announcer(Protocol):
             DependencyUnavailable: the bus is away; some may have been published.
         """
 
+    async def tell(self, events: Sequence[ChannelEvent]) -> None:
+        """Publish what became of deliveries and channels, as `announce` does."""
+
 
 class Delivery(Protocol):
     """One event of the life cycle, to be answered exactly once. Unanswered, it comes again."""
@@ -96,7 +106,7 @@ class Delivery(Protocol):
     def attempt(self) -> int:
         """The number of deliveries, this one included."""
 
-    def read(self) -> RunChange | ApprovalAsked | None:
+    def read(self) -> Change | None:
         """Return what it tells, or None if it tells nothing for an inbox.
 
         Raises:
@@ -118,88 +128,165 @@ class PoisonEvent(Exception):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NewWebhook:
-    """A webhook to be kept, and the request that made it; an empty request id is of none."""
+class NewCode:
+    """A code to be sent to an address: the secret that it is made with, and the delivery that takes it there."""
+
+    delivery: ChannelDelivery
+    secret: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewChannel:
+    """A channel to be kept, and the request that made it; an empty request id is of none."""
 
     inbox: Inbox
-    webhook: Webhook
+    channel: Channel
     host: str
     secret: bytes
     request_id: str
     request_hash: bytes
+    code: NewCode | None = None
+    """The code that is sent, if it has to be confirmed."""
 
 
-class WebhookRepository(Protocol):
-    """Webhooks and their deliveries. Every method raises DependencyUnavailable when the database is away.
+class ChannelRepository(Protocol):
+    """Channels and the log of their deliveries. Every method raises DependencyUnavailable when the database is away.
 
-    Methods with an inbox raise WebhookNotFound for a webhook of another user.
+    Methods with an inbox raise ChannelNotFound for a channel of another user.
     """
 
-    async def create(self, new: NewWebhook) -> Webhook:
-        """Keep a webhook, or return that of the same request.
+    async def create(self, new: NewChannel) -> Channel:
+        """Keep a channel, or return that of the same request.
 
         Raises:
-            RequestIdReused: the request made another webhook.
-            InvalidField: the user has as many as there may be.
+            RequestIdReused: the request made another channel.
+            InvalidField: the user has as many as there may be, or too many codes were sent.
         """
 
-    async def webhooks(self, inbox: Inbox) -> Sequence[Webhook]:
-        """Return the webhooks of a user, oldest first."""
+    async def channels(self, inbox: Inbox) -> Sequence[Channel]:
+        """Return the channels of a user, oldest first."""
 
-    async def webhook(self, inbox: Inbox, webhook_id: WebhookId) -> Webhook:
-        """Return a webhook."""
+    async def channel(self, inbox: Inbox, channel_id: ChannelId) -> Channel:
+        """Return a channel."""
 
-    async def update(self, inbox: Inbox, webhook: Webhook, *, host: str) -> Webhook:
-        """Replace what a user says of a webhook; disabled, what waits for it is dead."""
+    async def update(
+        self, inbox: Inbox, channel_id: ChannelId, change: Callable[[Channel], tuple[Channel, str]], *, code: NewCode
+    ) -> Channel:
+        """Replace what a user says of a channel by what `change` makes of it, and its host; nothing comes in between.
 
-    async def delete(self, inbox: Inbox, webhook_id: WebhookId) -> None:
-        """Delete a webhook and its deliveries."""
+        Disabled, what waits for it is dead. To a new address the code is sent.
 
-    async def rotate(self, inbox: Inbox, webhook_id: WebhookId, secret: bytes) -> None:
-        """Give a webhook another secret; those before sign for a day, too."""
+        Raises:
+            PawlError: what `change` raises.
+            InvalidField: too many codes were sent.
+        """
 
-    async def add_test(self, inbox: Inbox, test: WebhookDelivery, body: str) -> WebhookDelivery:
-        """Keep a test of a webhook, or return the one that waits. Of those that have ended the newest 20 stay."""
+    async def delete(self, inbox: Inbox, channel_id: ChannelId) -> None:
+        """Delete a channel and its deliveries."""
+
+    async def send_code(self, inbox: Inbox, channel_id: ChannelId, code: NewCode) -> None:
+        """Have a code be sent in place of the one before.
+
+        Raises:
+            InvalidField: the channel has no address to be confirmed, or too many codes were sent.
+        """
+
+    async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
+        """Confirm the address of a channel, which is enabled then; one that is confirmed stays so.
+
+        Raises:
+            InvalidField: it has none, or the code is another one, or no longer good.
+        """
+
+    async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
+        """Give a channel another secret; those before sign for a day, too."""
+
+    async def add_test(self, inbox: Inbox, test: ChannelDelivery, body: str) -> ChannelDelivery:
+        """Keep a test of a channel, or return the one that waits. Of those that have ended the newest 20 stay."""
 
     async def deliveries(
-        self, inbox: Inbox, webhook_id: WebhookId, before: tuple[datetime, str] | None, *, limit: int
-    ) -> Sequence[WebhookDelivery]:
-        """Return deliveries of a webhook before a time and an id (None: from the newest), newest first."""
+        self, inbox: Inbox, channel_id: ChannelId, before: tuple[datetime, str] | None, *, limit: int
+    ) -> Sequence[ChannelDelivery]:
+        """Return deliveries of a channel before a time and an id (None: from the newest), newest first."""
 
-    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> WebhookDelivery:
+    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> ChannelDelivery:
         """Have a delivery tried now, its tries counted anew; one at work goes on.
 
         Raises:
             DeliveryNotFound: the user has none of that id.
         """
 
+
+class DeliveryQueue(Protocol):
+    """Deliveries that wait. Every method raises DependencyUnavailable when the database is away."""
+
     async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
-        """Return deliveries that are due; none of hosts, users, stores and failing webhooks with enough at work.
+        """Return deliveries that are due; none of hosts, users, stores and failing channels with enough at work.
 
         Those of users with the fewest at work are first, then the longest due.
         """
 
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
-        """Claim deliveries that are still due; nobody else tries them for so long."""
+        """Claim deliveries that are still due and to be sent now; nobody else tries them for so long.
+
+        Of the others, as `plan` says, some wait and some are not sent.
+        """
+
+    async def give_back(self, attempts: Sequence[Attempt]) -> None:
+        """Let others try now what was claimed, as if it had not been; nothing comes of those that were settled."""
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
         """Write what came of a try, and count it; None if the claim was over and somebody else has it, or it is gone.
 
-        Where that disables the webhook, its user is notified in the same transaction; not of what a test disables.
+        Where that disables the channel, its user is notified in the same transaction; not of what a test disables.
         """
 
-    async def count_waiting(self) -> int:
-        """Return how many deliveries wait."""
+    async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
+        """Return how many deliveries wait, to channels of each kind, and for how many seconds one is due.
+
+        That is of those that nobody tries, to channels that do not fail.
+        """
 
 
-class WebhookSender(Protocol):
-    """The way to receivers."""
+class PreferenceRepository(Protocol):
+    """The preferences of users. Every method raises DependencyUnavailable when the database is away."""
+
+    async def preferences(self, inbox: Inbox) -> Preferences:
+        """Return the preferences of a user, with the mutes that hold."""
+
+    async def change(self, inbox: Inbox, change: PreferencesChange) -> None:
+        """Change preferences; what waits is looked at again."""
+
+    async def mute(self, inbox: Inbox, mute: Mute) -> None:
+        """Have nothing of a conversation be sent.
+
+        Raises:
+            InvalidField: the user mutes as many as there may be.
+        """
+
+    async def unmute(self, inbox: Inbox, conversation_id: ConversationId) -> None:
+        """End the mute of a conversation, if there is one."""
+
+
+class ChannelSender(Protocol):
+    """The way to receivers of one kind."""
 
     async def send(self, attempt: Attempt) -> Outcome:
-        """Try a delivery; returns within 15 s, whatever the receiver does. Safe to cancel."""
+        """Try a delivery; returns within 16 s, whatever the receiver does. Safe to cancel."""
 
     async def rest(self, attempt: Attempt) -> None:
         """Return when nothing of a try goes on, such as the look-up of a name that took too long. Safe to cancel."""
+
+
+class Services(Protocol):
+    """The services of Apprise that the deployment allows."""
+
+    async def check(self, url: str) -> None:
+        """Return if a URL names one of them.
+
+        Raises:
+            InvalidField: it does not.
+        """
 
 
 class Counters(Protocol):
@@ -214,8 +301,8 @@ class Counters(Protocol):
     def watching(self, count: int) -> None:
         """So many subscriptions are open."""
 
-    def delivery_tried(self, state: str, seconds: float) -> None:
-        """A try of a delivery has ended after so long, and the delivery is now `state`: a DeliveryState."""
+    def delivery_tried(self, kind: str, state: str, seconds: float) -> None:
+        """A try of a delivery to a ChannelKind has ended after so long, and it is now `state`: a DeliveryState."""
 
-    def deliveries_waiting(self, count: int) -> None:
-        """So many deliveries wait, over all replicas."""
+    def deliveries_waiting(self, kind: str, count: int, delay_seconds: float) -> None:
+        """So many deliveries to a ChannelKind wait, over all replicas, and one is due for so long."""

@@ -59,6 +59,12 @@ class Publication:
                     await self._announcer.announce(notifications)
             self._counters.published(len(notifications))
             if len(notifications) < _BATCH:
+                break
+        while True:
+            async with self._store.untold(limit=_BATCH) as events:
+                if events:
+                    await self._announcer.tell(events)
+            if len(events) < _BATCH:
                 return
 
 

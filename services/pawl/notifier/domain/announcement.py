@@ -8,7 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.strict_json import storable
@@ -50,8 +50,10 @@ class RunChange:
     output_text: str = ""
     does_call: bool = False
     """True if it does a call of another run, which goes on with its end."""
-    waits_for_agent: bool = False
-    """True if it waits for a run that does a call of it."""
+    waits_for_nobody: bool = False
+    """True if it waits for a run that does a call of it, or for its time."""
+    is_turn: bool = False
+    """True if a job has begun it, and no message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +76,44 @@ class ApprovalAsked:
     escalated: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApprovalSettled:
+    """A call awaits an approval no more: somebody decided, nobody did in time, or its run was stopped."""
+
+    time: datetime
+    store_id: StoreId
+    run_id: RunId
+    call_id: CallId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Over:
+    """A need of which people were told before `time`, and which is no more: that of a run, or that to approve a call.
+
+    Without `call_id` it is the run's own; with `run_ended` also that to approve calls of it.
+    """
+
+    store_id: StoreId
+    run_id: RunId
+    time: datetime
+    call_id: CallId = CallId("")
+    run_ended: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StarterPaused:
+    """A schedule or a trigger of a user has paused itself; `starter` says which of both."""
+
+    event_id: EventId
+    time: datetime
+    inbox: Inbox
+    starter: str
+    name: str
+    note: str
+
+
+Change: TypeAlias = RunChange | ApprovalAsked | ApprovalSettled | StarterPaused
+
 _ENDED: Final = frozenset({"run.completed", "run.failed", "run.cancelled", "run.expired"})
 
 
@@ -81,9 +121,11 @@ def draft_notification(change: RunChange) -> Draft | None:
     """Return what the user is told about `change`, or None: most changes concern nobody.
 
     A run that a newer message of its user replaced is not told: the user did it. Nor
-    is what runs are to each other: that one waits for another, or has done its call.
+    is what runs are to each other: that one waits for another, or has done its call; nor that the model had nothing to
+    say of what a job came to.
     """
-    if change.does_call and change.type in _ENDED:
+    says_nothing = change.is_turn and not change.output_text and change.type == "run.completed"
+    if says_nothing or (change.does_call and change.type in _ENDED):
         return None
     match change.type:
         case "run.completed":
@@ -96,13 +138,26 @@ def draft_notification(change: RunChange) -> Draft | None:
             return _draft(change, NotificationKind.RUN_CANCELLED, title)
         case "run.expired":
             return _draft(change, NotificationKind.RUN_EXPIRED, "Run expired: nobody answered in time")
-        case "run.waiting" if change.waits or not change.waits_for_agent:
+        case "run.waiting" if change.waits or not change.waits_for_nobody:
             waits = " and ".join(wait.value for wait in Wait if wait in change.waits) or "input"
             return _draft(change, NotificationKind.INPUT_NEEDED, f"Run waits for {waits}")
         case "run.needs_attention":
             return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change))
         case _:
             return None
+
+
+def draft_pause(paused: StarterPaused) -> Draft:
+    """Return what a user is told whose schedule or trigger starts no runs any more."""
+    return Draft(
+        inbox=paused.inbox,
+        notification_id=notification_id(paused.event_id),
+        kind=NotificationKind.ATTENTION_NEEDED,
+        event_id=paused.event_id,
+        title=_line(f"Your {paused.starter} {paused.name} has paused itself: {paused.note}"),
+        body=f"See why: pawl {paused.starter}s show {paused.name}",
+        create_time=paused.time,
+    )
 
 
 def draft_requests(asked: ApprovalAsked, approvers: Collection[UserId]) -> list[Draft]:
@@ -119,6 +174,16 @@ def draft_requests(asked: ApprovalAsked, approvers: Collection[UserId]) -> list[
         title = f"Run still waits for an approval of {asked.tool_name}{late}"
         drafts.append(_request(asked, asked.user_id, NotificationKind.INPUT_NEEDED, title))
     return drafts
+
+
+def over_by(change: Change) -> Over | None:
+    """Return the need that is over with a change, if one is: one that still is there is told anew."""
+    if isinstance(change, StarterPaused):
+        return None
+    if isinstance(change, RunChange):
+        ended = change.type in _ENDED
+        return Over(store_id=change.inbox.store_id, run_id=change.run_id, time=change.time, run_ended=ended)
+    return Over(store_id=change.store_id, run_id=change.run_id, time=change.time, call_id=change.call_id)
 
 
 def _request(asked: ApprovalAsked, user_id: UserId, kind: NotificationKind, title: str) -> Draft:

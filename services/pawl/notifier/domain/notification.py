@@ -23,7 +23,14 @@ class NotificationKind(StrEnum):
     INPUT_NEEDED = "input_needed"
     ATTENTION_NEEDED = "attention_needed"
     APPROVAL_NEEDED = "approval_needed"
-    WEBHOOK_DISABLED = "webhook_disabled"
+    CHANNEL_DISABLED = "webhook_disabled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NotificationKinds:
+    """Kinds of notifications; none stands for all."""
+
+    kinds: tuple[NotificationKind, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +46,7 @@ class Draft:
     """A notification before it has its place in the inbox.
 
     `notification_id` follows from the event, so the same event gives the same draft. `call_id` is the call that is to
-    be decided about, `webhook_id` the webhook that was disabled; empty if none is.
+    be decided about, `channel_id` the channel that was disabled; empty if none is.
     """
 
     inbox: Inbox
@@ -52,7 +59,7 @@ class Draft:
     run_id: RunId = RunId("")
     conversation_id: ConversationId = ConversationId("")
     call_id: CallId = CallId("")
-    webhook_id: str = ""
+    channel_id: str = ""
 
 
 def shown(draft: Draft) -> Draft:

@@ -5,22 +5,39 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
-from pawl.chassis.translate import Translator
+from pawl.chassis.translate import Translator, Unknown
 from pawl.errors import InvalidField, InvalidPageToken
-from pawl.notifier.domain.notification import Notification, NotificationId
-from pawl.notify.v1 import notify_pb2
+from pawl.notifier.domain.delivery import ChannelEvent
+from pawl.notifier.domain.notification import Inbox, Notification, NotificationId
+from pawl.notify.v1 import channel_pb2, notify_pb2
 
 PAGE_DEFAULT: Final = 50
 PAGE_MAX: Final = 200
 IDS_MAX: Final = 200
 
-MESSAGE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours")).struct(
-    Notification, notify_pb2.Notification
-)
+_OWN: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
+MESSAGE: Final = _OWN.struct(Notification, notify_pb2.Notification)
 """Between a notification and its message."""
+EVENT: Final = _OWN.struct(ChannelEvent, channel_pb2.ChannelEvent)
+"""Between an event of a channel and its message."""
+
+
+def _refused(unknown: Unknown) -> InvalidField:
+    return InvalidField(f"{unknown.field}: {unknown.value} is not known", field=unknown.field)
+
+
+WIRE: Final = Translator(_refused)
+"""Between what users say and its messages."""
 
 _TOKEN: Final = re.compile(r"(all|unread)-([0-9]{1,18})")
+
+
+def caller_inbox() -> Inbox:
+    """Return whose inbox the caller's is."""
+    caller = require_user()
+    return Inbox(store_id=caller.store_id, user_id=caller.user_id)
 
 
 def page_size(requested: int) -> int:

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Final
+
 import grpc
 
-from pawl.chassis.ids import DEFAULT_AGENT, CallKey, ConversationId, RunKey, StoreId, UserId
+from pawl.chassis.ids import DEFAULT_AGENT, CallKey, CommandId, ConversationId, RunKey, StoreId, UserId
 from pawl.chassis.rpc_client import translated
 from pawl.errors import AgentNotFound, CallNotFound, ConversationNotFound, RunNotFound
-from pawl.event.v1 import call_pb2, conversation_pb2
+from pawl.event.v1 import call_pb2, conversation_pb2, run_pb2
 from pawl.job.v1 import agents_pb2, agents_pb2_grpc, ledger_pb2, ledger_pb2_grpc
+from pawl.tool_registry.domain.jobs import Job
+
+_ENDED: Final = tuple(state for state in run_pb2.RunState.values() if state >= run_pb2.RUN_STATE_COMPLETED)
+_OPEN: Final = tuple(state for state in run_pb2.RunState.values() if state and state not in _ENDED)
+_OPEN_MAX: Final = 50
 
 
 class LedgerReads:
-    """The ports StoredResults of read_result and RunReads of rules, over LedgerService."""
+    """The ports StoredResults and Jobs of built-in tools and RunReads of rules, over LedgerService."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
@@ -60,3 +68,61 @@ class LedgerReads:
         if call.conversation_id != conversation_id or not call.HasField("result"):
             return None
         return call.result.content_json
+
+    async def jobs(
+        self, store_id: StoreId, user_id: UserId, conversation_id: ConversationId, *, ended_max: int
+    ) -> Sequence[Job]:
+        found: list[Job] = []
+        for states, most in ((_OPEN, _OPEN_MAX), (_ENDED, ended_max)):
+            request = ledger_pb2.ListRunsRequest(
+                store_id=store_id,
+                user_id=user_id,
+                reports_to_conversation_id=conversation_id,
+                states=states,
+                page_size=most,
+            )
+            found += map(_job, (await translated(self._ledger.ListRuns(request))).runs)
+        return found
+
+    async def stop_job(
+        self, key: RunKey, user_id: UserId, conversation_id: ConversationId, command_id: CommandId
+    ) -> tuple[Job, bool] | None:
+        request = ledger_pb2.StopJobRequest(
+            store_id=key.store_id,
+            user_id=user_id,
+            conversation_id=conversation_id,
+            run_id=key.run_id,
+            command_id=command_id,
+        )
+        try:
+            response = await translated(self._ledger.StopJob(request))
+        except RunNotFound:
+            return None
+        return _job(response.run), response.stopped
+
+
+def _job(run: run_pb2.Run) -> Job:
+    return Job(
+        job_id=run.run_id,
+        tool=run.job.tool_name,
+        state=_state(run),
+        is_over=run.state in _ENDED,
+        waits_for_time=list(run.waits) == [run_pb2.WAIT_KIND_TIME],
+        begin_time=run.job.begin_time.ToMicroseconds() / 1e6,
+        interval_seconds=run.job.interval_seconds,
+        end_time=run.job.end_time.ToMicroseconds() / 1e6 if run.job.HasField("end_time") else None,
+        iterations=run.round,
+        result=run.output_text,
+        error=run.failure.message,
+    )
+
+
+def _state(run: run_pb2.Run) -> str:
+    """Return the name of the state of a run, or of what it waits for."""
+    if run_pb2.WAIT_KIND_APPROVAL in run.waits:
+        return "AWAITING_APPROVAL"
+    if run_pb2.WAIT_KIND_PAUSED in run.waits:
+        return "PAUSED"
+    if run.state not in run_pb2.RunState.values():
+        return "RUNNING"
+    return run_pb2.RunState.Name(run.state).removeprefix("RUN_STATE_")

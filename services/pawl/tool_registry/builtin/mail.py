@@ -12,6 +12,7 @@ import msgspec
 
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, StoreId
+from pawl.chassis.mail import ENCODED
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.tool import Tool, tool
@@ -77,6 +78,8 @@ def _compose(sender: str, to: list[str], cc: list[str], subject: str, body: str)
         message["Cc"] = [_address(text) for text in cc]
     if any(ord(character) < ord(" ") or character == "\x7f" for character in subject):
         raise ToolError("the subject must be one line without control characters")
+    if ENCODED in subject:
+        raise ToolError(f"the subject must not have {ENCODED}, which mail programs read as something encoded")
     message["Subject"] = subject
     message.set_content(body.replace("\r\n", "\n").replace("\r", "\n"))
     return message
@@ -87,6 +90,7 @@ def _address(text: str) -> Address:
     plain = text.strip()
     user, at, domain = plain.rpartition("@")
     is_plain = plain.isascii() and plain.isprintable() and not set(plain) & set(' <>()[]\\,;:"')
+    is_plain = is_plain and ENCODED not in plain
     if not (user and at and "." in domain.strip(".") and is_plain) or ".." in plain or domain.startswith("."):
         raise ToolError(f"{text[:80]!r} is not an e-mail address like ann@example.com")
     try:

@@ -37,7 +37,7 @@ def result_tools(results: StoredResults) -> list[Tool[..., Any]]:
             ConversationId(context.conversation_id),
         )
         if content is None:
-            raise ToolError(f"this conversation has no call {call_id!r} with a result")
+            raise ToolError(f"this conversation has no call {call_id!r} whose result is kept")
         return {"call_id": call_id} | slice_of(content, offset, length)
 
     return [read_result]

@@ -34,9 +34,12 @@ class AuditKind(StrEnum):
     PROPOSED = "PROPOSED"
     """It was checked: `verdict` is the disposition, `reason` why it is gated or refused, or the rule that decided."""
     DECIDED = "DECIDED"
-    """A person decided about it: `verdict` is the kind of the decision, `by_user_id` who."""
+    """A person decided about it: `verdict` is the kind of the decision, `by_user_id` who. Of one for a series `reason`
+    is `grant` and the call: so the entries name it that are about its uses."""
     EXECUTED = "EXECUTED"
-    """It is about to begin: `verdict` is APPROVED if it had an approval, RULE if a rule stood for one, else empty."""
+    """It is about to begin: `verdict` is APPROVED if it had an approval, RULE or GRANT if one stood for that, else
+    empty;
+    `reason` is the rule, or the grant."""
     RETURNED = "RETURNED"
     """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on.
     Of a front-end call `by_user_id` is who brought the result, or held the call."""
@@ -95,6 +98,7 @@ class RecordedDecision:
     arguments_sha256: str
     by_credential_id: CredentialId = CredentialId("")
     by_delegate_user_id: UserId = UserId("")
+    is_for_series: bool = False
 
 
 ENDS: Final[Mapping[str, tuple[Outcome, str]]] = {

@@ -21,6 +21,7 @@ RESULT_BYTES_MAX: Final = 1024 * 1024
 DESCRIPTION_BYTES_MAX: Final = 4096
 TIMEOUT_SECONDS_MIN: Final = 0.1
 TIMEOUT_SECONDS_MAX: Final = 3600.0
+ASYNC_TIMEOUT_SECONDS_MAX: Final = 86_400.0
 RESOURCE_KEYS_MAX: Final = 16
 ALLOWED_USERS_MAX: Final = 1000
 ALLOWED_ROLES_MAX: Final = 16
@@ -41,14 +42,15 @@ _MOST: Final = {
     "cache_seconds": CACHE_SECONDS_MAX,
     "approvals_required": APPROVALS_MAX,
 }
+_TIMEOUTS: Final = {"timeout_seconds": TIMEOUT_SECONDS_MAX, "async_timeout_seconds": ASYNC_TIMEOUT_SECONDS_MAX}
 _IDS_MOST: Final = {
     "allowed_user_ids": (ALLOWED_USERS_MAX, "user ids"),
     "allowed_roles": (ALLOWED_ROLES_MAX, "names of roles"),
 }
 # What the registry does not run it can neither count nor give again.
-_OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds")
+_OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
 # What came later is written where it says something, so that definitions stay the versions that they are.
-_LATER: Final = ("bulk_count",)
+_LATER: Final = ("bulk_count", "without_background", "async_timeout_seconds", "permits_grants")
 
 
 class ExecutionContext(StrEnum):
@@ -123,6 +125,12 @@ class ToolDefinition:
     fallback_tool_name: str = ""
     bulk_count: str = ""
     """The path to what a call is about in its arguments, like `$.body.items`; empty for the longest array."""
+    without_background: bool = False
+    """True if calls run at once also where the model wants them in the background."""
+    async_timeout_seconds: float = 0.0
+    """The time that an execution in the background may take; 0 means none of its own."""
+    permits_grants: bool = False
+    """True if one approval may be for a series of calls also of a DESTRUCTIVE tool."""
 
     def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
         """Return whether a user is one of its users, with one of its roles. To others it does not exist."""
@@ -189,11 +197,10 @@ def check_definition(definition: ToolDefinition) -> None:
         f"must have 1 to {DESCRIPTION_BYTES_MAX} bytes",
     )
     require(CONTROL.search(definition.description) is None, "description", "must not have control characters")
-    require(
-        definition.timeout_seconds == 0 or TIMEOUT_SECONDS_MIN <= definition.timeout_seconds <= TIMEOUT_SECONDS_MAX,
-        "timeout_seconds",
-        f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {TIMEOUT_SECONDS_MAX:g}",
-    )
+    for field, most in _TIMEOUTS.items():
+        seconds = getattr(definition, field)
+        is_in_range = seconds == 0 or TIMEOUT_SECONDS_MIN <= seconds <= most
+        require(is_in_range, field, f"must be 0 or from {TIMEOUT_SECONDS_MIN} to {most:g}")
     for field, most in _MOST.items():
         require(0 <= getattr(definition, field) <= most, field, f"must be 0 to {most}")
     for field, (most, what) in _IDS_MOST.items():

@@ -12,6 +12,7 @@ from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.question import Question
 
 PROGRESS_BYTES_MAX: Final = 1024
+CHECKPOINT_BYTES_MAX: Final = 16 * 1024
 
 NOT_STOPPED: Final = "NOT_STOPPED"
 """Reason of the result of a cancelled execution whose tool goes on."""

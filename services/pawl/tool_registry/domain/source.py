@@ -87,6 +87,9 @@ class ToolPolicy:
     effect: EffectClass | None = None
     timeout_seconds: float = 0.0
     bulk_count: str = ""
+    without_background: bool = False
+    async_timeout_seconds: float = 0.0
+    permits_grants: bool = False
     excluded: bool = False
 
 
@@ -141,6 +144,9 @@ def _policy(item: Any) -> ToolPolicy:
             effect=EffectClass(effect) if effect else None,
             timeout_seconds=float(item.get("timeoutSeconds", 0.0)),
             bulk_count=str(item.get("bulkCount", "")),
+            without_background=bool(item.get("withoutBackground", False)),
+            async_timeout_seconds=float(item.get("asyncTimeoutSeconds", 0.0)),
+            permits_grants=bool(item.get("permitsGrants", False)),
             excluded=bool(item.get("excluded", False)),
         )
     except ValueError as error:
@@ -179,6 +185,9 @@ def _under(definition: ToolDefinition, policy: ToolPolicy) -> ToolDefinition:
         effect=policy.effect or definition.effect,
         timeout_seconds=policy.timeout_seconds or definition.timeout_seconds,
         bulk_count=policy.bulk_count,
+        without_background=policy.without_background,
+        async_timeout_seconds=policy.async_timeout_seconds,
+        permits_grants=policy.permits_grants,
     )
 
 

@@ -14,6 +14,22 @@ from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.question import KINDS, Question
 
 _DIGEST_SCHEME: Final = "pawl.approval.1"
+_GRANT_SCHEME: Final = "pawl.grant.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """The iterations of a job, of which a call is one.
+
+    `digest` is that of the grant which covers them, `grant_call_id` the call with which it was given; both are empty
+    if none is there.
+    """
+
+    digest: str = ""
+    interval_seconds: float
+    iterations_max: int
+    end_time: float | None = None
+    grant_call_id: str = ""
 
 
 class Disposition(StrEnum):
@@ -49,6 +65,8 @@ class CallContext:
     """The credential that started the run."""
     delegate_user_id: UserId = UserId("")
     """The user of the delegate that started it for the user; empty for none."""
+    in_background: bool = False
+    """True if its run is a job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +87,10 @@ class Verdict:
     error_reason: str = ""
     error_message: str = ""
     rule_id: str = ""
+    series_digest: str = ""
+    """The digest by which its series can be granted; of a call that may run, of the grant that covers it."""
+    grant_call_id: str = ""
+    """The call with which that grant was given."""
 
 
 def call_digest(
@@ -80,6 +102,27 @@ def call_digest(
     written the same.
     """
     fields = [_DIGEST_SCHEME, store_id, run_id, call_id, tool_name, str(tool_version), arguments.decode()]
+    return hashlib.sha256(dumps_canonical([*fields])).hexdigest()
+
+
+def grant_digest(
+    series: Series,
+    *,
+    store_id: StoreId,
+    run_id: RunId,
+    tool_name: str,
+    tool_versions: tuple[int, int],
+    arguments: bytes,
+) -> str:
+    """Return the SHA-256, in hex, that binds a grant to the calls of one series; `arguments` are canonical JSON.
+
+    `tool_versions` are the one that the run has pinned and the one in force: with a new one the grant is of another
+    tool. Times are to the millisecond, so that whoever has read and written them says the same.
+    """
+    end = "" if series.end_time is None else str(round(series.end_time * 1000))
+    terms = [str(series.iterations_max), str(round(series.interval_seconds * 1000)), end]
+    versions = [str(version) for version in tool_versions]
+    fields = [_GRANT_SCHEME, store_id, run_id, tool_name, *versions, arguments.decode(), *terms]
     return hashlib.sha256(dumps_canonical([*fields])).hexdigest()
 
 

@@ -123,6 +123,7 @@ class Invocation:
     details: CallDetails
     deadline_time: float
     attempt: int
+    last_checkpoint_json: bytes = b""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

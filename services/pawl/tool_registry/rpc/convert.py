@@ -17,7 +17,7 @@ from pawl.tool_registry.app.policy.admission import ReadTimeouts
 from pawl.tool_registry.app.policy.call import ProposedCall
 from pawl.tool_registry.domain.audit import ENDS, RecordedDecision, RecordedResult, sha256_hex
 from pawl.tool_registry.domain.definition import (
-    TIMEOUT_SECONDS_MAX,
+    ASYNC_TIMEOUT_SECONDS_MAX,
     VERSION_MAX,
     Category,
     EffectClass,
@@ -30,7 +30,7 @@ from pawl.tool_registry.domain.execution import ExecutionResult, Progress
 from pawl.tool_registry.domain.question import Answer, Question
 from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.schema import SCHEMA_BYTES_MAX
-from pawl.tool_registry.domain.verdict import CallContext, Verdict
+from pawl.tool_registry.domain.verdict import CallContext, Series, Verdict
 
 _SHA256: Final = re.compile("[0-9a-f]{64}")
 _DURATION_SECONDS_MAX: Final = 1e10
@@ -89,14 +89,15 @@ _VERDICT: Final = WIRE.struct(
     Verdict,
     execution_pb2.Verdict,
     Exceptions(
-        of_struct=("definition", "accepted"),
+        of_struct=("definition", "accepted", "grant_call_id"),
         # Of the definition and the arguments, if there are any.
         of_message=(
             *("arguments_json", "note", "context", "category", "effect_class", "timeout_seconds", "parallel"),
-            *("offer_fallback", "fallback_tool_name", "result"),
+            *("offer_fallback", "fallback_tool_name", "result", "without_background", "async_timeout_seconds"),
         ),
     ),
 )
+_SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 _CALL_RESULT: Final = WIRE.struct(
     ExecutionResult, call_pb2.CallResult, Exceptions(of_struct=("outcome", "duration_seconds", "question"))
 )
@@ -137,7 +138,23 @@ def proposed_from(message: execution_pb2.ProposedCall) -> ProposedCall:
         arguments=message.arguments_json,
         is_edited=message.edited,
         own_tool=own,
+        series=series_from(message),
     )
+
+
+def series_from(message: execution_pb2.ProposedCall | execution_pb2.ExecuteToolRequest) -> Series | None:
+    """Return the series of a call; None if it is of none.
+
+    Raises:
+        InvalidField: it cannot be one.
+    """
+    if not message.HasField("series"):
+        return None
+    series = _SERIES.read(message.series)
+    check_id(series.grant_call_id, "series.grant_call_id", optional=True)
+    if not (series.iterations_max >= 1 and series.interval_seconds > 0):
+        raise InvalidField("series: has iterations, and a time between them", field="series")
+    return series
 
 
 _MESSAGES_MAX: Final = 4096
@@ -188,6 +205,7 @@ def call_context_from(context: execution_pb2.CallContext, call_id: str) -> CallC
         agents_above=frozenset(each.agent_name for each in context.above),
         credential_id=check_id(context.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(context.delegate_user_id, "delegate_user_id", optional=True),
+        in_background=context.in_background,
     )
 
 
@@ -210,6 +228,7 @@ def decision_from(message: execution_pb2.RecordedDecision) -> RecordedDecision:
         by_credential_id=check_id(message.credential_id, "credential_id", optional=True),
         by_delegate_user_id=check_id(message.delegate_user_id, "delegate_user_id", optional=True),
         arguments_sha256=_sha256(digest, "arguments_sha256") if digest else sha256_hex(message.arguments_json),
+        is_for_series=message.for_series,
     )
 
 
@@ -266,7 +285,7 @@ def read_timeouts_from(request: execution_pb2.CheckCallsRequest) -> ReadTimeouts
     if not all(seconds > 0 for seconds in asked):
         raise InvalidField("timeouts: must be above 0", field="execute_reads")
     # A deployment may let its runs give more than any tool can take.
-    default, most = (min(seconds, TIMEOUT_SECONDS_MAX) for seconds in asked)
+    default, most = (min(seconds, ASYNC_TIMEOUT_SECONDS_MAX) for seconds in asked)
     return ReadTimeouts(default=default, most=most)
 
 
@@ -284,6 +303,8 @@ def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> executi
         message.category = _CATEGORIES.write(definition.category)
         message.effect_class = _EFFECTS.write(definition.effect)
         message.timeout_seconds = definition.timeout_seconds
+        message.without_background = definition.without_background
+        message.async_timeout_seconds = definition.async_timeout_seconds
         message.parallel = definition.runs_beside_others
         if definition.context is ExecutionContext.FRONTEND:
             message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)

@@ -12,7 +12,7 @@ from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool_registry.app.workers import link as frames
 from pawl.tool_registry.domain.definition import ARGUMENTS_BYTES_MAX, can_exist
-from pawl.tool_registry.domain.execution import progress
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, progress
 from pawl.tool_registry.domain.inverse import InverseCall, inverse_call
 from pawl.tool_registry.domain.workers import (
     CALLS_MAX,
@@ -60,7 +60,7 @@ async def worker_frames(
     """Give the frames after the first.
 
     Raises:
-        InvalidField, InvalidId, InvalidJson: something in one has no meaning.
+        InvalidField, InvalidId, InvalidJson, TooLarge: something in one has no meaning.
         HelloRequired: a second hello came.
     """
     async for request in requests:
@@ -79,6 +79,15 @@ def _worker_frame(request: worker_pb2.AttachWorkerRequest) -> frames.WorkerFrame
                 call_id=CallId(check_id(report.call_id, "progress.call_id")),
                 lease_epoch=_epoch(report),
                 progress=progress(report.fraction if report.HasField("fraction") else None, report.message),
+            )
+        case "checkpoint":
+            checkpoint = request.checkpoint
+            value = loads(checkpoint.content_json, bytes_max=CHECKPOINT_BYTES_MAX)
+            return frames.CheckpointReport(
+                call_id=CallId(check_id(checkpoint.call_id, "checkpoint.call_id")),
+                lease_epoch=_epoch(checkpoint),
+                number=checkpoint.number,
+                content=dumps_canonical(value),
             )
         case "result":
             return frames.Result(
@@ -132,6 +141,7 @@ registry_frame: Final = convert.WIRE.one_of(
         "invocation": Invocation,
         "cancel": frames.InvocationCancel,
         "receipt": frames.ResultReceipt,
+        "checkpoint": frames.CheckpointReceipt,
         "heartbeat": frames.HeartbeatAnswer,
     },
 ).write

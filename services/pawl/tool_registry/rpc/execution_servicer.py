@@ -20,7 +20,7 @@ from pawl.tool_registry.app.execution.batch_check import BatchCheck
 from pawl.tool_registry.app.execution.executor import Executor
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest
-from pawl.tool_registry.domain.definition import TIMEOUT_SECONDS_MAX
+from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.registering import OWN_TOOLS_MAX, chosen, without_opt_in
 from pawl.tool_registry.domain.verdict import CallContext
@@ -105,8 +105,8 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
     async def ExecuteTool(
         self, request: pb.ExecuteToolRequest, context: Context
     ) -> AsyncIterator[pb.ExecuteToolResponse]:
-        if not 0 <= request.timeout_seconds <= TIMEOUT_SECONDS_MAX:
-            raise InvalidField(f"timeout_seconds: must be 0 to {TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
+        if not 0 <= request.timeout_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
+            raise InvalidField(f"timeout_seconds: must be 0 to {ASYNC_TIMEOUT_SECONDS_MAX:g}", field="timeout_seconds")
         asked = ExecuteRequest(
             context=convert.call_context_from(request.context, request.call_id),
             tool_name=request.tool_name,
@@ -118,6 +118,7 @@ class ExecutionServicer(execution_pb2_grpc.ExecutionServiceServicer):
             unknowns_resolved=request.unknowns_resolved,
             rule_id=request.rule_id,
             answers=convert.answers_from(request.answers),
+            series=convert.series_from(request),
         )
         async with aclosing(self.executor.execute(asked)) as items:
             async for item in items:

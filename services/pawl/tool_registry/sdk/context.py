@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Final
+from typing import Any, Final
 
+from pawl.chassis.strict_json import JsonValue, dumps_canonical
+from pawl.chassis.tasks import Handover, kept
+from pawl.errors import InvalidJson
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
 from pawl.tool_registry.domain.question import Question, check_question
+from pawl.tool_registry.sdk.values import plain
 
 
 class ToolError(Exception):
@@ -24,6 +30,10 @@ class SecretNotFound(ToolError):
 
 class QuestionDeclined(ToolError):
     """Nobody answers the question: it was refused, withdrawn, or its time is over."""
+
+
+class Superseded(ToolError):
+    """Another execution of the call has begun since, or nothing of its conversation is kept any more. Let it pass."""
 
 
 class ResultTooLarge(ToolError):
@@ -68,12 +78,15 @@ class ToolContext:
     """The time at which it is cancelled for taking too long."""
     agent_name: str = ""
     """The agent of its run; empty where that is not known."""
+    last_checkpoint: JsonValue = None
+    """The newest value that earlier executions of this call have kept by `checkpoint`; None if they kept none."""
     _cancelled: threading.Event = field(default_factory=threading.Event)
     # Nobody listens in a test of the function itself.
     _report: Callable[[float | None, str], None] = lambda _fraction, _message: None
     _find_secret: Callable[[str], str] = _no_secret
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
     _begin: Callable[[], None] = lambda: None
+    _save: Callable[[bytes], Future[None]] = kept
 
     @property
     def idempotency_key(self) -> str:
@@ -112,6 +125,19 @@ class ToolContext:
         Never blocks. Only the newest is kept, and shown at most ten times a second.
         """
         self._report(fraction, message)
+
+    def checkpoint(self, value: Any) -> Handover:
+        """Keep how far the call is: an execution that begins it again finds the newest value in `last_checkpoint`.
+
+        To be awaited in an async tool; in a sync one it returns when the value is kept,
+        which survives the end of every process then. It is JSON of at most 16 KiB.
+
+        Raises:
+            Superseded: this execution is not the newest one of the call any more.
+            ToolCancelled: the result is not wanted any more.
+            ToolError: the value is no JSON, or too large.
+        """
+        return Handover(self._save(_checkpoint_content(value)))
 
     def secret(self, name: str) -> str:
         """Return the secret of that name, that of the call's store before the deployment's common one.
@@ -156,3 +182,18 @@ class ToolContext:
         if problem:
             raise ToolError(problem)
         return await self._ask(asked)
+
+
+def _checkpoint_content(value: Any) -> bytes:
+    """Return the JSON of a checkpoint.
+
+    Raises:
+        ToolError: the value is none, or too large.
+    """
+    try:
+        content = dumps_canonical(plain(value))
+    except (TypeError, ValueError, RecursionError, InvalidJson) as error:
+        raise ToolError(f"a checkpoint must be JSON: {error}") from None
+    if len(content) > CHECKPOINT_BYTES_MAX:
+        raise ToolError(f"a checkpoint of {len(content)} bytes is over the limit of {CHECKPOINT_BYTES_MAX}: keep less")
+    return content

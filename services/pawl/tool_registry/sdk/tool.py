@@ -12,6 +12,8 @@ import pydantic
 
 from pawl.errors import PawlError
 from pawl.tool_registry.domain.definition import (
+    ASYNC_TIMEOUT_SECONDS_MAX,
+    TIMEOUT_SECONDS_MIN,
     Category,
     EffectClass,
     ExecutionContext,
@@ -58,6 +60,8 @@ class Tool(Generic[P, R]):
     _bulk_count: BulkCount | None
     process: ProcessLimits | None = None
     """The limits of each call in a process of its own; None if it runs in the registry's."""
+    heartbeat_seconds: float = 0.0
+    """An execution that says nothing for so long counts as lost; 0 means that it may be silent."""
     marks_begun: bool = False
     """True if the function itself says, by `ToolContext.mark_begun`, when a call may have its effect."""
     is_remote: bool = False
@@ -126,6 +130,10 @@ def tool(
     rate_per_minute: int = ...,
     cache_seconds: float = ...,
     approvals_required: int = ...,
+    background: bool = ...,
+    async_timeout_seconds: float = ...,
+    heartbeat_seconds: float = ...,
+    grants: bool = ...,
     preview: Preview | None = ...,
     bulk_count: BulkCount | None = ...,
     reconcile: Reconcile | None = ...,
@@ -149,6 +157,10 @@ def tool(
     rate_per_minute: int = 0,
     cache_seconds: float = 0.0,
     approvals_required: int = 0,
+    background: bool = True,
+    async_timeout_seconds: float = 0.0,
+    heartbeat_seconds: float = 0.0,
+    grants: bool = False,
     preview: Preview | None = None,
     bulk_count: BulkCount | None = None,
     reconcile: Reconcile | None = None,
@@ -156,10 +168,7 @@ def tool(
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
     """Make a tool of a function, sync or async; the defaults are the cautious ones.
 
-    `description` defaults to the docstring. `preview` and `bulk_count` take the
-    arguments and must be quick and pure; `reconcile` goes with the effect
-    RECONCILABLE, and says whether an earlier execution happened; with `process`
-    each call runs in a process of its own. docs/tools.md explains each.
+    `preview` and `bulk_count` take the arguments and must be quick and pure. docs/tools.md explains all options.
 
     Raises:
         ToolDefinitionError: the function or an option cannot be used.
@@ -183,6 +192,9 @@ def tool(
             rate_per_minute=rate_per_minute,
             cache_seconds=float(cache_seconds),
             approvals_required=approvals_required,
+            without_background=not background,
+            async_timeout_seconds=float(async_timeout_seconds),
+            permits_grants=grants,
         )
         made = Tool(
             function=function,
@@ -192,9 +204,9 @@ def tool(
             _preview=preview,
             _bulk_count=bulk_count,
             process=process,
+            heartbeat_seconds=float(heartbeat_seconds),
         )
-        _check(made)
-        return made
+        return _checked(made)
 
     return make if function is None else make(function)
 
@@ -215,8 +227,8 @@ def _define(**fields: Any) -> ToolDefinition:
         raise ToolDefinitionError(f"{fields['name']}: {error}{hint}") from None
 
 
-def _check(made: Tool[P, R]) -> None:
-    """Return if all that was said of a tool holds together.
+def _checked(made: Tool[P, R]) -> Tool[P, R]:
+    """Return a tool of which all that was said holds together.
 
     Raises:
         ToolDefinitionError: it does not.
@@ -224,6 +236,11 @@ def _check(made: Tool[P, R]) -> None:
     definition = made.definition
     if (made.reconcile is not None) != (definition.effect is EffectClass.RECONCILABLE):
         raise ToolDefinitionError(f"{made.name}: reconcile goes with the effect RECONCILABLE, and only there")
+    if made.heartbeat_seconds and not TIMEOUT_SECONDS_MIN <= made.heartbeat_seconds <= ASYNC_TIMEOUT_SECONDS_MAX:
+        limits = f"{TIMEOUT_SECONDS_MIN} to {ASYNC_TIMEOUT_SECONDS_MAX:g}"
+        raise ToolDefinitionError(f"{made.name}: heartbeat_seconds: must be {limits}")
+    if made.heartbeat_seconds and definition.context is not ExecutionContext.BACKEND:
+        raise ToolDefinitionError(f"{made.name}: heartbeat_seconds goes with tools that the registry runs")
     if made.process is not None:
         check_process(made.name, made.function, definition.context, made.process)
     try:
@@ -231,6 +248,7 @@ def _check(made: Tool[P, R]) -> None:
         compile_schema(definition.arguments_schema, recursion=True)
     except PawlError as error:
         raise ToolDefinitionError(f"{made.name}: {error.message}") from None
+    return made
 
 
 def forwarded(

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import gzip
+import socket
+import threading
 from collections.abc import Awaitable, Callable
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -352,4 +356,26 @@ async def test_a_lost_connection_can_be_closed_and_used_in_vain() -> None:
             await connection.send(b"POST / HTTP/1.1\r\n\r\n")
         assert caught.value.problem == failure.NETWORK
         connections.give(connection)
+        await connections.close()
+
+
+async def test_a_name_that_is_found_slowly_is_looked_up_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    found, asked, by_system = threading.Event(), [], socket.getaddrinfo
+
+    def getaddrinfo(host: bytes, port: int, **options: Any) -> Any:
+        asked.append(host)
+        assert found.wait(10)
+        return by_system("127.0.0.1", port, **options)
+
+    async with model_http(sends(with_length(b""))) as server:
+        connections = Pool(dataclasses.replace(origin(server), host="model.test"))
+        monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+        first, *others = [asyncio.create_task(connections.take()) for _ in range(100)]
+        await asyncio.wait_for(until(lambda: bool(asked)), 5)
+        first.cancel()
+        assert await asyncio.wait_for(asyncio.to_thread(lambda: "done"), 5) == "done", "it holds up nothing else"
+        assert asked == [b"model.test"]
+        found.set()
+        for connection in await asyncio.gather(*others):
+            connections.give(connection)
         await connections.close()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from email.utils import parsedate_to_datetime
 from http import HTTPStatus
 from typing import Any, Final
 
@@ -12,6 +10,7 @@ from pawl.agent_loop.adapters.model import words
 from pawl.agent_loop.domain import model
 from pawl.agent_loop.domain.model import Problem
 from pawl.agent_loop.domain.run import FailureClass
+from pawl.chassis.retry import asked_seconds
 
 _AUTH: Final = (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN)
 # Those that say that the same request may be taken later.
@@ -112,21 +111,5 @@ def retry_after_seconds(headers: Mapping[str, str], *, now: float) -> float | No
     `now` is the time of day in seconds since 1970. None where neither header is
     there (RFC 9110, 10.2.3), or says no such thing.
     """
-    seconds = _seconds(headers.get("retry-after-ms"), per_second=1000, now=None)
-    return _seconds(headers.get("retry-after"), per_second=1, now=now) if seconds is None else seconds
-
-
-def _seconds(value: str | None, *, per_second: int, now: float | None) -> float | None:
-    """Return the seconds that a header says; it may be a date if there is a `now`."""
-    if value is None:
-        return None
-    try:
-        seconds = float(value) / per_second
-    except ValueError:
-        if now is None:
-            return None
-        try:
-            seconds = parsedate_to_datetime(value).timestamp() - now
-        except ValueError:
-            return None
-    return max(seconds, 0.0) if math.isfinite(seconds) else None
+    milliseconds = asked_seconds(headers.get("retry-after-ms", ""))
+    return asked_seconds(headers.get("retry-after", ""), now=now) if milliseconds is None else milliseconds / 1000

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import aiohappyeyeballs
+from aiohappyeyeballs import AddrInfoType
 
 from pawl.agent_loop.adapters.model import failure
 from pawl.agent_loop.adapters.model.connection import Connection
 from pawl.agent_loop.domain.model import ModelError
+from pawl.chassis.lookups import look_up
 
 CONNECTIONS_MAX: Final = 1000
 """Most connections in use; who wants one more waits."""
@@ -46,6 +47,7 @@ class Pool:
         # Each with the time at which it is too old, the oldest first.
         self._idle: dict[Connection, float] = {}
         self._open: set[Connection] = set()
+        self._lookup: asyncio.Future[Sequence[AddrInfoType]] | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
         self._closed = False
@@ -93,7 +95,7 @@ class Pool:
     async def _connect(self) -> Connection:
         loop, origin = asyncio.get_running_loop(), self._origin
         try:
-            addresses = await loop.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM)
+            addresses = await self._addresses()
             connected = await aiohappyeyeballs.start_connection(
                 addresses, happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, loop=loop
             )
@@ -111,6 +113,18 @@ class Pool:
             raise ModelError(failure.NETWORK) from None
         self._open.add(connection)
         return connection
+
+    async def _addresses(self) -> Sequence[AddrInfoType]:
+        """Return the addresses of the model server, looked up once for all who wait for them."""
+        if self._lookup is None:
+            self._lookup = asyncio.ensure_future(look_up(self._origin.host, self._origin.port))
+            self._lookup.add_done_callback(self._looked_up)
+        return await asyncio.shield(self._lookup)
+
+    def _looked_up(self, lookup: asyncio.Future[Sequence[AddrInfoType]]) -> None:
+        self._lookup = None
+        if not lookup.cancelled():
+            lookup.exception()  # Perhaps nobody waits any more.
 
     def _lost(self, connection: Connection) -> None:
         self._idle.pop(connection, None)

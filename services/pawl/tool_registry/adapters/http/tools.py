@@ -17,8 +17,8 @@ from pawl.chassis.strict_json import loads
 from pawl.errors import InvalidField, InvalidJson, SourceUnreachable, TooLarge
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.domain.definition import (
+    ASYNC_TIMEOUT_SECONDS_MAX,
     RESULT_BYTES_MAX,
-    TIMEOUT_SECONDS_MAX,
     ToolDefinition,
     ToolVersion,
     decode_definition,
@@ -176,7 +176,7 @@ class HttpTools:
             headers=_headers(binding, built, context),
             body=built.body,
             # The call's own limit ends it; nothing here may be shorter.
-            timeout_seconds=TIMEOUT_SECONDS_MAX,
+            timeout_seconds=ASYNC_TIMEOUT_SECONDS_MAX,
             bytes_max=RESULT_BYTES_MAX,
         )
         try:

@@ -13,7 +13,7 @@ from typing import Any, Final
 import aiosmtplib
 
 from pawl.chassis.ids import CallKey
-from pawl.tool_registry.domain.mail_server import SmtpServer
+from pawl.chassis.mail import SmtpServer
 from pawl.tool_registry.sdk.context import ToolError
 
 _TIMEOUT_SECONDS: Final = 30.0
@@ -26,19 +26,8 @@ class SmtpMailer:
         self._server = server
 
     async def send(self, message: EmailMessage, recipients: list[str], call: CallKey) -> dict[str, Any]:
-        server = self._server
         try:
-            refused, _ = await aiosmtplib.send(
-                message,
-                recipients=recipients,
-                hostname=server.host,
-                port=server.port,
-                username=server.username,
-                password=server.password,
-                use_tls=server.use_tls,
-                start_tls=server.start_tls,
-                timeout=_TIMEOUT_SECONDS,
-            )
+            refused = await self._server.send(message, recipients=recipients, seconds=_TIMEOUT_SECONDS)
         except aiosmtplib.SMTPRecipientsRefused as error:
             refusals = ", ".join(f"{refusal.recipient} ({refusal.code})" for refusal in error.recipients)
             raise ToolError(f"the mail server refused all recipients: {refusals}") from None
@@ -48,7 +37,7 @@ class SmtpMailer:
             raise ToolError(f"the mail server refused the message with code {error.code}") from None
         except aiosmtplib.SMTPConnectError:
             raise ToolError("the mail server cannot be reached; nothing was sent") from None
-        except aiosmtplib.SMTPException as error:
+        except (aiosmtplib.SMTPException, TimeoutError) as error:
             # The connection broke: perhaps after the message was taken.
             raise ToolError(f"the mail server failed ({type(error).__name__}); it may have taken the message") from None
         return {"sent": True} | ({"refused": sorted(refused)} if refused else {})

@@ -150,7 +150,9 @@ WITH me AS ({_ME.format("$7")}), due AS (
 UPDATE tool_registry.worker_calls c SET state = 'HELD', lease_epoch = c.lease_epoch + 1, worker_id = $3,
     told_epochs = CASE WHEN c.purpose = 'RECONCILE' THEN c.told_epochs || (c.lease_epoch + 1) ELSE c.told_epochs END
 FROM due WHERE c.store_id = due.store_id AND c.call_id = due.call_id
-RETURNING c.*
+RETURNING c.*, (
+    SELECT k.content FROM tool_registry.checkpoints k WHERE k.store_id = c.store_id AND k.call_id = c.call_id
+) AS last_checkpoint
 """
 PUT_BACK: Final = f"""
 WITH back AS (
@@ -164,6 +166,17 @@ REPORT: Final = f"""
 WITH told AS (
     UPDATE tool_registry.worker_calls c SET progress = $6 WHERE {_IN_HAND} RETURNING c.store_id, c.call_id)
 SELECT {_notify("CALL", "store_id", "call_id")} FROM told
+"""
+# The lock keeps the call from being handed out again in the middle.
+KEEP_CHECKPOINT: Final = f"""
+WITH mine AS (
+    SELECT c.store_id, c.call_id, c.token, c.attempt FROM tool_registry.worker_calls c
+    WHERE {_IN_HAND} AND NOT c.cancel_requested FOR SHARE)
+INSERT INTO tool_registry.checkpoints (store_id, call_id, token, attempt, content)
+SELECT store_id, call_id, token, attempt, $6 FROM mine
+ON CONFLICT (store_id, call_id) DO UPDATE SET
+    token = excluded.token, attempt = excluded.attempt, content = excluded.content, written_at = now()
+RETURNING true
 """
 FINISH: Final = f"""
 WITH finished AS (

@@ -125,6 +125,9 @@ class PostgresWorkerRepository:
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
         await self._database.fetch(sql.REPORT, *worker, call_id, lease_epoch, msgspec.msgpack.encode(progress))
 
+    async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
+        return bool(await self._database.fetch(sql.KEEP_CHECKPOINT, *worker, call_id, lease_epoch, content))
+
     async def finish(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, answer: Answer) -> Finished:
         stored = msgspec.msgpack.encode(answer)
         rows = await self._database.fetch(sql.FINISH, *worker, call_id, lease_epoch, stored, self._instance_id)
@@ -201,6 +204,7 @@ def _invocation(row: asyncpg.Record) -> Invocation:
         details=msgspec.msgpack.decode(row["details"], type=CallDetails),
         deadline_time=row["deadline"].timestamp(),
         attempt=row["attempt"],
+        last_checkpoint_json=row["last_checkpoint"] or b"",
     )
 
 

@@ -10,10 +10,15 @@ import socket
 import sys
 from typing import Final, Self
 
+from pawl.chassis.strict_json import loads
+from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.messages import (
     Answer,
     Call,
     Cancel,
+    CheckpointAnswer,
+    CheckpointSaid,
+    GarbledMessage,
     Raised,
     Returned,
     Said,
@@ -22,7 +27,8 @@ from pawl.tool_registry.adapters.process.messages import (
     frame,
     read_message,
 )
-from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
+from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolContext, ToolError
 
 _PROGRAM: Final = (
     "import sys; sys.path[:] = sys.argv[1:-2]; from pawl.tool_registry.adapters.process.child import main; main()"
@@ -119,6 +125,9 @@ class CallProcess:
                 case SecretAsked(name=name):
                     self._writer.write(frame(_secret(context, name)))
                     await self._writer.drain()
+                case CheckpointSaid(content=content):
+                    self._writer.write(frame(await _keep(context, content)))
+                    await self._writer.drain()
                 case Said(fraction=fraction, message=message):
                     context.progress(fraction, message)
                     if loop.time() - said_at < _PROGRESS_INTERVAL_SECONDS:
@@ -148,6 +157,20 @@ class CallProcess:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
         return int(status) if status.isdigit() else None
+
+
+async def _keep(context: ToolContext, content: bytes) -> CheckpointAnswer:
+    try:
+        await context.checkpoint(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
+    except Superseded as error:
+        return CheckpointAnswer(error=str(error), kind="SUPERSEDED")
+    except ToolCancelled:
+        return CheckpointAnswer(error="the call was cancelled", kind="CANCELLED")
+    except ToolError as error:
+        return CheckpointAnswer(error=str(error))
+    except (InvalidJson, TooLarge):
+        raise GarbledMessage from None
+    return CheckpointAnswer()
 
 
 def _secret(context: ToolContext, name: str) -> SecretAnswer:

@@ -24,6 +24,7 @@ class ContextFields(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     deadline: datetime
     agent_name: str
+    last_checkpoint: Any
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -49,6 +50,19 @@ class SecretAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
 
     value: str = ""
     error: str = ""
+
+
+class CheckpointAnswer(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """The fate of the oldest checkpoint that has no answer yet; `error` says why it was not kept."""
+
+    error: str = ""
+    kind: Literal["TOLD", "SUPERSEDED", "CANCELLED"] = "TOLD"
+
+
+class CheckpointSaid(msgspec.Struct, frozen=True, kw_only=True, tag=True):
+    """Keep this, which is JSON."""
+
+    content: bytes
 
 
 class SecretAsked(msgspec.Struct, frozen=True, kw_only=True, tag=True):
@@ -84,8 +98,8 @@ class Raised(msgspec.Struct, frozen=True, kw_only=True, tag=True):
     frames: tuple[str, ...] = ()
 
 
-ToProcess: TypeAlias = Call | Cancel | SecretAnswer
-ToRegistry: TypeAlias = SecretAsked | Said | Returned | Raised
+ToProcess: TypeAlias = Call | Cancel | SecretAnswer | CheckpointAnswer
+ToRegistry: TypeAlias = SecretAsked | CheckpointSaid | Said | Returned | Raised
 Answer: TypeAlias = Returned | Raised
 
 _encoder: Final = msgspec.msgpack.Encoder()

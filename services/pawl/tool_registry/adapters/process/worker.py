@@ -14,7 +14,9 @@ import sys
 import threading
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
@@ -26,6 +28,8 @@ from pawl.tool_registry.adapters.process.messages import (
     Answer,
     Call,
     Cancel,
+    CheckpointAnswer,
+    CheckpointSaid,
     Raised,
     Returned,
     Said,
@@ -37,7 +41,14 @@ from pawl.tool_registry.adapters.process.messages import (
 )
 from pawl.tool_registry.adapters.python.tool_folders import folder_package
 from pawl.tool_registry.domain.inverse import inverse_call
-from pawl.tool_registry.sdk.context import OutcomeUnknown, SecretNotFound, ToolContext, ToolError
+from pawl.tool_registry.sdk.context import (
+    OutcomeUnknown,
+    SecretNotFound,
+    Superseded,
+    ToolCancelled,
+    ToolContext,
+    ToolError,
+)
 from pawl.tool_registry.sdk.inverse import Reversible
 from pawl.tool_registry.sdk.tool import Tool
 from pawl.tool_registry.sdk.values import plain
@@ -76,6 +87,7 @@ class _Line:
         self._messages = messages
         self._sending = threading.Lock()
         self._asking = threading.Lock()
+        self._saved: deque[Future[None]] = deque()
         self._secrets: queue.SimpleQueue[SecretAnswer] = queue.SimpleQueue()
         self._newest: Said | None = None
         self._has_news = threading.Event()
@@ -100,6 +112,14 @@ class _Line:
         if answer.error:
             raise SecretNotFound(answer.error)
         return answer.value
+
+    def save(self, content: bytes) -> Future[None]:
+        """Have the registry keep a checkpoint; done when it has."""
+        saved: Future[None] = Future()
+        with self._sending:
+            self._saved.append(saved)
+            self._channel.sendall(frame(CheckpointSaid(content=content)))
+        return saved
 
     def answer(self, answer: Answer) -> None:
         """Send the end of the call, after the progress that came before it."""
@@ -129,9 +149,25 @@ class _Line:
                     os._exit(1)
                 case SecretAnswer() as answer:
                     self._secrets.put(answer)
+                case CheckpointAnswer() as answer:
+                    _settle(self._saved.popleft(), answer)
                 case Cancel():
                     self.cancelled.set()
                     self.on_cancel()
+
+
+def _settle(saved: Future[None], answer: CheckpointAnswer) -> None:
+    if not saved.set_running_or_notify_cancel():
+        return  # The tool waits no longer.
+    match answer.kind:
+        case _ if not answer.error:
+            saved.set_result(None)
+        case "TOLD":
+            saved.set_exception(ToolError(answer.error))
+        case "SUPERSEDED":
+            saved.set_exception(Superseded(answer.error))
+        case "CANCELLED":
+            saved.set_exception(ToolCancelled())
 
 
 def _limit(call: Call) -> None:
@@ -228,4 +264,5 @@ def _context(call: Call, line: _Line) -> ToolContext:
         _cancelled=line.cancelled,
         _report=line.progress,
         _find_secret=line.secret,
+        _save=line.save,
     )

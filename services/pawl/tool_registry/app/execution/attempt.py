@@ -5,26 +5,33 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Final
+from typing import Final, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.retry import Retry
+from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.tool_registry.app.execution import outcome
-from pawl.tool_registry.app.execution.execution import Execution
-from pawl.tool_registry.app.execution.ports import Ended, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.execution.execution import CancelCause, Execution
+from pawl.tool_registry.app.execution.ports import Checkpoints, Ended, ResourceLocks, Runner, Secrets, Writer
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, progress
-from pawl.tool_registry.sdk.context import SecretNotFound, ToolContext
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, progress
+from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolContext
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
-from pawl.tool_registry.sdk.values import hide
+from pawl.tool_registry.sdk.values import hide, without
 
 _SECRET_CHARACTERS_MIN: Final = 4
+_LOOKS_PER_HEARTBEAT: Final = 4
+
+T = TypeVar("T")
 
 _log = logs.get_logger(__name__)
 
@@ -36,6 +43,9 @@ class AttemptParts:
     locks: ResourceLocks
     runner: Runner
     secrets: Secrets
+    checkpoints: Checkpoints
+    retry: Retry
+    """Reaches the checkpoints."""
     admission: Admission
     clock: Clock
 
@@ -54,6 +64,11 @@ class Attempt:
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
         self._token = secrets.token_hex(16)
+        self._loop = asyncio.get_running_loop()
+        self._writer = Writer(key=job.key, run_id=job.context.run_id, attempt=job.attempt, token=self._token)
+        self._last_checkpoint: JsonValue = None
+        self._has_saved = False
+        self._saving = asyncio.Lock()
         self._started = parts.clock.monotonic()
         self.outcome: asyncio.Future[ExecutionResult | HeldElsewhere] = asyncio.get_running_loop().create_future()
         self.is_reconciling = False
@@ -91,6 +106,7 @@ class Attempt:
                 if self._job.effect.is_journaled:
                     await self._run_journaled()
                 else:
+                    await self._take_checkpoint()
                     await self._run_tool()
         except Exception as error:  # noqa: BLE001  # what the tool raised is in the outcome; this is ours
             if not self.outcome.done():
@@ -113,6 +129,7 @@ class Attempt:
             self._set_known(begun)
             return
         self._execution.has_begun = True
+        await self._take_checkpoint()
         if begun.must_reconcile and await self._reconcile():
             return
         if begun.is_cancelled:
@@ -152,6 +169,7 @@ class Attempt:
         except Exception as error:  # noqa: BLE001  # arguments of the right schema that are not of the type
             self._set(outcome.of_error(job.definition, error, secrets=(), seconds=self._seconds()))
             return
+        life = asyncio.create_task(self._watch_life()) if job.tool.heartbeat_seconds else None
         try:
             value = await work.result()
         except Exception as error:  # noqa: BLE001  # whatever the author's code raises is its result
@@ -159,9 +177,26 @@ class Attempt:
         else:
             self._set(self._of(Ended(value=value)))
         finally:
+            if life is not None:
+                life.cancel()
             await asyncio.wait({work.left})
             ended = work.left.result()
             self.late_end = None if ended is None or self.outcome.done() else self._of(ended)
+
+    async def _watch_life(self) -> None:
+        """End the execution once its tool has been silent for too long, which it is not while it asks somebody.
+
+        Looks are counted, so that a process that stood still itself is no silence.
+        """
+        execution, seconds = self._execution, self._job.tool.heartbeat_seconds
+        silent, signs = 0, execution.life_signs
+        while silent < _LOOKS_PER_HEARTBEAT:
+            await self._parts.clock.sleep(seconds / _LOOKS_PER_HEARTBEAT)
+            runs = self.has_run and execution.dialogue.question is None
+            silent = silent + 1 if runs and execution.life_signs == signs else 0
+            signs = execution.life_signs
+        _log.warning("execution.silent", tool=self._job.tool.name, call=self._job.context.call_id, seconds=seconds)
+        execution.cancel(CancelCause.SILENT)
 
     def _of(self, ended: Ended) -> ExecutionResult:
         definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
@@ -182,16 +217,49 @@ class Attempt:
             attempt=self._job.attempt,
             agent_name=context.agent_name,
             deadline=datetime.fromtimestamp(self._parts.clock.now() + left, UTC),
+            last_checkpoint=self._last_checkpoint,
             _cancelled=self._cancelled,
             _report=lambda fraction, message: report(progress(fraction, hide(self._secrets, message))),
             _find_secret=self._find_secret,
             _begin=self._begin,
+            _save=self._save,
             **({"_ask": self._execution.dialogue.ask} if self._job.tool.is_async else {}),
         )
 
     def _begin(self) -> None:
         self.has_run = True
         self._execution.has_begun = True
+
+    async def _take_checkpoint(self) -> None:
+        """Find out how far earlier attempts came. The first one has none before it, and asks nobody."""
+        if self._job.attempt == 1:
+            return
+        content = await self._reached(lambda: self._parts.checkpoints.take(self._writer))
+        if content is not None:
+            self._last_checkpoint = loads(content, bytes_max=CHECKPOINT_BYTES_MAX)
+
+    def _save(self, content: bytes) -> Future[None]:
+        return asyncio.run_coroutine_threadsafe(self._keep(content), self._loop)
+
+    async def _keep(self, content: bytes) -> None:
+        async with self._saving:
+            if self._cancelled.is_set():
+                raise ToolCancelled
+            await self._write_checkpoint(content)
+
+    async def _write_checkpoint(self, content: bytes) -> None:
+        if self._secrets:
+            content = dumps_canonical(without(self._secrets, loads(content, bytes_max=CHECKPOINT_BYTES_MAX)))
+        checkpoints, is_first = self._parts.checkpoints, not self._has_saved
+        kept = await self._reached(lambda: checkpoints.keep(self._writer, content, is_first=is_first))
+        if not kept:
+            self._cancelled.set()
+            raise Superseded("another execution of this call has begun, or its conversation was erased: this one stops")
+        self._has_saved = True
+        self._execution.note_life()
+
+    async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
+        return await self._parts.retry.until_answered(ask, call=self._job.context.call_id)
 
     def _find_secret(self, name: str) -> str:
         secrets = self._parts.secrets

@@ -24,6 +24,7 @@ class CancelCause(StrEnum):
     CALLERS_GONE = "CALLERS_GONE"
     SHUTDOWN = "SHUTDOWN"
     LEASE_LOST = "LEASE_LOST"
+    SILENT = "SILENT"
 
 
 class Execution:
@@ -46,6 +47,8 @@ class Execution:
         self.is_kept = False
         """True if somebody will ask for the result of whom nothing is seen yet."""
         self.started = loop.time()
+        self.life_signs = 0
+        """The signs of life of its tool so far."""
         self.dialogue = Dialogue(answers)
         self._lock = threading.Lock()
         self._unseen: Progress | None = None
@@ -62,8 +65,13 @@ class Execution:
         """Return how long it has been going on."""
         return asyncio.get_running_loop().time() - self.started
 
+    def note_life(self) -> None:
+        """Note a sign of life of the tool, from any thread."""
+        self.life_signs += 1
+
     def report(self, progress: Progress) -> None:
         """Show progress to whoever listens, from any thread; only the newest is kept, so that none floods the loop."""
+        self.note_life()
         with self._lock:
             is_on_its_way = self._unseen is not None
             self._unseen = progress

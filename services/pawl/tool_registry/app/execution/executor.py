@@ -338,13 +338,13 @@ class Executor:
         if not execution.cancelled.done() and execution.dialogue.question is not None:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
-        if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST):
+        if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT):
             if job.effect is EffectClass.AT_MOST_ONCE and execution.has_begun:
                 if attempt.never_began:
                     return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
                 return outcome.of_doubt(job.definition.name, seconds)
             # The tool is asked, or run again, by whoever is asked next.
-            raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable
+            raise ShuttingDown if cause is CancelCause.SHUTDOWN else DependencyUnavailable("its execution was lost")
         if attempt.is_reconciling:
             return outcome.of_doubt(job.definition.name, seconds)
         if cause is None and attempt.never_began:
@@ -448,6 +448,7 @@ class Executor:
             try:
                 await self._admission.forget(self._options.retention_seconds)
                 await self._journal.forget(self._options.retention_seconds)
+                await self._parts.checkpoints.forget(self._options.retention_seconds)
             except Exception as error:  # noqa: BLE001  # the next round may succeed
                 _log.warning("journal.not_cleaned", error=type(error).__name__)
             await self._clock.sleep(self._options.forget_seconds)

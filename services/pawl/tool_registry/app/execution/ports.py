@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pawl.chassis.ids import StoreId
+from pawl.chassis.ids import CallKey, RunId, StoreId
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 
@@ -21,6 +21,34 @@ class ResourceLocks(Protocol):
 
         Safe to cancel. Not fair between processes. Held while the process lives.
         """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Writer:
+    """An attempt to run a call, which may keep checkpoints as long as it is the newest one."""
+
+    key: CallKey
+    run_id: RunId
+    attempt: int
+    token: str
+    """Unique for this attempt."""
+
+
+class Checkpoints(Protocol):
+    """The newest checkpoints of calls, durable, shared by all replicas."""
+
+    async def take(self, writer: Writer) -> bytes | None:
+        """Return the checkpoint of a call that is begun again, and let no earlier attempt write any more. Atomic."""
+
+    async def keep(self, writer: Writer, content: bytes, *, is_first: bool) -> bool:
+        """Write a checkpoint in place of the last one; False if the attempt is not the newest, or the run is erased.
+
+        `is_first` if this attempt has written none. Then one that took nothing, because it
+        is the first of its call, comes in place of another one that was called so, too.
+        """
+
+    async def forget(self, older_than_seconds: float) -> None:
+        """Delete old ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from pawl.errors import ApprovalRequired, InvalidArguments, PawlError, Permissio
 from pawl.tool_registry.app.catalog.catalog import Catalog, CatalogTool
 from pawl.tool_registry.app.policy.audit import AuditTrail
 from pawl.tool_registry.app.policy.call import ExecuteRequest, FittingCall, Job, Proposal, ProposedCall
-from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, HeldElsewhere, Observer, RateLimits
+from pawl.tool_registry.app.policy.ports import Begun, ExecutionJournal, GrantUses, HeldElsewhere, Observer, RateLimits
 from pawl.tool_registry.app.policy.result_cache import ResultCache
 from pawl.tool_registry.app.policy.rules import Rules
 from pawl.tool_registry.domain.audit import AuditDraft
@@ -23,12 +23,14 @@ from pawl.tool_registry.domain.patterns import TooMuchToMatch
 from pawl.tool_registry.domain.rate import STORE_RATE_NAME, Rate, rate_limited, tool_rate
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import Rule, RuleEffect, RuleScope
-from pawl.tool_registry.domain.verdict import CallContext, Disposition, Verdict, question_of
+from pawl.tool_registry.domain.verdict import CallContext, Disposition, Series, Verdict, question_of
 
 _TOO_MUCH_TO_MATCH: Final = (
     "these arguments are too much to be held against the rules of the store: use fewer or shorter ones in a call"
 )
 _FIRST_ATTEMPT: Final = 1
+_LATE_SECONDS: Final = 60.0
+"""The time that an iteration may be late which was due before the end of its series."""
 _LOADED: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
 _UNACTED_MAX: Final = 10_000
 _UNGATED: Final = {
@@ -81,6 +83,7 @@ class Admission:
     cache: ResultCache
     audit: AuditTrail
     observer: Observer
+    grants: GrantUses
     store_calls_per_minute: int = 0
     unacted: set[str] = field(default_factory=set)
     """Tokens of attempts that may have written an entry of the journal and ran nothing: there was no answer."""
@@ -103,7 +106,7 @@ class Admission:
                     # Before any rule, which would count it.
                     verdict = _duplicate(fitting, first[key], proposed[first[key] - 1][0].call_id)
                 else:
-                    verdict = await self._judged(fitting, is_edited=call.is_edited)
+                    verdict = await self._judged(fitting, call)
                     if verdict.accepted is not None and fitting.definition.effect is not EffectClass.READ_ONLY:
                         first[key] = number
             self.observer.checked(verdict.disposition)
@@ -160,8 +163,9 @@ class Admission:
             return _refused(context, "TOOL_NOT_FOUND", gone, tool)
         return FittingCall(context=context, tool=tool, accepted=accepted)
 
-    async def _judged(self, call: FittingCall, *, is_edited: bool) -> Verdict:
-        """Return the verdict on a call that fits, by the gate and by people's rules."""
+    async def _judged(self, call: FittingCall, proposed: ProposedCall) -> Verdict:
+        """Return the verdict on a call that fits, by the gate, by people's rules, and by the grant of its series."""
+        is_edited, series_digest = proposed.is_edited, call.grant_digest(proposed.series)
         context, definition, arguments = call.context, call.definition, call.accepted.arguments
         cause = call.gate()
         try:
@@ -174,25 +178,37 @@ class Admission:
                     return replace(_refused(context, "NOT_ALLOWED", _denial(rule), call.tool), rule_id=rule.rule_id)
                 case RuleEffect.ASK if definition.context is not ExecutionContext.HUMAN:
                     cause = ", ".join(filter(None, (cause, f"rule {rule.rule_id}")))
+                    series_digest = ""
                 case RuleEffect.ALLOW if cause and not is_edited and await self.rules.allow(rule, context.call_id):
                     cause = ""
                 case _:
                     rule = None
+        is_granted = bool(cause) and await self._is_granted(context, proposed.series, series_digest)
         return Verdict(
             call_id=context.call_id,
-            disposition=Disposition.APPROVE if cause else _UNGATED[definition.context],
+            disposition=Disposition.APPROVE if cause and not is_granted else _UNGATED[definition.context],
             definition=definition,
             tool_version=call.tool.entry.version,
             accepted=call.accepted,
             resource_keys=resource_keys(definition.resource_keys, arguments),
             # By its digest the ledger knows what was approved: so an edit has one though it needs no approval any more.
             digest=call.digest if cause or is_edited else "",
-            preview=call.preview() if cause else "",
+            preview=call.preview() if cause and not is_granted else "",
             approval_cause=cause,
             approvals_required=call.approvals_required if cause else 0,
             question=question_of(definition, arguments) if definition.context is ExecutionContext.HUMAN else None,
             rule_id=rule.rule_id if rule else "",
+            series_digest=series_digest if cause or is_edited else "",
+            grant_call_id=proposed.series.grant_call_id if is_granted and proposed.series else "",
         )
+
+    async def _is_granted(self, context: CallContext, series: Series | None, digest: str) -> bool:
+        """Return whether the grant of a series is of exactly the call, and has a use left for it, which is counted."""
+        if series is None or not digest or series.digest != digest:
+            return False
+        if series.end_time is not None and self.rules.clock.now() > series.end_time + _LATE_SECONDS:
+            return False
+        return await self.grants.use(context.store_id, digest, context.call_id, uses_max=series.iterations_max)
 
     async def admit(self, request: ExecuteRequest) -> Job:
         """Return the job of a request that may run; everything is checked again.
@@ -201,7 +217,7 @@ class Admission:
             ToolNotFound: there is no such backend tool, or the user may not call it.
             InvalidArguments: the arguments do not fit.
             ApprovalRequired: the call is gated, and neither an approval of exactly this
-                call nor the name of a rule came.
+                call, nor a grant of its series, nor the name of a rule came.
         """
         context, name = request.context, request.tool_name
         tool = await self.catalog.find(context.store_id, name, request.tool_version)
@@ -214,10 +230,12 @@ class Admission:
             raise InvalidArguments(accepted.message)
         call = FittingCall(context=context, tool=tool, accepted=accepted)
         digest, cause = call.digest, call.gate()
+        job = Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
         # An approval that is not of this call is a sign that something was exchanged.
-        if request.approved_digest != digest and (request.approved_digest or (cause and not request.rule_id)):
+        is_allowed = job.grant is not None or bool(request.rule_id)
+        if not job.is_approved and (request.approved_digest or (cause and not is_allowed)):
             raise ApprovalRequired(f"{name} needs an approval of exactly this call ({cause or 'it had one'})")
-        return Job.of(call, tool.loaded, request, digest=digest, is_gated=bool(cause))
+        return job
 
     async def check_rules(self, job: Job) -> None:
         """Return if people's rules let the call begin, or it has begun before: then what became of it is to be told.
@@ -225,7 +243,7 @@ class Admission:
         Raises:
             PermissionDenied: a rule denies it.
             ApprovalRequired: a rule asks for an approval, or the one that allowed it
-                does so no more.
+                does so no more, or the grant that covers it has been used up.
         """
         refusal = await self._refusal(job)
         if refusal is not None and not (job.effect.is_journaled and await self.journal.look(job.key)):
@@ -243,7 +261,13 @@ class Admission:
             return ApprovalRequired(f"{job.definition.name} needs an approval (rule {rule.rule_id})")
         if job.allowing_rule_id and not await self.rules.still_allows(store_id, job.allowing_rule_id, call_id):
             return ApprovalRequired(f"the rule that allowed {job.definition.name} is not in force any more")
-        return None
+        grant = job.grant
+        if grant is None:
+            return None
+        is_counted = await self.grants.use(store_id, grant.digest, call_id, uses_max=grant.iterations_max)
+        if is_counted or job.is_approved:
+            return None
+        return ApprovalRequired(f"the grant that covers {job.definition.name} has been used up")
 
     async def cached(self, job: Job) -> ExecutionResult | None:
         """Return an earlier result of the same READ_ONLY call, written down as given again.
@@ -316,6 +340,7 @@ class Admission:
         self.cache.sweep()
         await self.limits.forget()
         await self.rules.forget(older_than_seconds)
+        await self.grants.forget()
 
 
 def _duplicate(call: FittingCall, earlier: int, call_id: CallId) -> Verdict:

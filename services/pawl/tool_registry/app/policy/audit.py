@@ -28,6 +28,8 @@ from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.domain.rules import Rule, said_by
 from pawl.tool_registry.domain.verdict import CallContext, Verdict
 
+# By the call with which it was given: its digest would say what the arguments were.
+_GRANT: Final = "grant {}"
 _ENTRIES_PER_COMMIT_MAX: Final = 2000
 
 _Waiting = tuple[Sequence[AuditDraft], "asyncio.Future[None]"]
@@ -84,6 +86,7 @@ class AuditTrail:
                 replace(
                     _of_call(context, AuditKind.DECIDED, decision.tool_name, decision.tool_version, time_us),
                     verdict=decision.kind,
+                    reason=_GRANT.format(context.call_id) if decision.is_for_series else "",
                     by_user_id=decision.by_user_id,
                     by_credential_id=decision.by_credential_id,
                     by_delegate_user_id=decision.by_delegate_user_id,
@@ -165,9 +168,9 @@ class AuditTrail:
         return int(self._now() * 1_000_000)
 
     def _executed(self, job: Job) -> AuditDraft:
-        rule_id = job.allowing_rule_id
-        verdict = "APPROVED" if job.is_approved else "RULE" if rule_id else ""
-        return replace(self._of_job(job, AuditKind.EXECUTED), verdict=verdict, reason=rule_id)
+        verdict = "APPROVED" if job.is_approved else "RULE" if job.allowing_rule_id else "GRANT" if job.grant else ""
+        reason = _GRANT.format(job.grant.grant_call_id) if job.grant else job.allowing_rule_id
+        return replace(self._of_job(job, AuditKind.EXECUTED), verdict=verdict, reason=reason)
 
     def _of_job(self, job: Job, kind: AuditKind) -> AuditDraft:
         draft = _of_call(job.context, kind, job.definition.name, job.version, self.time_us())
@@ -220,6 +223,8 @@ def _of_call(context: CallContext, kind: AuditKind, tool_name: str, tool_version
 def _reason(verdict: Verdict) -> str:
     """Return why a call is gated or refused; the rule that decided goes along where it is not in there."""
     reason = verdict.approval_cause or verdict.error_reason
+    if verdict.grant_call_id:
+        reason = f"{reason}, {_GRANT.format(verdict.grant_call_id)}"
     if not verdict.rule_id or verdict.rule_id in reason:
         return reason
     return f"{reason}, rule {verdict.rule_id}".lstrip(", ")

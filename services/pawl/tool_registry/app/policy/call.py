@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from pawl.chassis import logs
@@ -12,14 +12,21 @@ from pawl.tool_registry.app.catalog.catalog import CatalogTool, LoadedTool
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.audit import AuditDraft, sha256_hex
 from pawl.tool_registry.domain.check import Accepted
-from pawl.tool_registry.domain.definition import CAUTION, SEVERITY, EffectClass, ToolDefinition, definition_hash
+from pawl.tool_registry.domain.definition import (
+    CAUTION,
+    SEVERITY,
+    Category,
+    EffectClass,
+    ToolDefinition,
+    definition_hash,
+)
 from pawl.tool_registry.domain.gate import approval_cause, items_of
 from pawl.tool_registry.domain.patterns import argument_acts, argument_kinds
 from pawl.tool_registry.domain.question import Answer
 from pawl.tool_registry.domain.registering import own_label
 from pawl.tool_registry.domain.resources import resource_keys
 from pawl.tool_registry.domain.rules import RuledCall, may_approve
-from pawl.tool_registry.domain.verdict import CallContext, call_digest
+from pawl.tool_registry.domain.verdict import CallContext, Series, call_digest, grant_digest
 from pawl.tool_registry.sdk.tool import Tool
 
 DEFAULT_TIMEOUT_SECONDS: Final = 10.0
@@ -39,6 +46,8 @@ class ProposedCall:
     """True if a reviewer wrote the arguments: no rule allows the call in place of the reviewer."""
     own_tool: ToolDefinition | None = None
     """The tool, if it came with the run: then no other one of its name is meant."""
+    series: Series | None = None
+    """The series of which it is a call."""
 
     @property
     def label(self) -> str:
@@ -63,6 +72,8 @@ class ExecuteRequest:
     """The rule that the verdict on the call named."""
     answers: tuple[Answer, ...] = ()
     """Answers to what the tool has asked so far."""
+    series: Series | None = None
+    """The series whose grant covers the call."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +90,9 @@ class FittingCall:
 
     @property
     def definition(self) -> ToolDefinition:
-        """The definition that the run has pinned."""
-        return self.tool.definition
+        """The definition that the run has pinned, with the time that it has where the run makes it."""
+        pinned = self.tool.definition
+        return replace(pinned, timeout_seconds=pinned.async_timeout_seconds) if self.context.in_background else pinned
 
     @property
     def digest(self) -> str:
@@ -91,6 +103,21 @@ class FittingCall:
             call_id=self.context.call_id,
             tool_name=self.definition.name,
             tool_version=self.tool.entry.version,
+            arguments=self.accepted.canonical,
+        )
+
+    def grant_digest(self, series: Series | None) -> str:
+        """Return the digest by which a series of the call can be granted; empty if each call of it must be decided."""
+        is_once = any(each.category is Category.DESTRUCTIVE and not each.permits_grants for each in self._definitions)
+        if series is None or is_once:
+            return ""
+        in_force = self.tool.in_force
+        return grant_digest(
+            series,
+            store_id=self.context.store_id,
+            run_id=self.context.run_id,
+            tool_name=self.definition.name,
+            tool_versions=(self.tool.entry.version, in_force.version if in_force else 0),
             arguments=self.accepted.canonical,
         )
 
@@ -192,6 +219,8 @@ class Job:
     ruled: RuledCall
     is_approved: bool
     """True if a person approved exactly this call."""
+    grant: Series | None = None
+    """The series whose grant covers the call, where there is one."""
     answers: tuple[Answer, ...]
     allowing_rule_id: str
     """The rule in whose name a gated call runs; empty if it needs none."""
@@ -217,6 +246,9 @@ class Job:
             effect = EffectClass.AT_MOST_ONCE
         timeouts = [seconds for seconds in (definition.timeout_seconds, request.timeout_seconds) if seconds > 0]
         is_approved = request.approved_digest == digest
+        grant = request.series
+        if grant is not None and call.grant_digest(grant) != grant.digest:
+            grant = None
         return cls(
             context=call.context,
             tool=loaded.tool,
@@ -231,8 +263,9 @@ class Job:
             unknowns_resolved=request.unknowns_resolved,
             ruled=call.ruled(),
             is_approved=is_approved,
+            grant=grant,
             answers=request.answers,
-            allowing_rule_id=request.rule_id if is_gated and not is_approved else "",
+            allowing_rule_id=request.rule_id if is_gated and not (is_approved or grant) else "",
             source=call.tool.entry.source,
             is_of_store=bool(loaded.entry.store_id),
             running_version=loaded.entry.version,

@@ -188,6 +188,16 @@ class RuleRepository(Protocol):
         """Delete what is known of calls that were allowed longer ago; their number stays with the rule."""
 
 
+class GrantUses(Protocol):
+    """The calls that began under grants of series, durable, shared by all replicas."""
+
+    async def use(self, store_id: StoreId, digest: str, call_id: CallId, *, uses_max: int) -> bool:
+        """Count a call under a grant, once, if that has a use left; returns whether it is counted. Atomic."""
+
+    async def forget(self) -> None:
+        """Delete the grants that no series can use any more."""
+
+
 class RateLimits(Protocol):
     """Counts what begins, the same for all replicas."""
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from pawl.chassis.ids import CallId
+from pawl.chassis.retry import Retry
 from pawl.errors import Overloaded, PawlError
 from pawl.tool_registry.app.workers.ports import Attached, WorkerRepository
-from pawl.tool_registry.domain.execution import Progress
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, Progress
 from pawl.tool_registry.domain.workers import Answer, Invocation, ResultStatus
 
 _FRAMES_PER_CALL: Final = 4
@@ -27,6 +28,7 @@ class Welcome:
 
     lease_seconds: float
     heartbeat_seconds: float
+    checkpoint_bytes_max: int = CHECKPOINT_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,16 @@ class ResultReceipt:
     call_id: CallId
     lease_epoch: int
     status: ResultStatus
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReceipt:
+    """The fate of a checkpoint."""
+
+    call_id: CallId
+    lease_epoch: int
+    number: int
+    kept: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +83,16 @@ class ProgressReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointReport:
+    """A checkpoint of a call, as JSON; `number` is for its receipt."""
+
+    call_id: CallId
+    lease_epoch: int
+    number: int
+    content: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
     """The end of a call."""
 
@@ -79,8 +101,8 @@ class Result:
     answer: Answer
 
 
-WorkerFrame: TypeAlias = Heartbeat | Drain | ProgressReport | Result
-RegistryFrame: TypeAlias = Welcome | Invocation | InvocationCancel | ResultReceipt | HeartbeatAnswer
+WorkerFrame: TypeAlias = Heartbeat | Drain | ProgressReport | CheckpointReport | Result
+RegistryFrame: TypeAlias = Welcome | Invocation | InvocationCancel | ResultReceipt | CheckpointReceipt | HeartbeatAnswer
 
 
 class WorkerLink:
@@ -190,6 +212,17 @@ class WorkerLink:
     async def next(self) -> RegistryFrame | None:
         """Return the next frame for the worker; None after the last."""
         return await self._outgoing.get()
+
+
+async def keep_checkpoint(
+    repository: WorkerRepository, retry: Retry, link: WorkerLink, report: CheckpointReport
+) -> None:
+    """Keep a checkpoint of a call that the worker has in hand, and tell it; raises as `Retry.until_answered` does."""
+    worker, call_id, epoch = link.worker.key, report.call_id, report.lease_epoch
+    kept = await retry.until_answered(
+        lambda: repository.keep_checkpoint(worker, call_id, epoch, report.content), call=call_id
+    )
+    link.send(CheckpointReceipt(call_id=call_id, lease_epoch=epoch, number=report.number, kept=kept))
 
 
 async def put_back_unsent(repository: WorkerRepository, links: Iterable[WorkerLink], now: float) -> None:

@@ -132,6 +132,9 @@ class WorkerRepository(Protocol):
     async def report(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, progress: Progress) -> None:
         """Note progress of a call that the worker holds."""
 
+    async def keep_checkpoint(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, content: bytes) -> bool:
+        """Keep how far a call is; False if the worker does not hold it, or it is cancelled. Atomic."""
+
     async def finish(self, worker: WorkerKey, call_id: CallId, lease_epoch: int, answer: Answer) -> Finished:
         """Note a worker's answer, and return what becomes of it. The same answer again gets the same status."""
 

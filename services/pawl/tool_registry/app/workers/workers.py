@@ -23,6 +23,7 @@ from pawl.tool_registry.app.workers.answers import bounded, finding_of, value_of
 from pawl.tool_registry.app.workers.call import PendingCall
 from pawl.tool_registry.app.workers.late_results import LateResults
 from pawl.tool_registry.app.workers.link import (
+    CheckpointReport,
     Drain,
     Heartbeat,
     HeartbeatAnswer,
@@ -34,6 +35,7 @@ from pawl.tool_registry.app.workers.link import (
     Welcome,
     WorkerFrame,
     WorkerLink,
+    keep_checkpoint,
     put_back_unsent,
 )
 from pawl.tool_registry.app.workers.ports import Attached, NewsKind, WorkerRepository
@@ -320,6 +322,8 @@ class WorkerHub:
                     link.drain(None)
                 case ProgressReport():
                     self._take_progress(link, frame)
+                case CheckpointReport():
+                    await keep_checkpoint(self._repository, self._retry_result, link, frame)
                 case Result():
                     await self._take_result(link, frame)
 
@@ -486,4 +490,5 @@ def _invocation(call: WorkerCall, lease_epoch: int, context: ToolContext) -> Inv
         details=call.details,
         deadline_time=context.deadline.timestamp(),
         attempt=call.attempt,
+        last_checkpoint_json=b"" if context.last_checkpoint is None else dumps_canonical(context.last_checkpoint),
     )

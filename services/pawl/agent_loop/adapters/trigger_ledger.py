@@ -1,0 +1,152 @@
+"""The ledger's triggers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, cast
+
+import grpc
+
+from pawl.agent_loop.adapters.public_ledger import submission
+from pawl.agent_loop.adapters.schedule_ledger import caller_of, owner_message
+from pawl.agent_loop.app.public_values import (
+    Delivery,
+    DueMailbox,
+    DueTrigger,
+    MailPlace,
+    NewMessage,
+    Overlap,
+    ScheduledMessage,
+    TriggerEvent,
+)
+from pawl.chassis.auth import Principal
+from pawl.chassis.rpc_client import translated
+from pawl.event.v1 import schedule_pb2, trigger_pb2
+from pawl.job.v1 import triggers_pb2 as pb
+from pawl.job.v1 import triggers_pb2_grpc
+
+_OVERLAPS: Final = {schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{each}"): each for each in Overlap}
+
+
+class TriggerLedgerClient:
+    """A `TriggerLedger` over a channel to job-store. It makes no retries."""
+
+    def __init__(self, channel: grpc.aio.Channel) -> None:
+        self._stub = triggers_pb2_grpc.TriggerLedgerServiceStub(channel)
+
+    async def put_trigger(
+        self, caller: Principal, definition: object, place: MailPlace | None = None, *, must_exist: bool
+    ) -> tuple[object, str]:
+        asked = cast("trigger_pb2.TriggerDefinition", definition)
+        request = pb.PutTriggerRequest(
+            owner=owner_message(caller), definition=asked, must_exist=must_exist, place=_place(place)
+        )
+        response = await translated(self._stub.PutTrigger(request))
+        return response.trigger, response.secret
+
+    async def get_trigger(self, caller: Principal, name: str) -> object:
+        request = pb.GetTriggerRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        return (await translated(self._stub.GetTrigger(request))).trigger
+
+    async def list_triggers(self, caller: Principal) -> Sequence[object]:
+        request = pb.ListTriggersRequest(store_id=caller.store_id, user_id=caller.user_id)
+        return tuple((await translated(self._stub.ListTriggers(request))).triggers)
+
+    async def pause_trigger(self, caller: Principal, name: str, note: str, *, paused: bool) -> object:
+        request = pb.PauseTriggerRequest(owner=owner_message(caller), name=name, note=note, paused=paused)
+        return (await translated(self._stub.PauseTrigger(request))).trigger
+
+    async def delete_trigger(self, caller: Principal, name: str) -> None:
+        request = pb.DeleteTriggerRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        await translated(self._stub.DeleteTrigger(request))
+
+    async def rotate_trigger_secret(self, caller: Principal, name: str) -> str:
+        request = pb.RotateTriggerSecretRequest(store_id=caller.store_id, user_id=caller.user_id, name=name)
+        return (await translated(self._stub.RotateTriggerSecret(request))).secret
+
+    async def check_webhook(
+        self, caller: Principal, trigger_id: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[DueTrigger, str]:
+        request = pb.CheckWebhookRequest(store_id=caller.store_id, trigger_id=trigger_id, headers=headers, body=body)
+        response = await translated(self._stub.CheckWebhook(request))
+        return _due(response.due), response.event_id
+
+    async def claim_events(self, events_max: int) -> tuple[Sequence[tuple[DueTrigger, TriggerEvent]], float]:
+        response = await translated(self._stub.ClaimEvents(pb.ClaimEventsRequest(events_max=events_max)))
+        claimed = tuple((_due(each.due), _event(each.event)) for each in response.events)
+        return claimed, response.wait_seconds
+
+    async def claim_mailboxes(self, mailboxes_max: int) -> tuple[Sequence[DueMailbox], float]:
+        response = await translated(self._stub.ClaimMailboxes(pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max)))
+        claimed = tuple(
+            DueMailbox(
+                trigger=_due(each.due), place=MailPlace(uid_validity=each.place.uid_validity, uid=each.place.uid)
+            )
+            for each in response.mailboxes
+        )
+        return claimed, response.wait_seconds
+
+    async def note_mailbox(self, due: DueTrigger, place: MailPlace | None, *, reason: str, has_more: bool) -> None:
+        document = cast("pb.DueTrigger", due.document)
+        request = pb.NoteMailboxRequest(due=document, place=_place(place), reason=reason, has_more=has_more)
+        await translated(self._stub.NoteMailbox(request))
+
+    async def fire_trigger(
+        self,
+        due: DueTrigger,
+        event: TriggerEvent,
+        message: NewMessage | None,
+        *,
+        refusal: str = "",
+        claimed: bool = False,
+        mail: MailPlace | None = None,
+        skipped: str = "",
+    ) -> Delivery:
+        request = pb.FireTriggerRequest(
+            due=cast("pb.DueTrigger", due.document),
+            event=pb.TriggerEvent(
+                event_id=event.event_id, lane=event.lane, data=event.data, conversation_key=event.conversation_key
+            ),
+            claimed=claimed,
+            message=None if message is None else submission(due.caller, message),
+            refusal=refusal,
+            mail=_place(mail),
+            skipped=skipped,
+        )
+        response = await translated(self._stub.FireTrigger(request))
+        fire = response.fire if response.HasField("fire") else None
+        return Delivery(fire=fire, duplicate=response.duplicate)
+
+
+def _due(message: pb.DueTrigger) -> DueTrigger:
+    definition = message.definition
+    return DueTrigger(
+        caller=caller_of(message.owner),
+        message=ScheduledMessage(
+            text=definition.text,
+            agent=definition.agent,
+            labels=dict(definition.labels),
+            conversation_key=definition.conversation_key,
+        ),
+        trigger_id=message.trigger_id,
+        name=definition.name,
+        conversation_pointer=definition.conversation_pointer,
+        concurrency_pointer=definition.concurrency_pointer,
+        debounce_seconds=definition.debounce_seconds,
+        overlap=_OVERLAPS[definition.overlap],
+        mailbox=definition.mailbox if definition.HasField("mailbox") else None,
+        document=message,
+    )
+
+
+def _place(place: MailPlace | None) -> pb.MailPlace | None:
+    return None if place is None else pb.MailPlace(uid_validity=place.uid_validity, uid=place.uid)
+
+
+def _event(message: pb.TriggerEvent) -> TriggerEvent:
+    return TriggerEvent(
+        event_id=message.event_id,
+        lane=message.lane if message.HasField("lane") else None,
+        data=message.data,
+        conversation_key=message.conversation_key,
+    )

@@ -1,0 +1,79 @@
+"""The mailboxes of triggers: read when it is time, each mail an event."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from pawl.agent_loop.app.public_values import DueMailbox
+from pawl.agent_loop.app.starting import PASSING
+from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
+from pawl.agent_loop.app.triggers import Triggers
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.errors import InvalidField, MailboxUnreachable, TriggerNotFound
+
+MAILS_MAX: Final = 10
+_MAILBOXES_MAX: Final = 8
+_WAIT_SECONDS_MIN: Final = 0.05
+_AWAY_SECONDS: Final = 1.0
+
+_log = logs.get_logger(__name__)
+
+
+class Mailboxes:
+    """Reads what is due, and has each mail fire its trigger."""
+
+    def __init__(self, *, ledger: TriggerLedger, reader: MailboxReader, triggers: Triggers, clock: Clock) -> None:
+        self._ledger = ledger
+        self._reader = reader
+        self._triggers = triggers
+        self._clock = clock
+
+    async def read_forever(self) -> None:
+        """Read mailboxes that are due, as long as this process serves."""
+        while True:
+            wait_seconds = await self._read_due()
+            await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
+
+    async def _read_due(self) -> float:
+        try:
+            due, wait_seconds = await self._ledger.claim_mailboxes(_MAILBOXES_MAX)
+        except PASSING:
+            return _AWAY_SECONDS
+        await asyncio.gather(*map(self._read_surely, due))
+        return wait_seconds
+
+    async def _read_surely(self, due: DueMailbox) -> None:
+        """Read a mailbox; if it cannot be said how that went, it will be claimed again."""
+        store = due.trigger.caller.store_id
+        try:
+            await self._read(due)
+        except (*PASSING, TriggerNotFound) as error:
+            _log.info("mailbox.not_read", store=store, reason=error.reason)
+        except Exception:  # noqa: BLE001  # one mailbox keeps no other one from being read
+            _log.exception("mailbox.not_read", store=store)
+
+    async def _read(self, due: DueMailbox) -> None:
+        trigger = due.trigger
+        try:
+            found = await self._reader.read_mailbox(
+                trigger.caller,
+                trigger.mailbox,
+                due.place,
+                mails_max=MAILS_MAX,
+                documents_prefix=f"mail/{trigger.name}/",
+            )
+        except (MailboxUnreachable, InvalidField) as error:
+            _log.warning("mailbox.unreachable", store=trigger.caller.store_id, reason=error.message)
+            await self._ledger.note_mailbox(trigger, None, reason=error.message, has_more=False)
+            return
+        validity = found.place.uid_validity
+        if validity != due.place.uid_validity:
+            _log.warning("mailbox.numbered_anew", store=trigger.caller.store_id)
+            await self._ledger.note_mailbox(trigger, found.place, reason="", has_more=False)
+            return
+        for mail in found.mails:
+            if not await self._triggers.deliver_mail(trigger, validity, mail):
+                return  # The trigger is another one now, or paused: the mail is read again.
+        await self._ledger.note_mailbox(trigger, None, reason="", has_more=found.has_more)

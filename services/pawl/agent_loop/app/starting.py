@@ -1,0 +1,78 @@
+"""The messages with which runs begin that nobody starts by hand, worked out as for one whom a user starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from pawl.agent_loop.app.frames import UserMessage
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage, ScheduledMessage
+from pawl.agent_loop.domain import checks
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import ConversationId, RequestId
+from pawl.errors import (
+    DeadlineExceeded,
+    Internal,
+    Overloaded,
+    PawlError,
+    PermissionDenied,
+    Unavailable,
+    Unimplemented,
+)
+
+TEXT_BYTES_MAX: Final = 16 * 1024
+NOTE_BYTES_MAX: Final = 1000
+PASSING: Final = (Unavailable, DeadlineExceeded, Overloaded, Internal, Unimplemented)
+"""The errors that say nothing about what is to be started."""
+NO_REQUEST: Final = RequestId("")
+
+
+class Starting:
+    """Works out messages. `credential_is_gone` says so of the key of somebody that was in a file."""
+
+    def __init__(self, messages: Messages, credential_is_gone: Callable[[Principal], bool]) -> None:
+        self._messages = messages
+        self._credential_is_gone = credential_is_gone
+
+    async def check(self, caller: Principal, scheduled: ScheduledMessage) -> None:
+        """Return if a run could be started so now.
+
+        Raises:
+            AgentNotFound, InvalidField, InvalidId, TooLarge: it could not.
+        """
+        checks.text(scheduled.text, "definition.text", bytes_max=TEXT_BYTES_MAX)
+        await self._message(caller, scheduled, NO_REQUEST)
+
+    async def message(
+        self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId = NO_REQUEST
+    ) -> tuple[NewMessage | None, str]:
+        """Return the message of a run, or why there can be none.
+
+        Raises:
+            PASSING
+        """
+        try:
+            if self._credential_is_gone(caller):
+                raise PermissionDenied("the API key with which it was saved or resumed last is gone or has lost a role")
+            return await self._message(caller, scheduled, request_id), ""
+        except PASSING:
+            raise
+        except PawlError as error:
+            return None, f"{error.reason}: {error.message}"
+
+    async def _message(self, caller: Principal, scheduled: ScheduledMessage, request_id: RequestId) -> NewMessage:
+        message = UserMessage(
+            conversation_id=ConversationId(""),
+            text=scheduled.text,
+            options=AskedOptions(),
+            policy=MessagePolicy.QUEUE,
+            conversation_key=scheduled.conversation_key,
+            agent=scheduled.agent,
+            labels=scheduled.labels,
+        )
+        checked, refusal = await self._messages.checked(caller, request_id, message, must_exist=False)
+        if refusal is not None:
+            raise refusal
+        return checked

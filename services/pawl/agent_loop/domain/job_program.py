@@ -1,0 +1,123 @@
+"""The program of a job: one call, once or again and again. It calls no model; what it comes to is told by notices.
+
+Iteration n of a series is due at the beginning of the job plus n intervals, however long each takes: one that takes
+too long skips what it missed, and so does a pause. Each is a round of one call, whose id follows from the run and the
+round.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from msgspec.structs import replace
+
+from pawl.agent_loop.domain import jobs, monitor
+from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.decision import Decision, Fail, Finish, PinTools, Propose, Wait
+from pawl.agent_loop.domain.loop_state import JobCursor, PausedJob
+from pawl.agent_loop.domain.run import FailureClass, Job, RunFailure, RunState, WaitKind
+from pawl.agent_loop.domain.state import State
+from pawl.chassis import strict_json
+
+# Somebody was asked and did not want it: nobody is asked again.
+_NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
+# A due time that was reached but for a rounding error was reached.
+_TINY: Final = 1e-6
+
+
+def follows(state: State, now: float) -> Decision:
+    """Return the next iteration at its time, or the end. See `Program`."""
+    run, job = state.run, state.run.job
+    if job is None:
+        raise RuntimeError("a job has lost what it is to do")
+    if not (run.round or run.tools or state.tools_pinned):
+        return PinTools()
+    cursor = state.loop.cursor
+    paused = (WaitKind.PAUSED,) if isinstance(cursor, PausedJob) else ()
+    if state.open_calls:
+        return Wait(until=None, waits=paused)
+    last = next((call for call in state.calls.values() if call.run_id == run.run_id and call.round == run.round), None)
+    is_over = last is not None and (not job.interval_seconds or last.state in _NOT_WANTED)
+    if last is not None and is_over and last.state is not CallState.SUCCEEDED:
+        return Fail(failure=_failure(last))
+    if run.round >= job.iterations_max or (isinstance(cursor, JobCursor) and monitor.is_over(job, cursor)):
+        return Finish(state=RunState.COMPLETED)
+    due = due_time(job, last, cursor.resume_time if isinstance(cursor, JobCursor) else 0.0)
+    if job.end_time is not None and (due > job.end_time or (paused and now >= job.end_time)):
+        return Finish(state=RunState.COMPLETED)
+    if paused:
+        return Wait(until=job.end_time, waits=paused)
+    return Wait(until=due) if due > now else Propose(calls=(jobs.draft(run, job, now),))
+
+
+def may_start(call: Call, state: State) -> bool:  # noqa: ARG001  # there is one at a time
+    """Return that a call may start."""
+    return True
+
+
+def gives_up(call: Call, state: State) -> bool:  # noqa: ARG001  # nobody says anything to a job
+    """Return that no call is withdrawn for a message."""
+    return False
+
+
+def paused(state: State, time: float, *, resumes: bool) -> State:
+    """Return the state in which the job begins no iteration, or does so again."""
+    cursor = state.loop.cursor
+    if not isinstance(cursor, JobCursor) or isinstance(cursor, PausedJob) is not resumes:
+        return state
+    fields = {name: getattr(cursor, name) for name in cursor.__struct_fields__}
+    after = JobCursor(**fields | {"resume_time": time}) if resumes else PausedJob(**fields)
+    return replace(state, loop=replace(state.loop, cursor=after))
+
+
+def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # its result is its last word
+    """Return the state as it is."""
+    return state
+
+
+def reported(base: State, after: State) -> State:
+    """Return the state with what the iteration came to that a step settles, to be told if it is to be."""
+    job, cursor = after.run.job, after.loop.cursor
+    if job is None or not isinstance(cursor, JobCursor):
+        return after
+    settled = [
+        call
+        for call in after.calls.values()
+        if call.run_id == after.run.run_id
+        and call.settled
+        and not (call.call_id in base.calls and base.calls[call.call_id].settled)
+    ]
+    if not settled:
+        return after
+    call = max(settled, key=lambda each: each.round)
+    said = jobs.said(call)
+    judged = monitor.judged(job, cursor, call, said)
+    told = monitor.told(job, cursor, judged, said, after.run.output_text)
+    judged, tells = monitor.tells(job, cursor, judged, call, said)
+    after = replace(after, run=replace(after.run, output_text=told), loop=replace(after.loop, cursor=judged))
+    return replace(after, tells_iteration=call.round) if tells else after
+
+
+def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
+    """Return when the iteration after `last` is due, or the first.
+
+    That is on the beat of the job, once `last` has ended, and not before the job was resumed last.
+    """
+    if not job.interval_seconds:
+        return job.begin_time
+    times = (last.create_time, last.end_time, resume_time) if last is not None else (None, None, resume_time)
+    began, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
+    first = job.delay_first if last is None else math.floor(began + _TINY) + 1
+    return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
+
+
+def _failure(call: Call) -> RunFailure:
+    result = call.result
+    said = None
+    if result is not None:
+        content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
+        said = content.get("error") if isinstance(content, dict) else content
+    message = said if isinstance(said, str) and said else f"The call ended {call.state}."
+    reason = result.error_reason if result is not None and result.error_reason else str(call.state)
+    return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message[:1000])

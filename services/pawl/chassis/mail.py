@@ -1,0 +1,107 @@
+"""Mail over SMTP: the server of the deployment, as settings name it, and messages to it."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from email.message import EmailMessage
+from typing import Annotated, Final
+from urllib.parse import unquote, urlsplit
+
+import aiosmtplib
+from pydantic import AfterValidator, SecretStr
+
+_SCHEMES: Final = {"smtp": 25, "smtp+starttls": 587, "smtps": 465}
+ENCODED: Final = "=?"
+"""The beginning of an encoded word (RFC 2047), which no header may have that others wrote: the email package decodes
+it, line breaks included, and writes what it gives."""
+_GOODBYE_SECONDS: Final = 1.0
+_SENDER: Final = re.compile(r"[^\s<>@\"(),:;\\]+@[A-Za-z0-9.-]+")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmtpServer:
+    """The server that takes mail."""
+
+    host: str
+    port: int
+    username: str | None
+    password: str | None
+    use_tls: bool
+    start_tls: bool | None
+    """None: if the server offers it."""
+
+    async def send(
+        self, message: EmailMessage | bytes, *, sender: str | None = None, recipients: Sequence[str], seconds: float
+    ) -> Mapping[str, object]:
+        """Hand on a message over a connection of its own; returns the recipients that were refused, if others were not.
+
+        That takes `seconds` at most; what a server does that has taken it changes nothing. Without `sender` the message
+        says who sends it.
+
+        Raises:
+            aiosmtplib.SMTPException: it was not taken, or the connection broke, perhaps after it was.
+            TimeoutError: the time was over, perhaps after it was taken.
+        """
+        client = aiosmtplib.SMTP(
+            hostname=self.host,
+            port=self.port,
+            username=self.username,
+            password=self.password,
+            use_tls=self.use_tls,
+            start_tls=self.start_tls,
+            timeout=seconds,
+        )
+        try:
+            async with asyncio.timeout(seconds):
+                await client.connect()
+                if isinstance(message, bytes):
+                    refused, _ = await client.sendmail(sender or "", list(recipients), message)
+                else:
+                    refused, _ = await client.send_message(message, sender=sender, recipients=list(recipients))
+            with suppress(aiosmtplib.SMTPException, OSError):
+                await client.quit(timeout=_GOODBYE_SECONDS)
+            return refused
+        finally:
+            client.close()
+
+
+def read_smtp_url(url: str) -> SmtpServer:
+    """Return the server of `smtp://`, `smtp+starttls://` or `smtps://[user:password@]host[:port]`.
+
+    Raises:
+        ValueError: the URL has another form; the message does not repeat it.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in _SCHEMES or not parts.hostname or parts.path.strip("/"):
+        raise ValueError("must be smtp://, smtp+starttls:// or smtps://[user:password@]host[:port]")
+    return SmtpServer(
+        host=parts.hostname,
+        port=parts.port or _SCHEMES[parts.scheme],
+        username=unquote(parts.username) if parts.username else None,
+        password=unquote(parts.password) if parts.password else None,
+        use_tls=parts.scheme == "smtps",
+        start_tls={"smtp": None, "smtp+starttls": True, "smtps": False}[parts.scheme],
+    )
+
+
+def _check_smtp_url(value: SecretStr | None) -> SecretStr | None:
+    if value is not None:
+        read_smtp_url(value.get_secret_value())
+    return value
+
+
+def _check_sender(value: str) -> str:
+    if not _SENDER.fullmatch(value):
+        raise ValueError("must be a bare address, for example pawl@example.com")
+    return value
+
+
+SmtpUrl = Annotated[SecretStr | None, AfterValidator(_check_smtp_url)]
+"""The URL of a server, as `read_smtp_url` takes it; None if there is none."""
+
+SenderAddress = Annotated[str, AfterValidator(_check_sender)]
+"""A bare address, from which mail is sent."""

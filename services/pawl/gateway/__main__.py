@@ -1,0 +1,37 @@
+"""Runs the gateway: `python -m pawl.gateway`."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pawl.chassis.lifecycle import run_service
+from pawl.chassis.service import Service
+from pawl.chassis.settings import load
+from pawl.gateway.adapters.server import HttpServer
+from pawl.gateway.adapters.services import PEERS
+from pawl.gateway.settings import GatewaySettings
+from pawl.gateway.wiring import wire
+
+
+async def main(stop: asyncio.Event) -> None:
+    """Run until `stop`."""
+    settings = load(GatewaySettings)
+    async with Service("gateway", settings) as service:
+        channels = {
+            peer: await service.open_public_channel(peer, getattr(settings, f"{peer}_address")) for peer in PEERS
+        }
+        closing = asyncio.Event()
+        app = wire(settings, channels, closing=closing, metrics=service.metrics, clock=service.clock, ids=service.ids)
+        server = HttpServer(
+            app,
+            settings.listen,
+            closing=closing,
+            tls=service.tls,
+            connections_max=settings.unary_calls_max + settings.streams_max,
+            drain_seconds=settings.drain_seconds,
+        )
+        await service.serve(server, stop)
+
+
+if __name__ == "__main__":
+    run_service(main)

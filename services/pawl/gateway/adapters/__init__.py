@@ -1,0 +1,1 @@
+"""The services behind the gateway, its seal, its server and its metrics."""

@@ -1,0 +1,159 @@
+"""The HTTP server of the gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+from typing import Any, Final, Self
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from pawl.chassis import logs, tasks
+from pawl.chassis.settings import join_address, split_address
+from pawl.chassis.start import StartError
+from pawl.chassis.tls import Tls, http_context
+
+_HEAD_SECONDS: Final = 10.0
+_HEAD_BYTES_MAX: Final = 32 * 1024
+_KEEP_ALIVE_SECONDS: Final = 30
+_TAKE_SECONDS: Final = 30.0
+"""The time after which a reader that takes nothing of its answer is cut off."""
+_BACKLOG: Final = 1024
+
+_log = logs.get_logger(__name__)
+
+
+class HttpServer:
+    """Serves an ASGI application; an async context manager, with its `address` inside.
+
+    At its end nothing new is accepted, `closing` is set for streams to end, and what is being answered gets
+    `drain_seconds`.
+    """
+
+    protocol = "http"
+    internal_address = ""
+
+    def __init__(
+        self,
+        app: Any,
+        listen: str,
+        *,
+        closing: asyncio.Event,
+        tls: Tls | None,
+        connections_max: int,
+        drain_seconds: float,
+    ) -> None:
+        self._listen = listen
+        self._closing = closing
+        self._drain_seconds = drain_seconds
+        config = uvicorn.Config(
+            app,
+            http=_Protocol,
+            ws="none",
+            loop="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+            server_header=False,
+            date_header=False,
+            limit_concurrency=connections_max,
+            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+            h11_max_incomplete_event_size=_HEAD_BYTES_MAX,
+        )
+        config.load()
+        if tls is not None:
+            config.ssl = http_context(tls)
+        self._server = _Server(config)
+        self._serving: asyncio.Task[None] | None = None
+        self.address = ""
+
+    def set_health(self, *, serving: bool) -> None:
+        """Take note that a service behind is away: calls say so themselves."""
+
+    async def __aenter__(self) -> Self:
+        host, port = split_address(self._listen)
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            bound = socket.create_server(found[0][4][:2], family=found[0][0], backlog=_BACKLOG, reuse_port=False)
+        except OSError as error:
+            raise StartError(f"cannot listen on {self._listen}: {error.strerror or error}") from None
+        self.address = join_address(host, bound.getsockname()[1])
+        self._serving = asyncio.get_running_loop().create_task(self._server.serve([bound]), name="http.server")
+        while not self._server.started:
+            if self._serving.done():
+                await self._serving
+            await asyncio.sleep(0.005)
+        _log.info("http.listening", address=self.address)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._closing.set()
+        if self._serving is None:
+            return
+        self._server.should_exit = True
+        await asyncio.wait({self._serving}, timeout=self._drain_seconds)
+        self._server.force_exit = True
+        for task in list(self._server.server_state.tasks):
+            task.cancel()
+        await asyncio.wait({self._serving}, timeout=self._drain_seconds)
+        await tasks.end([self._serving])
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Protocol(H11Protocol):
+    """Closes connections whose request does not arrive, or whose answer nobody takes: h11 bounds sizes, and no time."""
+
+    _late: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=0)  # so that it is known of every byte that is not taken
+        self._late = self.loop.call_later(_HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        cycle: Any = self.cycle  # None before the first request
+        is_answering = cycle is not None and not cycle.response_complete
+        if is_answering and self._late is not None:
+            self._late.cancel()
+            self._late = None
+        elif not is_answering and self._late is None:
+            self._late = self.loop.call_later(_HEAD_SECONDS, self.transport.close)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._look_later()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._stuck is not None:
+            self._stuck.cancel()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        for timer in (self._late, self._stuck):
+            if timer is not None:
+                timer.cancel()
+        super().connection_lost(exc)
+
+    def _look_later(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(_TAKE_SECONDS, self._look, left)
+
+    def _look(self, left: int) -> None:
+        """Cut off a reader that has taken nothing; to close would be to wait for it."""
+        if self.transport.get_write_buffer_size() >= left:
+            self.transport.abort()
+        else:
+            self._look_later()

@@ -1,0 +1,146 @@
+"""The public methods of the services behind the gateway, by name."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from types import ModuleType
+from typing import Any, Final, TypeAlias
+
+import grpc
+import msgspec
+from google.protobuf import json_format
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from pawl.agent.v1 import (
+    agent_pb2,
+    agents_pb2,
+    conversation_pb2,
+    jobs_pb2,
+    operator_pb2,
+    schedule_pb2,
+    trigger_pb2,
+)
+from pawl.chassis.roles import CALLERS, READERS
+from pawl.errors import InvalidField, MethodNotFound
+from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
+from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
+
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
+PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
+    "agent_loop": (
+        agent_pb2,
+        agents_pb2,
+        conversation_pb2,
+        jobs_pb2,
+        operator_pb2,
+        schedule_pb2,
+        trigger_pb2,
+    ),
+    "tool_registry": (audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
+    "notifier": (channel_pb2, notify_pb2, preference_pb2),
+}
+"""The services, and the files that describe what they serve to people."""
+DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"
+WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
+WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"
+
+
+class Method(msgspec.Struct, frozen=True, kw_only=True):
+    """A method that takes one request: `package.Service/Method`, and who serves it."""
+
+    name: str
+    peer: str
+    request: type[Message]
+    response: type[Message]
+    streams: bool
+
+    def read(self, said: Any) -> Message:
+        """Return a request as a message.
+
+        Raises:
+            InvalidField: it is not one in the JSON of protobuf; the message names the place.
+        """
+        if not isinstance(said, dict):
+            raise InvalidField("The request must be a JSON object.", field="request")
+        try:
+            return json_format.ParseDict(said, self.request())
+        except (json_format.ParseError, RecursionError, ValueError, TypeError) as error:
+            raise InvalidField(f"This is no {self.request.DESCRIPTOR.name}: {error}"[:500], field="request") from None
+
+
+def write(message: Message) -> dict[str, Any]:
+    """Return a message in the JSON of protobuf."""
+    return json_format.MessageToDict(message)
+
+
+def _described() -> Iterator[Method]:
+    for peer, modules in PEERS.items():
+        for module in modules:
+            for service in module.DESCRIPTOR.services_by_name.values():
+                for method in service.methods:
+                    if not method.client_streaming:
+                        yield Method(
+                            name=f"{service.full_name}/{method.name}",
+                            peer=peer,
+                            request=GetMessageClass(method.input_type),
+                            response=GetMessageClass(method.output_type),
+                            streams=method.server_streaming,
+                        )
+
+
+_DESCRIBED: Final = {method.name: method for method in _described()}
+PUBLIC: Final[Mapping[str, Method]] = {
+    name: method for name, method in _DESCRIBED.items() if not READERS.isdisjoint(CALLERS.get(f"/{name}", ()))
+}
+"""The methods that people may call: they are reached through the gateway, and nothing else is."""
+
+
+def find(name: str, *, streams: bool) -> Method:
+    """Return a public method.
+
+    Raises:
+        MethodNotFound: there is none of that name and kind.
+    """
+    method = PUBLIC.get(name)
+    if method is None:
+        raise MethodNotFound("The gateway has no such method: POST /rpc/pawl.agent.v1.AgentService/WhoAmI is one.")
+    if method.streams != streams:
+        there = "POST /stream" if method.streams else f"POST /rpc/{name}"
+        raise MethodNotFound(f"{name} is reached by {there}.")
+    return method
+
+
+class Services:
+    """Calls public methods, each as whoever it is called for."""
+
+    def __init__(self, channels: Mapping[str, grpc.aio.Channel]) -> None:
+        self._calls = {name: _callable(channels[method.peer], method) for name, method in _DESCRIBED.items()}
+
+    async def call(self, name: str, request: Message, metadata: Metadata, *, timeout_seconds: float) -> Any:
+        """Return what a method answers.
+
+        Raises:
+            PawlError: what the service says, or DependencyUnavailable.
+        """
+        return await self._calls[name](request, metadata=metadata, timeout=timeout_seconds)
+
+    def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncIterator[Any]:
+        """Return the messages of a stream; iterating raises as `call`."""
+        found: AsyncIterator[Any] = self._calls[name](request, metadata=metadata)
+        return found
+
+
+def webhook(trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: str) -> Message:
+    """Return the request that brings a webhook to its trigger."""
+    return trigger_pb2.DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
+
+
+def _callable(channel: grpc.aio.Channel, method: Method) -> Any:
+    kind: Any = channel.unary_stream if method.streams else channel.unary_unary
+    return kind(
+        f"/{method.name}",
+        request_serializer=method.request.SerializeToString,
+        response_deserializer=method.response.FromString,
+    )

@@ -1,0 +1,143 @@
+"""The gateway's addresses, and what every request goes through."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pawl.chassis import logs
+from pawl.chassis.ids import IdSource
+from pawl.errors import ForeignHost, Internal, MethodNotFound, PawlError
+from pawl.gateway.adapters.metrics import Counters
+from pawl.gateway.adapters.services import Services, find, write
+from pawl.gateway.domain import door
+from pawl.gateway.http.answers import answer, read_json, refusal
+from pawl.gateway.http.callers import Callers
+from pawl.gateway.http.hooks import Hooks
+from pawl.gateway.http.pages import Pages
+from pawl.gateway.http.streams import Streams
+
+_DEADLINE_SECONDS: Final = 15.0
+_DEADLINE_SECONDS_MAX: Final = 60.0
+# What comes from the gateway is data, whatever a browser is made to take it for.
+_HEADERS: Final = (
+    (b"cache-control", b"no-store"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'; sandbox"),
+    (b"cross-origin-resource-policy", b"same-origin"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"x-content-type-options", b"nosniff"),
+)
+
+_STREAMS: Final = frozenset({"/stream", "/runs/{run_id}/events"})
+
+_log = logs.get_logger(__name__)
+
+
+class Calls:
+    """Answers `POST /rpc/{service}/{method}`: a public method, its request and its response as JSON."""
+
+    def __init__(self, callers: Callers, services: Services, *, bytes_max: int) -> None:
+        self._callers = callers
+        self._services = services
+        self._bytes_max = bytes_max
+
+    async def call(self, request: Request) -> Response:
+        """Answer a call as the Connect protocol has it for JSON."""
+        metadata = self._callers.credential(request)
+        method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
+        asked = method.read(await read_json(request, self._bytes_max))
+        seconds = _DEADLINE_SECONDS
+        if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
+            seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)
+        return answer(write(await self._services.call(method.name, asked, metadata, timeout_seconds=seconds)))
+
+
+def application(
+    *,
+    callers: Callers,
+    services: Services,
+    streams: Streams,
+    hooks: Hooks,
+    counters: Counters,
+    ids: IdSource,
+    hosts: Collection[str],
+    bytes_max: int,
+) -> ASGIApp:
+    """Return the application that the server serves."""
+
+    async def fail(_: Request, error: Exception) -> Response:
+        if isinstance(error, PawlError):
+            return refusal(error)
+        error_id = ids.new("err")
+        _log.error("http.failed", error_id=error_id, exc_info=error)
+        return refusal(Internal(f"internal error {error_id}", error_id=error_id))
+
+    async def miss(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        text = f"{request.method} does not go with this address." if status == 405 else "There is nothing here."  # noqa: PLR2004
+        response = refusal(MethodNotFound(text))
+        response.status_code = status
+        return response
+
+    routes = [
+        Route("/rpc/{service}/{method}", Calls(callers, services, bytes_max=bytes_max).call, methods=["POST"]),
+        Route("/stream", streams.many, methods=["POST"]),
+        Route("/runs/{run_id}/events", streams.run, methods=["GET"]),
+        Route("/login", callers.log_in, methods=["POST"]),
+        Route("/logout", callers.log_out, methods=["POST"]),
+        Route("/hooks/{store_id}/{trigger_id}", hooks.deliver, methods=["POST"]),
+        Route("/healthz", _healthy, methods=["GET"]),
+        Route("/{path:path}", Pages().page, methods=["GET"]),
+    ]
+    handlers: dict[Any, Any] = {PawlError: fail, HTTPException: miss, Exception: fail}
+    return _Door(Starlette(routes=routes, exception_handlers=handlers), counters, hosts)
+
+
+async def _healthy(_: Request) -> Response:
+    return answer({"serving": True})
+
+
+class _Door:
+    """Turns away requests for other hosts, adds the headers that all answers have, and counts."""
+
+    def __init__(self, app: ASGIApp, counters: Counters, hosts: Collection[str]) -> None:
+        self._app = app
+        self._counters = counters
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        began, status = time.monotonic(), 499
+
+        async def guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                given = {name.lower() for name, _ in message.get("headers", ())}
+                message["headers"] = [
+                    *message.get("headers", ()),
+                    *((name, value) for name, value in _HEADERS if name not in given),
+                ]
+            await send(message)
+
+        request = Request(scope)
+        try:
+            door.check_host(request.headers.get("host", ""), self._hosts)
+        except ForeignHost as error:
+            await refusal(error)(scope, receive, guarded)
+        else:
+            await self._app(scope, receive, guarded)
+        finally:
+            route = getattr(scope.get("route"), "path", "none")
+            self._counters.requests.labels(route, str(status)).inc()
+            if route not in _STREAMS:
+                self._counters.seconds.labels(route).observe(time.monotonic() - began)

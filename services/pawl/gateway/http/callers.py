@@ -1,0 +1,105 @@
+"""The caller: the bearer of a key, or a browser with the cookie of a session."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from pawl.chassis.clock import Clock
+from pawl.chassis.settings import join_address
+from pawl.errors import InvalidField, Unauthenticated
+from pawl.gateway.adapters.seal import Seal
+from pawl.gateway.adapters.services import PUBLIC, WHO_AM_I, Metadata, Services, write
+from pawl.gateway.domain import door, session
+from pawl.gateway.domain.session import Session
+from pawl.gateway.http.answers import answer, read_json
+
+_DEADLINE_SECONDS: Final = 10.0
+_BYTES_MAX: Final = 16 * 1024
+
+
+class _Login(msgspec.Struct, forbid_unknown_fields=True):
+    key: str = ""
+    code: str = ""
+    store: str = ""
+    user: str = ""
+
+
+class Callers:
+    """Gives sessions to browsers that bring a key, and knows them when they come back. It keeps none."""
+
+    def __init__(self, seal: Seal, services: Services, clock: Clock, *, session_seconds: float) -> None:
+        self._seal = seal
+        self._services = services
+        self._clock = clock
+        self._session_seconds = session_seconds
+
+    def credential(self, request: Request) -> Metadata:
+        """Return the metadata of the calls that a request is for.
+
+        Raises:
+            Unauthenticated: it has neither a key nor a session, or the session was not made here.
+            InvalidField: its headers hold what no key and no name has.
+            SessionExpired: the session is over.
+            ForeignOrigin: it has a session, and another page may have made it.
+        """
+        key = door.bearer(request.headers.get("authorization"))
+        if key is not None:
+            store, user = request.headers.get("pawl-store", ""), request.headers.get("pawl-user", "")
+            return session.metadata(key, store=store, user=user)
+        sealed = request.cookies.get(session.cookie_name(secure=_is_secure(request)))
+        if not sealed:
+            raise Unauthenticated("Log in, or send Authorization: Bearer KEY.")
+        door.check_page(request.method, request.headers)
+        return session.check_live(self._seal.open(sealed), self._clock.now()).metadata
+
+    async def log_in(self, request: Request) -> Response:
+        """Give a session to a browser whose user has a key, and say who that is."""
+        door.check_page(request.method, request.headers)
+        try:
+            said = msgspec.convert(await read_json(request, _BYTES_MAX), _Login)
+        except msgspec.ValidationError as error:
+            raise InvalidField(f"This is no login: {error}", field="key") from None
+        if said.code:
+            said.key = self._seal.use_code(said.code, _own_address(request), self._clock.now())
+        if not (key := said.key.strip()):
+            raise InvalidField("A login needs a key.", field="key")
+        found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
+        metadata = found.metadata
+        sealed = session.check_sealed(self._seal.close(found))
+        who = await self._services.call(
+            WHO_AM_I, PUBLIC[WHO_AM_I].request(), metadata, timeout_seconds=_DEADLINE_SECONDS
+        )
+        response = answer(write(who))
+        secure = _is_secure(request)
+        response.set_cookie(
+            session.cookie_name(secure=secure),
+            sealed,
+            max_age=int(self._session_seconds),
+            httponly=True,
+            samesite="strict",
+            secure=secure,
+        )
+        return response
+
+    async def log_out(self, request: Request) -> Response:
+        """Have the browser forget its session."""
+        door.check_page(request.method, request.headers)
+        response = answer({})
+        for secure in (False, True):
+            response.delete_cookie(session.cookie_name(secure=secure), httponly=True, samesite="strict", secure=secure)
+        return response
+
+
+def _own_address(request: Request) -> str:
+    """Return where this very gateway was reached, whatever name was asked for."""
+    host, port = request.scope["server"]
+    return join_address(host, port)
+
+
+def _is_secure(request: Request) -> bool:
+    """Return whether the cookie is for HTTPS only: everywhere but on this machine."""
+    return request.url.scheme == "https" or not door.is_loopback(request.headers.get("host", ""))

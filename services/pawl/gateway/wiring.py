@@ -1,0 +1,71 @@
+"""The gateway put together: channels in, an application out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import grpc
+from starlette.types import ASGIApp
+
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import IdSource, is_id
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.start import StartError
+from pawl.gateway.adapters.metrics import Counters
+from pawl.gateway.adapters.seal import Seal
+from pawl.gateway.adapters.services import Metadata, Services
+from pawl.gateway.http.app import application
+from pawl.gateway.http.callers import Callers
+from pawl.gateway.http.hooks import Hooks
+from pawl.gateway.http.streams import Streams
+from pawl.gateway.settings import GatewaySettings
+
+
+def wire(
+    settings: GatewaySettings,
+    channels: Mapping[str, grpc.aio.Channel],
+    *,
+    closing: asyncio.Event,
+    metrics: Metrics,
+    clock: Clock,
+    ids: IdSource,
+) -> ASGIApp:
+    """Return the application that a server is to serve."""
+    services, counters = Services(channels), Counters(metrics)
+    seal = Seal(settings.gateway_seal_key.get_secret_value())
+    callers = Callers(seal, services, clock, session_seconds=settings.gateway_session_hours * 3600)
+    return application(
+        callers=callers,
+        services=services,
+        streams=Streams(callers, services, counters, closing, streams_max=settings.streams_max),
+        hooks=Hooks(services, _keys(settings)),
+        counters=counters,
+        ids=ids,
+        hosts=settings.hosts,
+        bytes_max=settings.message_bytes_max,
+    )
+
+
+def _keys(settings: GatewaySettings) -> Callable[[str], Metadata | None]:
+    """Return what gives the metadata by which webhooks are brought to the triggers of a store."""
+    if settings.local_key is not None:
+        local = settings.local_key.get_secret_value()
+        return lambda store_id: (("authorization", f"Bearer {local}"), ("pawl-store", store_id))
+    keys = _read(settings.gateway_webhook_keys_file) if settings.gateway_webhook_keys_file else {}
+    shown = {store_id: (("authorization", f"Bearer {key}"),) for store_id, key in keys.items()}
+    return shown.get
+
+
+def _read(path: Path) -> dict[str, str]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise StartError(f"PAWL_GATEWAY_WEBHOOK_KEYS_FILE: cannot read {path}: {error}") from None
+    if not isinstance(found, dict) or not all(is_id(name) and isinstance(key, str) for name, key in found.items()):
+        raise StartError(
+            f'PAWL_GATEWAY_WEBHOOK_KEYS_FILE: {path} must be {{"store": "key"}}, each key with the role gateway'
+        )
+    return found

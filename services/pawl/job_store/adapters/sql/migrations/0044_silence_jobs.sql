@@ -1,0 +1,2 @@
+-- A job that tells its conversation nothing, not even its end.
+ALTER TABLE runs ADD COLUMN silent boolean NOT NULL DEFAULT false;

@@ -1,0 +1,95 @@
+"""Triggers in PostgreSQL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Final
+
+from pawl.chassis.database import Database
+from pawl.chassis.ids import StoreId
+from pawl.job_store.adapters import tables
+from pawl.job_store.adapters.starters import PostgresStarters
+from pawl.job_store.app.triggers import ClaimedEvent
+from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS
+from pawl.job_store.domain.triggers import TriggerKey, TriggerRow
+
+# The statements are made from constants of this package only.
+# ruff: noqa: S608
+
+_OF_ID: Final = f"""
+SELECT {tables.TRIGGERS.names}, clock_timestamp() AS now FROM job_store.triggers
+WHERE store_id = $1 AND trigger_id = $2
+"""
+# What waits for the run before it is looked after again soon; others are kept from other callers as long as a claim
+# lasts. So is what waits while its trigger is paused.
+_CLAIM: Final = f"""
+WITH due AS MATERIALIZED (
+    SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND EXISTS (
+        SELECT FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id AND r.state < 10
+    ) AS is_busy
+    FROM job_store.trigger_lanes AS l JOIN job_store.triggers AS t USING (store_id, trigger_id)
+    WHERE l.claim_at <= now()
+    ORDER BY l.claim_at LIMIT $1 FOR UPDATE OF l SKIP LOCKED
+), claimed AS (
+    UPDATE job_store.trigger_lanes AS l
+    SET claim_at = now() + CASE WHEN due.is_busy AND NOT due.is_paused THEN $3::interval ELSE $2::interval END
+    FROM due WHERE l.store_id = due.store_id AND l.trigger_id = due.trigger_id AND l.lane = due.lane
+    RETURNING l.*, due.is_paused OR due.is_busy AS has_to_wait
+)
+SELECT {tables.LANES.names} FROM claimed WHERE NOT has_to_wait
+"""
+_OF_LANES: Final = f"""
+SELECT {tables.TRIGGERS.names} FROM job_store.triggers
+JOIN (SELECT DISTINCT * FROM unnest($1::text[], $2::text[]) AS k (store_id, trigger_id)) AS k
+USING (store_id, trigger_id)
+"""
+_WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
+
+
+_CLAIM_MAILBOXES: Final = f"""
+UPDATE job_store.triggers SET claim_at = now() + $2::interval WHERE (store_id, trigger_id) IN (
+    SELECT store_id, trigger_id FROM job_store.triggers
+    WHERE claim_at <= now() ORDER BY claim_at LIMIT $1 FOR UPDATE SKIP LOCKED
+)
+RETURNING {tables.TRIGGERS.names}
+"""
+_MAILBOX_WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.triggers"
+_READING: Final = timedelta(seconds=60)
+"""The time for which a mailbox that is being read is kept from others."""
+
+
+class PostgresTriggers(PostgresStarters[TriggerRow]):
+    """See `triggers.TriggerRepository`."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database, tables.TRIGGERS, tables.trigger)
+
+    async def of_id(self, store_id: StoreId, trigger_id: str) -> tuple[TriggerRow, datetime] | None:
+        record = await self._database.fetchrow(_OF_ID, store_id, trigger_id)
+        if record is None:
+            return None
+        fields = dict(record)
+        now = fields.pop("now")
+        return tables.trigger(fields), now
+
+    async def claim(self, *, events_max: int) -> Sequence[ClaimedEvent]:
+        lease, look = timedelta(seconds=CLAIM_SECONDS), timedelta(seconds=LOOK_SECONDS)
+        lanes = list(map(tables.lane, await self._database.fetch(_CLAIM, events_max, lease, look)))
+        owners = [row.store_id for row in lanes], [row.trigger_id for row in lanes]
+        rows = map(tables.trigger, await self._database.fetch(_OF_LANES, *owners)) if lanes else ()
+        triggers = {row.key: row for row in rows}
+        keys = [TriggerKey(row.store_id, row.trigger_id) for row in lanes]
+        found = zip(keys, lanes, strict=True)
+        return tuple(ClaimedEvent(trigger=triggers[key], lane=row) for key, row in found if key in triggers)
+
+    async def wait_seconds(self) -> float | None:
+        seconds: float | None = await self._database.fetchval(_WAIT)
+        return seconds
+
+    async def claim_mailboxes(self, *, mailboxes_max: int) -> Sequence[TriggerRow]:
+        return tuple(map(tables.trigger, await self._database.fetch(_CLAIM_MAILBOXES, mailboxes_max, _READING)))
+
+    async def mailbox_wait_seconds(self) -> float | None:
+        seconds: float | None = await self._database.fetchval(_MAILBOX_WAIT)
+        return seconds

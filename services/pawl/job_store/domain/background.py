@@ -1,0 +1,34 @@
+"""The background of a conversation: its jobs, and what they tell it. The rules are in `jobs`."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Final
+
+import msgspec
+
+from pawl.chassis.ids import RunId
+
+
+class Notice(msgspec.Struct, frozen=True, kw_only=True):
+    """A place for what the job `run_id` tells of an iteration, or with `occasion` 0 of its end.
+
+    `entered_by` is the run whose model was told and has not answered yet, empty as long as none was; `tries` are the
+    turns that have failed with it.
+    """
+
+    run_id: RunId
+    occasion: int
+    entered_by: RunId = RunId("")
+    tries: int = 0
+
+
+class Background(msgspec.Struct, frozen=True, kw_only=True):
+    """The background of a conversation: its open jobs, what they tell, and when the last turns of the model began."""
+
+    open_jobs: int = 0
+    notices: tuple[Notice, ...] = ()
+    turn_times: tuple[datetime, ...] = ()
+
+
+NO_BACKGROUND: Final = Background()

@@ -1,0 +1,189 @@
+"""Jobs: runs that go on in the background, and what their conversation is told of them.
+
+A notice is a place in the row of the conversation: which job, and which iteration or its end. What is told stands in
+the run of the job, so nothing is written twice, and what is told is what is there when the model is asked.
+
+The owner of the active run enters the notices with the step that starts a model call. Without an active run the
+ledger begins a *turn*: a run without a message, of which the notices are all that is new. A message of the user goes
+before a turn that has not begun.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from pawl.chassis.ids import RunId, RunKey
+from pawl.errors import IllegalTransition
+from pawl.job_store.domain import turn
+from pawl.job_store.domain.background import Notice
+from pawl.job_store.domain.events import RunChanged
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.domain.states import RunState, StopCause
+from pawl.job_store.domain.unit_of_work import UnitOfWork, Wakeup
+
+OPEN_MAX: Final = 10
+"""Most jobs of a conversation that are open at once (ASYNC-7)."""
+GENERATIONS_MAX: Final = 5
+"""Most turns that lead to each other by the jobs which they begin, without a message of a user between them."""
+TURNS_MAX: Final = 30
+"""Most turns of a conversation in `TURNS_PERIOD`."""
+PROGRESS_TURNS_MAX: Final = 20
+"""Most of these for what iterations of jobs tell: the others are for their ends."""
+TURNS_PERIOD: Final = timedelta(hours=1)
+TURN_DISTANCE: Final = timedelta(seconds=2)
+"""The least time from one turn of a conversation to the next (ASYNC-5)."""
+TRIES_MAX: Final = 3
+"""Most runs that fail with a notice before it waits for a message of the user."""
+
+
+class Entered(msgspec.Struct, frozen=True, kw_only=True):
+    """A notice of which the model is told: the run of the job, and the iteration, 0 for its end."""
+
+    run_id: RunId
+    occasion: int
+
+
+def count_begun(unit: UnitOfWork, parent: RunRow) -> None:
+    """Count a job that `parent` begins.
+
+    Raises:
+        IllegalTransition: its conversation has as many as it may have.
+    """
+    conversation = unit.conversation_of(parent)
+    background = conversation.background
+    if background.open_jobs >= OPEN_MAX:
+        raise IllegalTransition(f"{OPEN_MAX} jobs of the conversation are open")
+    unit.put_conversation(replace(conversation, background=replace(background, open_jobs=background.open_jobs + 1)))
+
+
+def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
+    """Tell the conversation of `job` of an iteration, or with 0 of its end; who is erased is told nothing.
+
+    Of a job one iteration at most waits to be told, the last one. A model that has stopped it knows that it ends. One
+    that is silent tells nothing.
+    """
+    conversation = unit.conversations.get(ConversationKey(job.store_id, job.reports_to))
+    if conversation is None or not conversation.user_id:
+        return
+    background = conversation.background
+    is_end = occasion == 0
+    notices = background.notices
+    if not is_end:
+        notices = tuple(each for each in notices if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)
+    is_known = is_end and job.state is RunState.CANCELLED and job.stop_cause is StopCause.MODEL
+    is_told = not (is_known or job.silent)
+    if is_told:
+        notices = (*notices, Notice(run_id=job.run_id, occasion=occasion))
+    background = replace(background, notices=notices, open_jobs=max(0, background.open_jobs - is_end))
+    conversation = unit.put_conversation(replace(conversation, background=background))
+    if not is_told:
+        return
+    active = unit.runs.get(RunKey(job.store_id, conversation.active_run_id or RunId("")))
+    if conversation.active_run_id is None:
+        _begin_turn(unit, conversation, job, TURNS_MAX if is_end else PROGRESS_TURNS_MAX)
+    elif active is not None and active.worker_id is not None:
+        unit.wakeups.add([Wakeup(worker_id=active.worker_id, run=active.key)])
+
+
+def enter(unit: UnitOfWork, run: RunRow, entered: Iterable[Entered]) -> None:
+    """Note that the model is told of some notices with the step of `run` that is being written."""
+    named = {(each.run_id, each.occasion) for each in entered}
+    if not named:
+        return
+    conversation = unit.conversation_of(run)
+    notices = tuple(
+        replace(each, entered_by=run.run_id) if (each.run_id, each.occasion) in named and not each.entered_by else each
+        for each in conversation.background.notices
+    )
+    unit.put_conversation(replace(conversation, background=replace(conversation.background, notices=notices)))
+
+
+def left(unit: UnitOfWork, run: RunRow) -> None:
+    """Go on once `run` has ended and left its conversation: what was told is answered, for the rest a turn begins."""
+    conversation = unit.conversation_of(run)
+    background = conversation.background
+    if not background.notices and not run.is_turn:
+        return
+    notices = _after(run, background.notices)
+    times = (*background.turn_times[:-1], *_begun_at(run)) if run.is_turn else background.turn_times
+    conversation = replace(conversation, background=replace(background, notices=notices, turn_times=times))
+    unit.put_conversation(conversation)
+    if conversation.active_run_id is not None or not conversation.user_id:
+        return
+    waiting = (each for each in notices if not each.entered_by or _is_tried_again(run, each))
+    jobs = ((each.occasion > 0, unit.runs.get(RunKey(run.store_id, each.run_id))) for each in waiting)
+    # An end before an iteration, and none behind one that may begin no turn.
+    told = [(is_iteration, job.generation, job) for is_iteration, job in jobs if job is not None]
+    told = sorted((each for each in told if each[1] < GENERATIONS_MAX), key=lambda each: each[:2])
+    if told:
+        is_iteration, _, job = told[0]
+        _begin_turn(unit, conversation, job, PROGRESS_TURNS_MAX if is_iteration else TURNS_MAX)
+
+
+def has_news(unit: UnitOfWork, run: RunRow) -> bool:
+    """Return whether jobs have told the conversation of a run something that no model was told."""
+    return any(not each.entered_by for each in unit.conversation_of(run).background.notices)
+
+
+def has_begun(run: RunRow) -> bool:
+    """Return whether a worker has seen to a run."""
+    return run.last_commit is not None or run.worker_id is not None
+
+
+def _after(run: RunRow, notices: tuple[Notice, ...]) -> tuple[Notice, ...]:
+    """Return the notices that are left once a run of their conversation has ended."""
+    if run.state is RunState.COMPLETED:
+        return tuple(each for each in notices if not each.entered_by)
+    if run.is_turn and run.state is RunState.CANCELLED and run.stop_cause is StopCause.USER:
+        # The user does not want to hear of what it told, or was about to tell.
+        has_told = any(each.entered_by for each in notices)
+        return tuple(each for each in notices if has_told and not each.entered_by)
+    if run.is_turn and run.state is RunState.FAILED:
+        return tuple(replace(each, tries=each.tries + 1) if each.entered_by else each for each in notices)
+    return notices
+
+
+def _is_tried_again(run: RunRow, notice: Notice) -> bool:
+    return run.is_turn and run.state is RunState.FAILED and notice.tries < TRIES_MAX
+
+
+def _begun_at(turn_run: RunRow) -> tuple[datetime, ...]:
+    """Return when a turn has begun, which may be later than it might have; one that never did counts for nothing."""
+    return () if turn_run.start_time is None else (turn_run.start_time,)
+
+
+def _begin_turn(unit: UnitOfWork, conversation: ConversationRow, job: RunRow, turns_max: int) -> None:
+    """Begin a run that tells the model what there is, if there may be one now; else it waits for the user."""
+    background, generation = conversation.background, job.generation + 1
+    recent = tuple(time for time in background.turn_times if time > unit.now - TURNS_PERIOD)
+    may_write = conversation.takes_messages_of(job.user_id)
+    if not may_write or generation > GENERATIONS_MAX or len(recent) >= turns_max:
+        return
+    begin = max(unit.now, recent[-1] + TURN_DISTANCE) if recent else unit.now
+    # A clock that went back holds up nothing.
+    begin = min(begin, unit.now + TURN_DISTANCE)
+    conversation = replace(conversation, background=replace(background, turn_times=(*recent, begin)))
+    run = turn.queued(
+        conversation,
+        RunId(unit.ids.new("run")),
+        b"",
+        job.options,
+        (job.token_budget - job.topped_up_tokens, job.token_ceiling),
+        now=unit.now,
+    )
+    run = replace(
+        run,
+        user_id=job.user_id,
+        generation=generation,
+        agent_name=job.agent_name,
+        credential_id=job.credential_id,
+        delegate_user_id=job.delegate_user_id,
+        people=job.people,
+        steered_by=job.steered_by,
+    )
+    turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),), claim_at=begin)

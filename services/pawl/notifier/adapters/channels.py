@@ -1,0 +1,324 @@
+"""The channels of users in PostgreSQL, schema `notifier`: the tables have the name of the first kind, webhooks."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Final
+
+import asyncpg
+
+from pawl.chassis.database import Connection, DatabaseAdapter
+from pawl.errors import ChannelNotFound, DeliveryNotFound, InvalidField, RequestIdReused
+from pawl.notifier.app.ports import NewChannel, NewCode
+from pawl.notifier.domain.channel import (
+    CHANNELS_MAX,
+    CODE_LASTS,
+    CODE_TRIES_MAX,
+    CODES_MAX_A_DAY,
+    FORMER_SECRET_SECONDS,
+    FORMER_SECRETS_MAX,
+    UNCONFIRMED,
+    Channel,
+    ChannelId,
+    ChannelKind,
+    code_of,
+)
+from pawl.notifier.domain.delivery import (
+    CODE,
+    TESTS_KEPT,
+    ChannelDelivery,
+    DeliveryId,
+    DeliveryState,
+    body_of_own,
+)
+from pawl.notifier.domain.notification import Inbox, NotificationKind
+
+_LOCK_USER: Final = "SELECT pg_advisory_xact_lock(hashtextextended('notifier.webhooks ' || $1 || '/' || $2, 0))"
+_LIST: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2 ORDER BY webhook_id"
+_FIND: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3"
+_CREATE: Final = """
+INSERT INTO notifier.webhooks (
+    webhook_id, store_id, user_id, request_id, request_hash, name, url, host, kinds, secret, create_time, after_seconds
+) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)
+RETURNING *
+"""
+_UPDATE: Final = """
+UPDATE notifier.webhooks SET
+    name = $4, url = $5, host = $6, kinds = $7, enabled = $8, after_seconds = $9,
+    confirm_time = CASE WHEN $5 = url THEN confirm_time END,
+    disable_reason = CASE WHEN $8 OR enabled THEN '' ELSE disable_reason END,
+    failing_since = CASE WHEN $8 AND NOT enabled OR $5 <> url THEN NULL ELSE failing_since END
+WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3
+RETURNING *
+"""
+_DELETE: Final = """
+DELETE FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3 RETURNING webhook_id
+"""
+_DELETE_DELIVERIES: Final = """
+DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
+    SELECT delivery_id FROM notifier.webhook_deliveries WHERE webhook_id = $1 ORDER BY delivery_id FOR UPDATE
+)
+"""
+_ROTATE: Final = """
+UPDATE notifier.webhooks SET
+    secret = $4,
+    former_secrets = (array_prepend(secret, former_secrets))[1:$5],
+    former_times = (array_prepend(now() + make_interval(secs => $6), former_times))[1:$5]
+WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3
+RETURNING webhook_id
+"""
+
+# Who disables or deletes a channel waits for who writes deliveries to it, and the other way round.
+LOCK: Final = f"{_FIND} FOR UPDATE"
+_WAITING_TEST: Final = """
+SELECT * FROM notifier.webhook_deliveries
+WHERE webhook_id = $1 AND number IS NULL AND type <> 'channel.code' AND due_time IS NOT NULL
+"""
+_FORGET_TESTS: Final = """
+DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
+    SELECT delivery_id FROM notifier.webhook_deliveries
+    WHERE webhook_id = $1 AND number IS NULL AND due_time IS NULL
+    ORDER BY insert_time DESC OFFSET $2
+)
+"""
+_ADD_OWN: Final = """
+INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user_id, type, body)
+VALUES ($1, $2, $3, $4, $5, $6)
+RETURNING *
+"""
+_DELIVERIES: Final = """
+SELECT * FROM notifier.webhook_deliveries
+WHERE webhook_id = $1 AND (insert_time, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
+ORDER BY insert_time DESC, delivery_id DESC LIMIT $4
+"""
+# One at work stays with who is at it. Of codes there is a number, so they are not sent again like this.
+_RESEND: Final = """
+UPDATE notifier.webhook_deliveries SET
+    state = 'waiting',
+    skipped = false,
+    resent = true,
+    tries = CASE WHEN claimed THEN tries ELSE 0 END,
+    due_time = CASE WHEN claimed THEN due_time ELSE now() END
+WHERE store_id = $1 AND user_id = $2 AND delivery_id = $3 AND type <> 'channel.code'
+RETURNING *
+"""
+
+NOW: Final = "SELECT now()"
+LOCK_WAITING: Final = """
+SELECT FROM notifier.webhook_deliveries WHERE webhook_id = $1 AND due_time IS NOT NULL ORDER BY delivery_id FOR UPDATE
+"""
+# An update of deliveries. NATS is told of those that end with it, and it returns their ids.
+TELLING: Final = """
+WITH changed AS ({} RETURNING d.*),
+told AS (
+    INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, tries, status, error)
+    SELECT 'delivery.' || state, store_id, user_id, webhook_id, delivery_id, tries, status, last_error FROM changed
+    WHERE number IS NOT NULL AND NOT skipped AND state IN ('delivered', 'dead')
+)
+SELECT delivery_id FROM changed
+"""
+END_WAITING: Final = TELLING.format("""
+UPDATE notifier.webhook_deliveries AS d
+SET state = 'dead', due_time = NULL, last_error = 'the channel was disabled', skipped = false
+WHERE webhook_id = $1 AND due_time IS NOT NULL AND NOT claimed AND number IS NOT NULL
+""")
+_LOCK_CODES: Final = "SELECT pg_advisory_xact_lock(hashtextextended('notifier.codes_sent', 0))"
+_COUNT_CODES: Final = """
+SELECT
+    count(*) FILTER (WHERE lower(address) = lower($1)) AS address,
+    count(*) FILTER (WHERE store_id = $2 AND user_id = $3) AS user,
+    count(*) FILTER (WHERE store_id = $2) AS store
+FROM notifier.codes_sent WHERE sent_time > now() - interval '1 day'
+"""
+_NOTE_CODE: Final = "INSERT INTO notifier.codes_sent (address, store_id, user_id) VALUES ($1, $2, $3)"
+_RENEW_CODE: Final = """
+UPDATE notifier.webhooks SET secret = $2, code_time = now(), code_tries = 0, enabled = false, disable_reason = $3
+WHERE webhook_id = $1
+RETURNING *
+"""
+_FORGET_CODE: Final = """
+DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
+    SELECT delivery_id FROM notifier.webhook_deliveries
+    WHERE webhook_id = $1 AND number IS NULL AND type = 'channel.code' AND due_time IS NOT NULL AND NOT claimed
+    FOR UPDATE SKIP LOCKED
+)
+"""
+_CONFIRM: Final = """
+UPDATE notifier.webhooks SET enabled = true, disable_reason = '', confirm_time = now(), failing_since = NULL
+WHERE webhook_id = $1
+RETURNING *
+"""
+_MISSED: Final = "UPDATE notifier.webhooks SET code_tries = code_tries + 1 WHERE webhook_id = $1"
+
+
+class PostgresChannels(DatabaseAdapter):
+    """See `ports.ChannelRepository`. Locked in this order: an inbox, a channel, its deliveries by their ids."""
+
+    async def create(self, new: NewChannel) -> Channel:
+        inbox, channel = new.inbox, new.channel
+        async with self._database.transaction() as connection:
+            await connection.execute(_LOCK_USER, inbox.store_id, inbox.user_id)
+            rows = await connection.fetch(_LIST, inbox.store_id, inbox.user_id)
+            for row in rows:
+                if new.request_id and row["request_id"] == new.request_id:
+                    if row["request_hash"] != new.request_hash:
+                        raise RequestIdReused
+                    return channel_of(row)
+            if len(rows) >= CHANNELS_MAX:
+                raise InvalidField(f"a user has at most {CHANNELS_MAX} channels: delete one", field="channel")
+            made = await connection.fetchrow(
+                _CREATE,
+                channel.channel_id,
+                inbox.store_id,
+                inbox.user_id,
+                new.request_id,
+                new.request_hash,
+                channel.name,
+                channel.url,
+                new.host,
+                list(channel.kinds),
+                new.secret,
+                channel.create_time,
+                channel.after_seconds,
+            )
+            if new.code is not None:
+                made = await _send_code(connection, inbox, channel.url, new.code)
+        return channel_of(_there(made))
+
+    async def channels(self, inbox: Inbox) -> Sequence[Channel]:
+        return list(map(channel_of, await self._database.fetch(_LIST, inbox.store_id, inbox.user_id)))
+
+    async def channel(self, inbox: Inbox, channel_id: ChannelId) -> Channel:
+        return channel_of(_there(await self._database.fetchrow(_FIND, inbox.store_id, inbox.user_id, channel_id)))
+
+    async def update(
+        self, inbox: Inbox, channel_id: ChannelId, change: Callable[[Channel], tuple[Channel, str]], *, code: NewCode
+    ) -> Channel:
+        key = (inbox.store_id, inbox.user_id, channel_id)
+        async with self._database.transaction() as connection:
+            before = channel_of(_there(await connection.fetchrow(LOCK, *key)))
+            channel, host = change(before)
+            said = (channel.name, channel.url, host, list(channel.kinds), channel.enabled, channel.after_seconds)
+            row = _there(await connection.fetchrow(_UPDATE, *key, *said))
+            if channel.kind is ChannelKind.EMAIL and channel.url != before.url:
+                row = await _send_code(connection, inbox, channel.url, code)
+            if not channel.enabled:
+                await connection.execute(LOCK_WAITING, channel_id)
+                await connection.execute(END_WAITING, channel_id)
+        return channel_of(row)
+
+    async def delete(self, inbox: Inbox, channel_id: ChannelId) -> None:
+        async with self._database.transaction() as connection:
+            _there(await connection.fetchrow(_DELETE, inbox.store_id, inbox.user_id, channel_id))
+            await connection.execute(_DELETE_DELIVERIES, channel_id)
+
+    async def send_code(self, inbox: Inbox, channel_id: ChannelId, code: NewCode) -> None:
+        async with self._database.transaction() as connection:
+            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            if channel_of(row).kind is not ChannelKind.EMAIL or row["confirm_time"] is not None:
+                raise InvalidField("it is no e-mail whose address is to be confirmed", field="channel_id")
+            await _send_code(connection, inbox, row["url"], code)
+
+    async def confirm(self, inbox: Inbox, channel_id: ChannelId, code: str) -> Channel:
+        async with self._database.transaction() as connection:
+            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            channel = channel_of(row)
+            if channel.kind is not ChannelKind.EMAIL:
+                raise InvalidField("it is no e-mail", field="channel_id")
+            if channel.confirm_time is not None:
+                return channel
+            now: datetime = await connection.fetchval(NOW)
+            is_good = row["code_tries"] < CODE_TRIES_MAX and now < row["code_time"] + CODE_LASTS
+            if is_good and hmac.compare_digest(code_of(row["secret"], channel.url).encode(), code.encode()):
+                return channel_of(_there(await connection.fetchrow(_CONFIRM, channel_id)))
+            await connection.execute(_MISSED, channel_id)
+        # What was tried is written down.
+        told = "it is another one" if is_good else "it is no longer good: have another one sent"
+        raise InvalidField(f"code: {told}", field="code")
+
+    async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
+        limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
+        _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
+
+    async def add_test(self, inbox: Inbox, test: ChannelDelivery, body: str) -> ChannelDelivery:
+        async with self._database.transaction() as connection:
+            _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, test.channel_id))
+            await connection.execute(_FORGET_TESTS, test.channel_id, TESTS_KEPT)
+            row = await connection.fetchrow(_WAITING_TEST, test.channel_id) or await connection.fetchrow(
+                _ADD_OWN,
+                test.delivery_id,
+                test.channel_id,
+                inbox.store_id,
+                inbox.user_id,
+                test.type,
+                body,
+            )
+        return _delivery(_there(row))
+
+    async def deliveries(
+        self, inbox: Inbox, channel_id: ChannelId, before: tuple[datetime, str] | None, *, limit: int
+    ) -> Sequence[ChannelDelivery]:
+        await self.channel(inbox, channel_id)
+        return list(map(_delivery, await self._database.fetch(_DELIVERIES, channel_id, *(before or (None, "")), limit)))
+
+    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> ChannelDelivery:
+        row = await self._database.fetchrow(_RESEND, inbox.store_id, inbox.user_id, delivery_id)
+        if row is None:
+            raise DeliveryNotFound
+        return _delivery(row)
+
+
+async def _send_code(connection: Connection, inbox: Inbox, url: str, code: NewCode) -> asyncpg.Record:
+    """Have a code be sent, unless there were too many; returns the row of its channel."""
+    address, channel_id = url.partition(":")[2], code.delivery.channel_id
+    await connection.execute(_LOCK_CODES)
+    sent = _there(await connection.fetchrow(_COUNT_CODES, address, inbox.store_id, inbox.user_id))
+    if any(sent[name] >= most for name, most in CODES_MAX_A_DAY.items()):
+        raise InvalidField("too many codes were sent within a day: confirm with the last one, or wait", field="channel")
+    await connection.execute(_NOTE_CODE, address, inbox.store_id, inbox.user_id)
+    row = await connection.fetchrow(_RENEW_CODE, channel_id, code.secret, UNCONFIRMED)
+    await connection.execute(_FORGET_CODE, channel_id)
+    body = body_of_own(CODE, inbox, channel_id, code.delivery.create_time)
+    await connection.execute(_ADD_OWN, code.delivery.delivery_id, channel_id, inbox.store_id, inbox.user_id, CODE, body)
+    return _there(row)
+
+
+def _there(row: asyncpg.Record | None) -> asyncpg.Record:
+    if row is None:
+        raise ChannelNotFound
+    return row
+
+
+def channel_of(row: asyncpg.Record) -> Channel:
+    """Return the channel in a row."""
+    return Channel(
+        channel_id=ChannelId(row["webhook_id"]),
+        name=row["name"],
+        url=row["url"],
+        kinds=tuple(map(NotificationKind, row["kinds"])),
+        after_seconds=row["after_seconds"],
+        enabled=row["enabled"],
+        disable_reason=row["disable_reason"],
+        create_time=row["create_time"],
+        failing_since_time=row["failing_since"],
+        confirm_time=row["confirm_time"],
+    )
+
+
+def _delivery(row: asyncpg.Record) -> ChannelDelivery:
+    return ChannelDelivery(
+        delivery_id=DeliveryId(row["delivery_id"]),
+        channel_id=ChannelId(row["webhook_id"]),
+        type=row["type"],
+        number=row["number"] or 0,
+        state=DeliveryState.SKIPPED if row["skipped"] and not row["due_time"] else DeliveryState(row["state"]),
+        tries=row["tries"],
+        create_time=row["insert_time"],
+        try_time=row["try_time"],
+        next_try_time=row["due_time"],
+        status=row["status"],
+        latency_milliseconds=row["latency_ms"],
+        last_error=row["last_error"],
+    )

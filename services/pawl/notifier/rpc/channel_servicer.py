@@ -1,0 +1,111 @@
+"""ChannelService."""
+
+from __future__ import annotations
+
+import base64
+import re
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from pawl.chassis.ids import check_id
+from pawl.chassis.rpc_kinds import Context
+from pawl.errors import InvalidPageToken
+from pawl.notifier.app.channels import Channels
+from pawl.notifier.app.ports import ChannelRepository
+from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId, shown_url
+from pawl.notifier.domain.delivery import ChannelDelivery, DeliveryId
+from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size
+from pawl.notify.v1 import channel_pb2 as pb
+from pawl.notify.v1 import channel_pb2_grpc
+
+_CHANNEL: Final = WIRE.struct(Channel, pb.Channel, field="channel")
+_CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest)
+_DELIVERY: Final = WIRE.struct(ChannelDelivery, pb.ChannelDelivery)
+_TOKEN: Final = re.compile(r"deliveries-([0-9]{1,16})-([A-Za-z0-9_-]{1,64})")
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
+    """Serves a user's own channels; the credential says whose."""
+
+    def __init__(self, channels: Channels, repository: ChannelRepository) -> None:
+        self._channels = channels
+        self._repository = repository
+
+    async def CreateChannel(self, request: pb.CreateChannelRequest, context: Context) -> pb.CreateChannelResponse:
+        request_id = check_id(request.request_id, "request_id", optional=True)
+        channel, secret = await self._channels.create(caller_inbox(), _CHANNEL.read(request.channel), request_id)
+        return pb.CreateChannelResponse(channel=_shown(channel), secret=_text(secret))
+
+    async def GetChannel(self, request: pb.GetChannelRequest, context: Context) -> pb.GetChannelResponse:
+        channel = await self._repository.channel(caller_inbox(), _id(request.channel_id))
+        return pb.GetChannelResponse(channel=_shown(channel))
+
+    async def ListChannels(self, request: pb.ListChannelsRequest, context: Context) -> pb.ListChannelsResponse:
+        return pb.ListChannelsResponse(channels=map(_shown, await self._repository.channels(caller_inbox())))
+
+    async def UpdateChannel(self, request: pb.UpdateChannelRequest, context: Context) -> pb.UpdateChannelResponse:
+        _id(request.channel_id)
+        channel = await self._channels.update(caller_inbox(), _CHANGE.read(request))
+        return pb.UpdateChannelResponse(channel=_shown(channel))
+
+    async def DeleteChannel(self, request: pb.DeleteChannelRequest, context: Context) -> pb.DeleteChannelResponse:
+        await self._repository.delete(caller_inbox(), _id(request.channel_id))
+        return pb.DeleteChannelResponse()
+
+    async def SendChannelCode(self, request: pb.SendChannelCodeRequest, context: Context) -> pb.SendChannelCodeResponse:
+        await self._channels.send_code(caller_inbox(), _id(request.channel_id))
+        return pb.SendChannelCodeResponse()
+
+    async def ConfirmChannel(self, request: pb.ConfirmChannelRequest, context: Context) -> pb.ConfirmChannelResponse:
+        channel = await self._repository.confirm(caller_inbox(), _id(request.channel_id), request.code)
+        return pb.ConfirmChannelResponse(channel=_shown(channel))
+
+    async def RotateChannelSecret(
+        self, request: pb.RotateChannelSecretRequest, context: Context
+    ) -> pb.RotateChannelSecretResponse:
+        secret = await self._channels.rotate(caller_inbox(), _id(request.channel_id))
+        return pb.RotateChannelSecretResponse(secret=_text(secret))
+
+    async def TestChannel(self, request: pb.TestChannelRequest, context: Context) -> pb.TestChannelResponse:
+        test = await self._channels.test(caller_inbox(), _id(request.channel_id))
+        return pb.TestChannelResponse(delivery=_DELIVERY.fields(test))
+
+    async def ListDeliveries(self, request: pb.ListDeliveriesRequest, context: Context) -> pb.ListDeliveriesResponse:
+        size, before = page_size(request.page_size), _place(request.page_token)
+        found = await self._repository.deliveries(caller_inbox(), _id(request.channel_id), before, limit=size + 1)
+        page = found[:size]
+        token = _token(page[-1]) if len(found) > size else ""
+        return pb.ListDeliveriesResponse(deliveries=map(_DELIVERY.fields, page), next_page_token=token)
+
+    async def ResendDelivery(self, request: pb.ResendDeliveryRequest, context: Context) -> pb.ResendDeliveryResponse:
+        delivery_id = DeliveryId(check_id(request.delivery_id, "delivery_id"))
+        delivery = await self._channels.resend(caller_inbox(), delivery_id)
+        return pb.ResendDeliveryResponse(delivery=_DELIVERY.fields(delivery))
+
+
+def _shown(channel: Channel) -> Any:
+    return _CHANNEL.fields(replace(channel, url=shown_url(channel.url)))
+
+
+def _id(channel_id: str) -> ChannelId:
+    return ChannelId(check_id(channel_id, "channel_id"))
+
+
+def _text(secret: bytes) -> str:
+    return f"whsec_{base64.b64encode(secret).decode()}" if secret else ""
+
+
+def _token(last: ChannelDelivery) -> str:
+    return f"deliveries-{(last.create_time - _EPOCH) // timedelta(microseconds=1)}-{last.delivery_id}"
+
+
+def _place(token: str) -> tuple[datetime, str] | None:
+    """Return the time and id of the last delivery of the page before; None for the first page."""
+    if not token:
+        return None
+    match = _TOKEN.fullmatch(token)
+    if match is None:
+        raise InvalidPageToken
+    return _EPOCH + timedelta(microseconds=int(match[1])), match[2]

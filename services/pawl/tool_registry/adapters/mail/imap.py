@@ -1,0 +1,251 @@
+"""Mailboxes over IMAP (RFC 3501), by imaplib in threads: it waits, and what servers send is bounded here."""
+
+from __future__ import annotations
+
+import asyncio
+import imaplib
+import re
+import socket
+import ssl
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, Protocol, Self
+
+from pawl.chassis.egress_addresses import Address
+from pawl.chassis.egress_rules import Target
+from pawl.chassis.ids import StoreId
+from pawl.errors import MailboxUnreachable
+from pawl.tool_registry.app.mailboxes.mailboxes import MailboxPlace, RawMail, RawMails, Wanted
+from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX
+
+SESSIONS_MAX: Final = 8
+"""Mailboxes that are read at the same time."""
+SESSION_SECONDS: Final = 20.0
+_CONNECT_SECONDS: Final = 5.0
+_MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
+"""Of a session; the last mail may be beyond it."""
+_SESSION_BYTES_MAX: Final = 8 * MAIL_BYTES_MAX
+_LINE_BYTES_MAX: Final = 64 * 1024
+_PIECE_BYTES: Final = 64 * 1024
+_UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
+_SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
+_UIDS_END: Final = 2**32
+_NUMBER: Final = re.compile(rb"[0-9]{1,10}")
+
+
+class Locate(Protocol):
+    """Judges where a connection is to go."""
+
+    async def __call__(self, store_id: StoreId, url: str) -> tuple[Target, Sequence[Address]]:
+        """Return the target of a URL, and its addresses, one of which to connect to.
+
+        Raises:
+            EgressRefused: it must not be reached, or no password sent to it.
+        """
+        ...
+
+
+class ImapMailboxes:
+    """The MailboxReader port. A context manager."""
+
+    def __init__(self, locate: Locate, tls: ssl.SSLContext | None = None) -> None:
+        self._locate = locate
+        self._tls = tls or ssl.create_default_context()
+        self._threads = ThreadPoolExecutor(SESSIONS_MAX, thread_name_prefix="imap")
+        self._free = asyncio.Semaphore(SESSIONS_MAX)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, store_id: StoreId, place: MailboxPlace, password: str, wanted: Wanted) -> RawMails:
+        scheme = "http" if place.plaintext else "https"
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        target, addresses = await self._locate(store_id, f"{scheme}://{host}:{place.port}/")
+        connect = partial(_connect, target, addresses, None if place.plaintext else self._tls)
+        async with self._free:
+            session = partial(_read, connect, place, password, wanted)
+            # It ends by itself, and its place is free no sooner.
+            work = asyncio.get_running_loop().run_in_executor(self._threads, session)
+            try:
+                return await asyncio.shield(work)
+            finally:
+                await asyncio.wait({work})
+
+
+def _connect(target: Target, addresses: Sequence[Address], tls: ssl.SSLContext | None) -> socket.socket:
+    error: OSError = ConnectionError()
+    for address in addresses:
+        try:
+            plain = socket.create_connection((str(address), target.port), _CONNECT_SECONDS)
+        except OSError as refused:
+            error = refused
+            continue
+        try:
+            return tls.wrap_socket(plain, server_hostname=target.host) if tls else plain
+        except BaseException:
+            plain.close()
+            raise
+    raise error
+
+
+class _Session(imaplib.IMAP4):
+    """A session that ends in time, and reads no more than is asked for."""
+
+    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+        self._connect_to = connect
+        self._until = time.monotonic() + SESSION_SECONDS
+        self._left = _SESSION_BYTES_MAX
+        super().__init__()
+
+    def open(self, host: str = "", port: int = 0, timeout: float | None = None) -> None:
+        """Connect."""
+        self.host, self.port = host, port
+        self.sock = self._connect_to()
+        self._stream = self.sock.makefile("rb")
+
+    def shutdown(self) -> None:
+        """Close the connection."""
+        self._stream.close()
+        self.sock.close()
+
+    def read(self, size: int) -> bytes:
+        """Read a literal."""
+        pieces: list[bytes] = []
+        while size > 0:
+            piece = self._piece(min(size, _PIECE_BYTES))
+            pieces.append(piece)
+            size -= len(piece)
+        return b"".join(pieces)
+
+    def readline(self) -> bytes:
+        """Read a line."""
+        line = bytearray()
+        while not line.endswith(b"\n"):
+            line += self._piece_of_line()
+            if len(line) > _LINE_BYTES_MAX:
+                raise self.error("a line is too long")
+        return bytes(line)
+
+    def _piece(self, most: int) -> bytes:
+        self._set_time()
+        return self._taken(self._stream.read1(most))
+
+    def _piece_of_line(self) -> bytes:
+        """Return what is there of a line."""
+        self._set_time()
+        there = self._stream.peek(1)
+        end = there.find(b"\n")
+        return self._taken(self._stream.read1(min(len(there) if end < 0 else end + 1, _PIECE_BYTES) or 1))
+
+    def _set_time(self) -> None:
+        seconds = self._until - time.monotonic()
+        if seconds <= 0:
+            raise TimeoutError
+        self.sock.settimeout(seconds)
+
+    def _taken(self, piece: bytes) -> bytes:
+        self._left -= len(piece)
+        if not piece or self._left < 0:
+            raise self.abort("the connection ended, or too much came")
+        return piece
+
+
+def _read(connect: Callable[[], socket.socket], place: MailboxPlace, password: str, wanted: Wanted) -> RawMails:
+    """Return mails after one.
+
+    Raises:
+        MailboxUnreachable: the server is not there, or does not answer as it should.
+    """
+    where = f"{place.host}:{place.port}"
+    session: _Session | None = None
+    try:
+        session = _Session(connect)
+        _log_in(session, place.username, password)
+        return _mails(session, place.folder, wanted)
+    except ssl.SSLError as error:
+        raise MailboxUnreachable(f"{where} speaks no TLS that can be trusted: {error.reason or 'no TLS'}") from None
+    except TimeoutError:
+        raise MailboxUnreachable(f"{where} did not answer in time") from None
+    except OSError as error:
+        raise MailboxUnreachable(f"{where} cannot be connected to: {error.strerror or 'it ended'}") from None
+    except _Refused as refused:
+        raise MailboxUnreachable(f"{where} {refused}") from None
+    except (imaplib.IMAP4.error, ValueError, IndexError, EOFError):
+        # What servers say may repeat what they were sent.
+        raise MailboxUnreachable(f"{where} does not answer as an IMAP server should") from None
+    finally:
+        if session is not None:
+            session.shutdown()
+
+
+class _Refused(Exception):
+    """The server says no."""
+
+
+def _log_in(session: _Session, username: str, password: str) -> None:
+    try:
+        if "AUTH=PLAIN" in session.capabilities:
+            session.authenticate("PLAIN", lambda _: f"\0{username}\0{password}".encode())
+        else:
+            session.login(username, password)
+    except imaplib.IMAP4.abort:
+        raise
+    except imaplib.IMAP4.error:
+        raise _Refused("does not let the user in with this password") from None
+
+
+def _mails(session: _Session, folder: str, wanted: Wanted) -> RawMails:
+    if session.select(f'"{folder}"', readonly=True)[0] != "OK":
+        raise _Refused(f"has no folder {folder}")
+    validity, next_uid = _told(session, "UIDVALIDITY"), _told(session, "UIDNEXT")
+    after_uid, mails_max = wanted.after_uid, wanted.mails_max
+    if not mails_max or validity != wanted.uid_validity:
+        return RawMails(uid_validity=validity, last_uid=next_uid - 1)
+    found = session.uid("SEARCH", f"UID {after_uid + 1}:*")
+    if found[0] != "OK":
+        raise _Refused("cannot be searched")
+    listed = {int(each) for line in found[1] if isinstance(line, bytes) for each in _NUMBER.findall(line)}
+    uids = sorted(uid for uid in listed if after_uid < uid < _UIDS_END)
+    mails: list[RawMail] = []
+    taken = 0
+    for uid in uids:
+        if taken > _MAILS_BYTES_MAX or len(mails) == mails_max:
+            break
+        mail = _mail(session, uid)
+        if mail is not None:
+            taken += len(mail.content)
+            mails.append(mail)
+    return RawMails(
+        uid_validity=validity,
+        last_uid=max(next_uid - 1, after_uid),
+        mails=tuple(mails),
+        # Without a mail the next look would find the same: it is made when it is time.
+        has_more=bool(mails) and mails[-1].uid < uids[-1],
+    )
+
+
+def _told(session: _Session, name: str) -> int:
+    """Return a number that a server tells when a folder is opened."""
+    number = int(session.response(name)[1][-1] or 0)
+    if not 0 < number < _UIDS_END:
+        raise ValueError(name)
+    return number
+
+
+def _mail(session: _Session, uid: int) -> RawMail | None:
+    """Return a mail, or its beginning; None if it is gone."""
+    what = f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)"
+    answer: Sequence[Any] = session.uid("FETCH", str(uid), what)[1]
+    for item in answer:
+        if not isinstance(item, tuple):
+            continue
+        about, content = item[0], item[1][:MAIL_BYTES_MAX]
+        told, size = _UID.search(about), _SIZE.search(about)
+        if told and int(told[1]) == uid:
+            return RawMail(uid=uid, content=content, is_cut=size is None or int(size[1]) > len(content))
+    return None

@@ -1,0 +1,44 @@
+"""Uses of grants in PostgreSQL: each call is a row with the number of its use, so no use is given twice."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from pawl.chassis.database import DatabaseAdapter
+from pawl.chassis.ids import CallId, StoreId
+
+_IS_COUNTED: Final = (
+    "SELECT EXISTS (SELECT FROM tool_registry.grant_uses WHERE store_id = $1 AND digest = $2 AND call_id = $3)"
+)
+_USE: Final = """
+INSERT INTO tool_registry.grant_uses (store_id, digest, call_id, number)
+SELECT $1, $2, $3, coalesce(max(number), 0) + 1 FROM tool_registry.grant_uses WHERE store_id = $1 AND digest = $2
+HAVING coalesce(max(number), 0) < $4
+ON CONFLICT DO NOTHING RETURNING true
+"""
+_LEFT: Final = """
+SELECT coalesce(max(number), 0) < $3 FROM tool_registry.grant_uses WHERE store_id = $1 AND digest = $2
+"""
+# Between two iterations there is a day at the most; a series may have been paused.
+_FORGET: Final = """
+DELETE FROM tool_registry.grant_uses AS u WHERE u.used_at < now() - interval '30 days' AND NOT EXISTS (
+    SELECT FROM tool_registry.grant_uses AS later WHERE later.store_id = u.store_id AND later.digest = u.digest
+    AND later.used_at >= now() - interval '30 days')
+"""
+
+
+class PostgresGrantUses(DatabaseAdapter):
+    """The GrantUses port."""
+
+    async def use(self, store_id: StoreId, digest: str, call_id: CallId, *, uses_max: int) -> bool:
+        async with self._database.acquire() as connection:
+            while not await connection.fetchval(_USE, store_id, digest, call_id, uses_max):
+                if await connection.fetchval(_IS_COUNTED, store_id, digest, call_id):
+                    return True
+                if not await connection.fetchval(_LEFT, store_id, digest, uses_max):
+                    return False
+                # Another call took the same use at the same time.
+        return True
+
+    async def forget(self) -> None:
+        await self._database.execute(_FORGET)

@@ -1,0 +1,1 @@
+"""Mailboxes that triggers read."""

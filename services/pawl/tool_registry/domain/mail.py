@@ -1,0 +1,292 @@
+"""Mails that come in: who they are from, whether that counts, and what they say.
+
+Everything here is written by strangers, and read in a helper, which has limits of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from email import message_from_bytes
+from email.errors import MessageError
+from email.header import decode_header
+from email.message import Message
+from html.parser import HTMLParser
+from typing import Final
+
+MAIL_BYTES_MAX: Final = 1024 * 1024
+TEXT_BYTES_MAX: Final = 128 * 1024
+PARTS_MAX: Final = 100
+ATTACHMENTS_MAX: Final = 20
+CPU_SECONDS: Final = 5.0
+"""Processor time for a mail."""
+_HEADER_CHARACTERS_MAX: Final = 998
+_NAME_CHARACTERS_MAX: Final = 100
+_RESULTS_MAX: Final = 8192
+
+# Of an address only what everybody reads alike: no comments, no quotes, no groups, no lists.
+_ADDRESS: Final = re.compile(r"[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}@[A-Za-z0-9-]{1,63}(?:\.[A-Za-z0-9-]{1,63}){0,10}")
+_FROM: Final = re.compile(
+    rf"""\s*(?:(?P<name>"[^"\\<>]*"[ \t]*|[^"<>,;:@\\()]*)<(?P<angle>{_ADDRESS.pattern})>|"""
+    rf"""(?P<bare>{_ADDRESS.pattern}))\s*"""
+)
+_MESSAGE_ID: Final = re.compile(r"<[!-;=?-~]{1,250}>")
+_TEXTS: Final = frozenset({"text/plain", "text/markdown", "text/csv", "text/calendar", "application/json"})
+_CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+_BLANK_LINES: Final = re.compile(r"\n{3,}")
+_UNSAFE: Final = re.compile(r"[^\w. -]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Senders:
+    """The mails that count: those of which the server of that name says that they pass DMARC, and of those senders."""
+
+    authserv_id: str = ""
+    senders: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attachment:
+    """A file of a mail. It has a text if it is of a kind that can be a document; if not, `left_out` says why."""
+
+    name: str
+    type: str
+    size_bytes: int
+    text: str | None = None
+    left_out: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mail:
+    """A mail. `refusal` says why it does not count; then nothing else is read."""
+
+    refusal: str = ""
+    sender: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+    text: str = ""
+    attachments: tuple[Attachment, ...] = ()
+    is_cut: bool = False
+
+
+def read_mail(raw: bytes, senders: Senders, *, is_cut: bool) -> Mail:
+    """Return what a mail says, of which there may be the beginning only."""
+    message = message_from_bytes(raw)
+    sender = _sender(message)
+    refusal = _refusal(message, sender, senders)
+    if refusal:
+        return Mail(refusal=refusal, sender=sender)
+    texts: list[str] = []
+    pages: list[str] = []
+    attachments: list[Attachment] = []
+    left_out = 0
+    for number, part in enumerate(_leaves(message)):
+        kind = part.get_content_type().lower()[:_NAME_CHARACTERS_MAX]
+        is_file = _filename(part) is not None or part.get_content_disposition() == "attachment"
+        if number >= PARTS_MAX or (is_file and len(attachments) >= ATTACHMENTS_MAX):
+            left_out += 1
+        elif is_file or kind not in {"text/plain", "text/html"}:
+            attachments.append(_attachment(part, kind, is_whole=not is_cut))
+        else:
+            (texts if kind == "text/plain" else pages).append(_text_of(part))
+    text = "\n".join(texts) if any(map(str.strip, texts)) else "\n".join(map(_plain, pages))
+    shown = _beginning(_BLANK_LINES.sub("\n\n", text).strip())
+    return Mail(
+        sender=sender,
+        headers=_headers(message),
+        text=shown,
+        attachments=tuple(attachments),
+        is_cut=is_cut or left_out > 0 or len(shown) < len(text.strip()) - TEXT_BYTES_MAX // 1000,
+    )
+
+
+def _sender(message: Message) -> str:
+    """Return the one address that a mail is from; empty if that is not plain."""
+    found = message.get_all("From", [])
+    match = _FROM.fullmatch(_unfolded(found[0])) if len(found) == 1 else None
+    return (match["angle"] or match["bare"]).lower() if match else ""
+
+
+def _refusal(message: Message, sender: str, senders: Senders) -> str:
+    if not sender:
+        return "its sender is not one plain address"
+    domain = sender.rpartition("@")[2]
+    if senders.senders and not {sender, f"@{domain}"} & {each.lower() for each in senders.senders}:
+        return f"{sender} is not among the senders"
+    if senders.authserv_id and not _passes(message, senders.authserv_id, domain):
+        return f"{senders.authserv_id} does not say that {domain} has passed DMARC"
+    return ""
+
+
+def _passes(message: Message, authserv_id: str, domain: str) -> bool:
+    """Return whether the receiving server says that the domain of the sender has passed DMARC (RFC 8601, RFC 7489).
+
+    Only the topmost of its results counts: those below may have come along with the mail.
+    """
+    for value in message.get_all("Authentication-Results", []):
+        name, *results = _without_comments(str(value)[:_RESULTS_MAX]).split(";")
+        if name.split()[:1] != [authserv_id]:
+            continue
+        found = [result.split() for result in results]
+        about = [words for words in found if words and re.match(r"dmarc\s*(/\s*1\s*)?=|dmarc$", words[0].lower())]
+        if len(about) != 1:
+            return False
+        said = dict(re.findall(r"([a-z.]+)\s*(?:/\s*1\s*)?=\s*([^\s=]+)", " ".join(about[0]).lower()))
+        return said.get("dmarc") == "pass" and said.get("header.from", domain) == domain
+    return False
+
+
+def _without_comments(text: str) -> str:
+    """Return a structured header without what is in brackets, or in quotes; nothing if they do not close."""
+    kept: list[str] = []
+    depth, is_quoted, is_escaped = 0, False, False
+    for character in text:
+        if is_escaped:
+            is_escaped = False
+        elif character == "\\":
+            is_escaped = True
+        elif is_quoted:
+            is_quoted = character != '"'
+        elif character == '"' and not depth:
+            is_quoted = True
+        elif character == "(":
+            depth += 1
+        elif character == ")" and depth:
+            depth -= 1
+        elif not depth:
+            kept.append(character)
+    return "" if depth or is_quoted else "".join(kept)
+
+
+def _headers(message: Message) -> dict[str, str]:
+    match = _FROM.fullmatch(_unfolded(message["From"]))
+    ids = _MESSAGE_ID.findall(" ".join(map(str, message.get_all("References", [])))[:_RESULTS_MAX])
+    replied = _MESSAGE_ID.findall(str(message.get("In-Reply-To", ""))[:_HEADER_CHARACTERS_MAX])
+    own = _MESSAGE_ID.findall(str(message.get("Message-ID", ""))[:_HEADER_CHARACTERS_MAX])
+    return {
+        "from_name": _decoded(match["name"] or "").strip(' "') if match else "",
+        "to": _decoded(message.get("To", "")),
+        "cc": _decoded(message.get("Cc", "")),
+        "subject": _decoded(message.get("Subject", "")),
+        "date": _decoded(message.get("Date", "")),
+        "message_id": own[0] if own else "",
+        "thread": next(iter([*ids, *replied, *own]), ""),
+    }
+
+
+def _unfolded(value: object) -> str:
+    return str(value)[: 4 * _HEADER_CHARACTERS_MAX].replace("\r", "").replace("\n", "")
+
+
+def _decoded(value: object) -> str:
+    """Return a header as people read it."""
+    text = _unfolded(value)[:_HEADER_CHARACTERS_MAX]
+    try:
+        pieces = [
+            piece.decode(charset or "ascii", "replace") if isinstance(piece, bytes) else piece
+            for piece, charset in decode_header(text)
+        ]
+    except (LookupError, ValueError, MessageError):
+        return _clean(text)
+    return _clean("".join(pieces))
+
+
+def _filename(part: Message) -> str | None:
+    """Return what a part calls its file; None without parameters that can be read."""
+    try:
+        return part.get_filename()
+    except (LookupError, TypeError, ValueError):
+        return None
+
+
+def _charset(part: Message) -> str:
+    try:
+        return str(part.get_content_charset("utf-8"))
+    except (LookupError, TypeError, ValueError):
+        return "utf-8"
+
+
+def _payload(part: Message) -> bytes:
+    """Return what a part holds; its parameters are in nobody's way."""
+    try:
+        payload = part.get_payload(decode=True)
+    except (LookupError, TypeError, ValueError):
+        # The bytes are the same; for a text they are decoded here.
+        del part["Content-Type"]
+        payload = part.get_payload(decode=True)
+    return payload if isinstance(payload, bytes) else b""
+
+
+def _leaves(message: Message) -> Iterator[Message]:
+    """Yield the parts that have no parts, in order. A mail in a mail is a file."""
+    waiting = [message]
+    while waiting:
+        part = waiting.pop()
+        # Only of one with parts: a text may not be there to be asked for.
+        payload = part.get_payload() if part.is_multipart() else None
+        if part.get_content_maintype() == "multipart" and isinstance(payload, list):
+            waiting.extend(each for each in reversed(payload) if isinstance(each, Message))
+        else:
+            yield part
+
+
+def _attachment(part: Message, kind: str, *, is_whole: bool) -> Attachment:
+    name = _UNSAFE.sub("_", _decoded(_filename(part) or "")).strip(". _")[-_NAME_CHARACTERS_MAX:]
+    size = len(_payload(part))
+    text, why = None, ""
+    if kind not in _TEXTS:
+        why = "it is no text"
+    elif not is_whole:
+        why = "the mail is too large"
+    elif size:
+        text = _text_of(part)
+    return Attachment(name=name or "unnamed", type=kind, size_bytes=size, text=text, left_out=why)
+
+
+def _text_of(part: Message) -> str:
+    payload = _payload(part)
+    try:
+        text = payload.decode(_charset(part), "replace")
+    except (LookupError, ValueError):
+        text = payload.decode("utf-8", "replace")
+    return _clean(text)
+
+
+def _clean(text: str) -> str:
+    plain = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _CONTROL.sub("", plain).encode("utf-8", "replace").decode()
+
+
+def _beginning(text: str) -> str:
+    return text.encode()[:TEXT_BYTES_MAX].decode("utf-8", "ignore")
+
+
+class _Plain(HTMLParser):
+    """Keeps the words of a page."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words: list[str] = []
+        self._hidden = 0
+
+    def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
+        self._hidden += tag in {"style", "script", "head", "title"}
+        if tag in {"br", "p", "div", "tr", "li", "h1", "h2", "h3", "table", "blockquote"}:
+            self.words.append("\n")
+
+    def handle_endtag(self, tag: str) -> None:
+        self._hidden = max(0, self._hidden - (tag in {"style", "script", "head", "title"}))
+
+    def handle_data(self, data: str) -> None:
+        if not self._hidden:
+            self.words.append(re.sub(r"\s+", " ", data))
+
+
+def _plain(page: str) -> str:
+    """Return the words of a page, as far as it can be read."""
+    reader = _Plain()
+    with suppress(AssertionError, ValueError):
+        reader.feed(page)
+        reader.close()
+    return "".join(reader.words)

@@ -1,0 +1,456 @@
+"""Triggers over real gRPC and a real database: each event fires once, whoever delivers it and whatever goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from standardwebhooks.webhooks import Webhook
+
+from pawl.chassis.database import Database
+from pawl.chassis.rpc_client import translating
+from pawl.errors import (
+    BadSignature,
+    InvalidField,
+    TooLarge,
+    TriggerExists,
+    TriggerNotFound,
+    TriggerPaused,
+    WebhookTooOld,
+)
+from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2, trigger_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job.v1 import triggers_pb2 as pb
+from pawl.job.v1.schedules_pb2 import ScheduleOwner
+from pawl.job.v1.triggers_pb2_grpc import TriggerLedgerServiceStub
+from pawl.job_store.adapters.outbox import PostgresOutbox
+from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.app.ports import Lifecycle, StreamEnd
+from pawl.job_store.domain.places import PlaceLimits
+from pawl.job_store.domain.triggers import EVENTS_SECONDS
+from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, WAITING, end
+from tests.rpc.job_store.user import User
+
+SKIP = schedule_pb2.SCHEDULE_OVERLAP_SKIP
+QUEUE = schedule_pb2.SCHEDULE_OVERLAP_QUEUE
+CANCEL = schedule_pb2.SCHEDULE_OVERLAP_CANCEL
+BEARER = trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER
+
+
+class Hook:
+    """Speaks for a user of a store, for senders of webhooks, and for the agent-loop that fires the triggers."""
+
+    def __init__(self, replica: Replica, user_id: str = "ann", *, credential_id: str = "local") -> None:
+        self.replica = replica
+        self.stub = TriggerLedgerServiceStub(replica.channel)
+        self.user_id = user_id
+        self.owner = ScheduleOwner(store_id="acme", user_id=user_id, credential_id=credential_id)
+        self.secret = ""
+        self.trigger_id = ""
+
+    async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> trigger_pb2.Trigger:
+        defaults: dict[str, Any] = {"name": name, "text": "look", "webhook": trigger_pb2.WebhookSource()}
+        definition = trigger_pb2.TriggerDefinition(**(defaults | fields))
+        with translating():
+            request = pb.PutTriggerRequest(owner=self.owner, definition=definition, must_exist=must_exist)
+            response = await self.stub.PutTrigger(request)
+        self.secret = response.secret or self.secret
+        self.trigger_id = response.trigger.trigger_id
+        return response.trigger
+
+    async def get(self, name: str = "orders") -> trigger_pb2.Trigger:
+        with translating():
+            request = pb.GetTriggerRequest(store_id="acme", user_id=self.user_id, name=name)
+            return (await self.stub.GetTrigger(request)).trigger
+
+    async def pause(self, name: str = "orders", note: str = "", *, paused: bool = True) -> trigger_pb2.Trigger:
+        with translating():
+            request = pb.PauseTriggerRequest(owner=self.owner, name=name, note=note, paused=paused)
+            return (await self.stub.PauseTrigger(request)).trigger
+
+    async def delete(self, name: str = "orders") -> None:
+        with translating():
+            request = pb.DeleteTriggerRequest(store_id="acme", user_id=self.user_id, name=name)
+            await self.stub.DeleteTrigger(request)
+
+    async def rotate(self, name: str = "orders") -> str:
+        with translating():
+            request = pb.RotateTriggerSecretRequest(store_id="acme", user_id=self.user_id, name=name)
+            return (await self.stub.RotateTriggerSecret(request)).secret
+
+    def signed(
+        self, event_id: str = "msg_1", body: bytes = b"{}", *, ago: float = 0.0, secret: str = ""
+    ) -> dict[str, str]:
+        """Return the headers of a webhook, signed by the library of others."""
+        time = datetime.now(UTC) - timedelta(seconds=ago)
+        return {
+            "webhook-id": event_id,
+            "webhook-timestamp": str(int(time.timestamp())),
+            "webhook-signature": Webhook(secret or self.secret).sign(event_id, time, body.decode()),
+        }
+
+    async def check(
+        self, headers: dict[str, str], body: bytes = b"{}", *, store_id: str = "acme", trigger_id: str = ""
+    ) -> pb.CheckWebhookResponse:
+        with translating():
+            return await self.stub.CheckWebhook(
+                pb.CheckWebhookRequest(
+                    store_id=store_id, trigger_id=trigger_id or self.trigger_id, headers=headers, body=body
+                )
+            )
+
+    async def fire(
+        self, due: pb.DueTrigger, event: pb.TriggerEvent, *, claimed: bool = False, refusal: str = ""
+    ) -> pb.FireTriggerResponse:
+        message = ledger_pb2.SubmitMessageRequest(
+            store_id="acme",
+            user_id=self.user_id,
+            text="look",
+            conversation_key=event.conversation_key,
+            policy=ledger_pb2.MESSAGE_POLICY_QUEUE,
+        )
+        request = pb.FireTriggerRequest(
+            due=due, event=event, claimed=claimed, message=None if refusal else message, refusal=refusal
+        )
+        with translating():
+            return await self.stub.FireTrigger(request)
+
+    async def deliver(
+        self, event_id: str = "msg_1", *, lane: str | None = None, refusal: str = ""
+    ) -> pb.FireTriggerResponse:
+        checked = await self.check(self.signed(event_id))
+        assert checked.event_id == event_id
+        event = pb.TriggerEvent(event_id=event_id, lane=lane, data=event_id.encode())
+        return await self.fire(checked.due, event, refusal=refusal)
+
+    async def claim(self) -> list[pb.ClaimedEvent]:
+        return list((await self.stub.ClaimEvents(pb.ClaimEventsRequest(events_max=64))).events)
+
+    async def make_due(self) -> None:
+        await self.replica.database.execute("UPDATE job_store.trigger_lanes SET claim_at = now()")
+
+    async def fire_due(self) -> pb.FireTriggerResponse:
+        await self.make_due()
+        (claimed,) = await self.claim()
+        return await self.fire(claimed.due, claimed.event, claimed=True)
+
+    async def fires(self) -> list[tuple[str, int]]:
+        return [(fire.event_id, fire.outcome) for fire in (await self.get()).fires]
+
+    async def count_runs(self) -> int:
+        count: int = await self.replica.database.fetchval("SELECT count(*) FROM job_store.runs")
+        return count
+
+
+@pytest.fixture
+def hook(replica: Replica) -> Hook:
+    return Hook(replica)
+
+
+async def test_a_trigger_is_kept_once_under_its_name_and_tells_its_secret_once(hook: Hook, replica: Replica) -> None:
+    made = await hook.put(labels={"of": "it"}, conversation_pointer="/order/id")
+    secret = hook.secret
+    assert secret.startswith("whsec_")
+    hook.secret = ""
+    assert await hook.put(labels={"of": "it"}, conversation_pointer="/order/id") == made
+    assert hook.secret == ""
+    assert made.definition.overlap == schedule_pb2.SCHEDULE_OVERLAP_ALLOW
+    with pytest.raises(TriggerExists):
+        await hook.put(text="else")
+    changed = await hook.put(text="else", must_exist=True)
+    assert (changed.trigger_id, changed.definition.text) == (made.trigger_id, "else")
+    with pytest.raises(TriggerNotFound):
+        await hook.put("other", must_exist=True)
+    with pytest.raises(TriggerNotFound):
+        await Hook(replica, "bob").get()
+    assert secret not in str(await hook.get())
+    await hook.delete()
+    with pytest.raises(TriggerNotFound):
+        await hook.delete()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("conversation_pointer", "order"),
+        ("conversation_pointer", "/a~2"),
+        ("concurrency_pointer", "/" + "a" * 256),
+        ("debounce_seconds", 3601),
+        ("text", "{{event}} and {{event}}"),
+        ("webhook", None),
+    ],
+)
+async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook, field: str, value: Any) -> None:
+    with pytest.raises(InvalidField) as refused:
+        await hook.put(**{field: value})
+    assert refused.value.metadata["field"] == f"definition.{field}"
+
+
+async def test_a_user_has_a_hundred_triggers_at_most(hook: Hook, replica: Replica) -> None:
+    for number in range(100):
+        await hook.put(f"t{number}")
+    with pytest.raises(TooLarge):
+        await hook.put("more")
+    await Hook(replica, "bob").put("more")
+
+
+async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, replica: Replica) -> None:
+    await hook.put()
+    good = hook.signed()
+    assert (await hook.check(good)).event_id == "msg_1"
+    assert (await hook.check(good | {"webhook-signature": f"v1a,xx v1, {good['webhook-signature']}"})).event_id
+    wrong: list[tuple[dict[str, str], bytes]] = [
+        (good, b"{} "),
+        (good, b"\xff"),
+        (good | {"webhook-id": "msg_2"}, b"{}"),
+        (good | {"webhook-id": ""}, b"{}"),
+        (good | {"webhook-id": "a b"}, b"{}"),
+        (good | {"webhook-timestamp": "now"}, b"{}"),
+        (good | {"webhook-timestamp": "9" * 12}, b"{}"),
+        (good | {"webhook-signature": ""}, b"{}"),
+        (good | {"webhook-signature": "v1"}, b"{}"),
+        (good | {"webhook-signature": "v1,é"}, b"{}"),
+        (good | {"webhook-signature": "v1,a " * 10 + good["webhook-signature"]}, b"{}"),
+        (hook.signed(secret="whsec_" + "A" * 44), b"{}"),
+        (hook.signed(secret="whsec_" + "A" * 44, ago=400), b"{}"),
+        ({"authorization": f"Bearer {hook.secret}", "webhook-id": "msg_1"}, b"{}"),
+        ({}, b"{}"),
+    ]
+    for headers, body in wrong:
+        with pytest.raises(BadSignature):
+            await hook.check(headers, body)
+    for ago in (301.0, -302.0):
+        with pytest.raises(WebhookTooOld):
+            await hook.check(hook.signed(ago=ago))
+    assert (await hook.check(hook.signed(ago=290))).event_id
+    with pytest.raises(TriggerNotFound) as none:
+        await hook.check(good, trigger_id="trg_none")
+    with pytest.raises(TriggerNotFound) as foreign:
+        await hook.check(good, store_id="other")
+    assert (str(none.value), none.value.metadata) == (str(foreign.value), foreign.value.metadata)
+
+
+async def test_a_key_fires_without_a_signature_where_that_is_wanted(hook: Hook) -> None:
+    await hook.put(webhook=trigger_pb2.WebhookSource(authentication=BEARER))
+    good = {"authorization": f"bearer {hook.secret}"}
+    assert (await hook.check(good, b"\xff")).event_id == ""
+    assert (await hook.check(good | {"webhook-id": "msg_7"})).event_id == "msg_7"
+    for headers in ({"authorization": f"Basic {hook.secret}"}, {"authorization": "Bearer whsec_"}, hook.signed(), {}):
+        with pytest.raises(BadSignature):
+            await hook.check(headers)
+
+
+async def test_a_secret_that_was_replaced_counts_for_a_day_and_those_before_it_until_there_are_five(hook: Hook) -> None:
+    await hook.put()
+    secrets = [hook.secret, *[await hook.rotate() for _ in range(5)]]
+    assert len(set(secrets)) == 6
+    with pytest.raises(BadSignature):
+        await hook.check(hook.signed(secret=secrets[0]))
+    for secret in secrets[1:]:
+        await hook.check(hook.signed(secret=secret))
+    row = await hook.replica.database.fetchval("SELECT former_secrets FROM job_store.triggers")
+    assert row
+    await hook.put("other", text="x")
+    assert hook.secret not in secrets
+
+
+async def test_an_event_that_is_delivered_twice_has_one_run(start: StartReplica) -> None:
+    hooks = [Hook(await start()) for _ in range(2)]
+    await hooks[0].put()
+    hooks[1].trigger_id, hooks[1].secret = hooks[0].trigger_id, hooks[0].secret
+    fired = await asyncio.gather(*(hook.deliver("msg_1") for hook in hooks for _ in range(10)))
+    assert len({each.fire.run_id for each in fired}) == 1
+    assert [each.duplicate for each in fired].count(False) == 1
+    assert all(each.fire.outcome == STARTED for each in fired)
+    assert (await hooks[0].count_runs(), await hooks[0].fires()) == (1, [("msg_1", STARTED)])
+    assert not (await hooks[1].deliver("msg_2")).duplicate
+
+
+async def test_with_another_secret_or_a_pause_in_between_nothing_fires(hook: Hook) -> None:
+    await hook.put()
+    event = pb.TriggerEvent(event_id="msg_1")
+    due = (await hook.check(hook.signed())).due
+    await hook.rotate()
+    assert not (await hook.fire(due, event)).HasField("fire")
+    due = (await hook.check(hook.signed())).due
+    await hook.pause(note="holidays")
+    assert not (await hook.fire(due, event)).HasField("fire")
+    with pytest.raises(TriggerPaused):
+        await hook.check(hook.signed())
+    with pytest.raises(BadSignature):
+        await hook.check({})
+    await hook.pause(paused=False)
+    assert (await hook.deliver()).fire.outcome == STARTED
+    await hook.delete()
+    with pytest.raises(TriggerNotFound):
+        await hook.fire(due, event)
+
+
+async def test_while_the_run_before_goes_on_an_event_is_skipped_or_cancels_it(hook: Hook, user: User) -> None:
+    await hook.put(overlap=SKIP)
+    first = await hook.deliver("msg_1", lane="")
+    skipped = await hook.deliver("msg_2", lane="")
+    assert (skipped.fire.outcome, skipped.fire.reason) == (SKIPPED, "the run before it goes on")
+    assert (await hook.deliver("msg_3", lane="b")).fire.outcome == STARTED
+    await hook.put(overlap=CANCEL, must_exist=True)
+    assert (await hook.deliver("msg_4", lane="")).fire.outcome == STARTED
+    states = {fire.run_id: fire.run_state for fire in (await hook.get()).fires}
+    assert states[first.fire.run_id] == run_pb2.RUN_STATE_CANCELLED
+
+
+async def test_one_event_of_a_lane_waits_for_the_run_before_and_then_fires_once(hook: Hook, user: User) -> None:
+    await hook.put(overlap=QUEUE)
+    await hook.deliver("msg_1", lane="")
+    waiting = await hook.deliver("msg_2", lane="")
+    assert (waiting.fire.outcome, waiting.duplicate) == (WAITING, False)
+    assert (await hook.deliver("msg_2", lane="")).duplicate
+    assert (await hook.deliver("msg_3", lane="")).fire.outcome == SKIPPED
+    await hook.make_due()
+    assert await hook.claim() == []
+    await end(user)
+    # It came later, and does not go before the one that waits.
+    assert (await hook.deliver("msg_4", lane="")).fire.outcome == SKIPPED
+    await hook.make_due()
+    (claimed,) = await hook.claim()
+    assert (claimed.event.event_id, claimed.event.data) == ("msg_2", b"msg_2")
+    assert await hook.claim() == []
+    fired = await hook.fire(claimed.due, claimed.event, claimed=True)
+    assert (fired.fire.outcome, fired.duplicate) == (STARTED, False)
+    assert (await hook.fire(claimed.due, claimed.event, claimed=True)).duplicate
+    again = await hook.deliver("msg_2", lane="")
+    assert (again.duplicate, again.fire.run_id) == (True, fired.fire.run_id)
+    assert await hook.count_runs() == 2
+    assert await hook.fires() == [("msg_2", STARTED), ("msg_4", SKIPPED), ("msg_3", SKIPPED), ("msg_1", STARTED)]
+
+
+async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Hook) -> None:
+    await hook.put(debounce_seconds=60)
+    for number in range(3):
+        assert (await hook.deliver(f"msg_{number}", lane="a")).fire.outcome == WAITING
+    assert (await hook.deliver("msg_9", lane="b")).fire.outcome == WAITING
+    assert await hook.claim() == []
+    due = "SELECT extract(epoch FROM claim_at - now()) FROM job_store.trigger_lanes WHERE lane = 'a'"
+    assert 50 < await hook.replica.database.fetchval(due) <= 60
+    await hook.replica.database.execute("DELETE FROM job_store.trigger_lanes WHERE lane = 'b'")
+    # They have been coming for long.
+    await hook.replica.database.execute("UPDATE job_store.trigger_lanes SET first_time = now() - interval '598 s'")
+    await hook.deliver("msg_3", lane="a")
+    assert await hook.replica.database.fetchval(due) <= 2
+    assert (await hook.fire_due()).fire.event_id == "msg_3"
+    outcomes = dict(await hook.fires())
+    assert [outcomes[f"msg_{number}"] for number in range(4)] == [SKIPPED, SKIPPED, SKIPPED, STARTED]
+    assert (await hook.deliver("msg_0", lane="a")).duplicate
+
+
+async def test_what_waits_is_kept_through_a_pause(hook: Hook) -> None:
+    await hook.put(debounce_seconds=60)
+    await hook.deliver("msg_1", lane="")
+    await hook.pause()
+    await hook.make_due()
+    assert await hook.claim() == []
+    await hook.pause(paused=False)
+    assert (await hook.fire_due()).fire.outcome == STARTED
+
+
+async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(start: StartReplica) -> None:
+    hook = Hook(await start(places=PlaceLimits(per_store=1, per_user=1), store_queue_max=1))
+    user = User(hook.replica.stub)
+    for _ in range(2):
+        await user.submit()
+    await hook.put()
+    refused = await hook.deliver()
+    assert (refused.fire.outcome, refused.fire.reason.partition(":")[0]) == (REFUSED, "QUEUE_FULL")
+    await end(user)
+    again = await hook.deliver()
+    assert (again.fire.outcome, again.duplicate) == (STARTED, False)
+    assert (await hook.deliver()).fire.run_id == again.fire.run_id
+
+
+async def test_after_ten_failures_in_a_row_a_trigger_pauses_itself(hook: Hook, user: User) -> None:
+    await hook.put()
+    for number in range(9):
+        await hook.deliver(f"msg_{number}", refusal="AGENT_NOT_FOUND: no")
+    await hook.deliver("bad")
+    await end(user, run_pb2.RUN_STATE_FAILED)
+    due = (await hook.check(hook.signed("next"))).due
+    assert not (await hook.fire(due, pb.TriggerEvent(event_id="next"))).HasField("fire")
+    paused = await hook.get()
+    assert (paused.self_paused, paused.pause_note) == (True, "10 fires in a row were refused or failed")
+    with pytest.raises(TriggerPaused):
+        await hook.deliver("next")
+    await hook.pause(paused=False)
+    assert (await hook.deliver("next")).fire.outcome == STARTED
+
+
+class Told:
+    """A stream that keeps what it was sent, unless it is away."""
+
+    def __init__(self) -> None:
+        self.types: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        self.is_away = False
+
+    async def end(self) -> StreamEnd | None:
+        return StreamEnd(look=1, create_time=datetime(2026, 1, 1, tzinfo=UTC), last_seq=10**9)
+
+    async def send(self, events: Sequence[Lifecycle]) -> Mapping[int, int]:
+        if self.is_away:
+            return {}
+        pauses = [event for event in events if event.type.endswith(".paused")]
+        self.types += [(event.type, event.event_id) for event in pauses]
+        self.notes += [event_pb2.RunEvent.FromString(event.payload).starter_paused.note for event in pauses]
+        return {event.outbox_id: seq for seq, event in enumerate(events, start=1)}
+
+
+async def test_that_it_has_paused_itself_is_told_once_for_each_time(hook: Hook, database: Database) -> None:
+    """NOTE-1: also if the stream was away; what its user does is no news."""
+    stream, outbox = Told(), PostgresOutbox(database)
+
+    async def relayed() -> int:
+        await outbox.relay(stream, events_max=100)
+        return len(stream.types)
+
+    await hook.put()
+    for time in (1, 2):
+        for number in range(10):
+            await hook.deliver(f"msg_{time}_{number}", refusal="AGENT_NOT_FOUND: no")
+        assert (await hook.get()).self_paused
+        stream.is_away = True
+        assert await relayed() == time - 1
+        stream.is_away = False
+        assert [await relayed(), await relayed()] == [time, time]
+        await hook.pause(paused=False)
+    await hook.pause(paused=True)
+    assert await relayed() == 2
+    assert {kind for kind, _ in stream.types} == {"trigger.paused"}
+    assert len({event_id for _, event_id in stream.types}) == 2
+    assert stream.notes == ["10 fires in a row were refused or failed"] * 2
+
+
+async def test_with_its_api_key_the_fires_of_a_trigger_end(replica: Replica) -> None:
+    hook = Hook(replica, credential_id="key_1")
+    await hook.put()
+    refused = await hook.deliver()
+    assert (refused.fire.outcome, refused.fire.reason.partition(":")[0]) == (REFUSED, "PERMISSION_DENIED")
+
+
+async def test_events_are_forgotten_after_three_days_and_not_what_waits(hook: Hook, user: User) -> None:
+    await hook.put(overlap=QUEUE)
+    await hook.deliver("msg_1", lane="")
+    await hook.deliver("msg_2", lane="")
+    await hook.deliver("msg_3", lane="b")
+    retention = PostgresRetention(hook.replica.database)
+    assert await retention.remove_trigger_events(older_than_seconds=EVENTS_SECONDS, rows_max=10) == 0
+    old = timedelta(seconds=EVENTS_SECONDS + 1)
+    await hook.replica.database.execute("UPDATE job_store.trigger_events SET fire_time = now() - $1::interval", old)
+    await hook.replica.database.execute("UPDATE job_store.trigger_lanes SET update_time = now() - $1::interval", old)
+    await hook.replica.database.execute("UPDATE job_store.runs SET state = 10")
+    assert await retention.remove_trigger_events(older_than_seconds=EVENTS_SECONDS, rows_max=10) == 3
+    kept = await hook.replica.database.fetch("SELECT event_id FROM job_store.trigger_events")
+    assert [row["event_id"] for row in kept] == ["msg_2"]
+    lanes = await hook.replica.database.fetch("SELECT lane FROM job_store.trigger_lanes")
+    assert [row["lane"] for row in lanes] == [""]

@@ -1,0 +1,158 @@
+"""Channels of a user: made, changed, looked at by nobody else (NOTE-1)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import grpc
+import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from pawl.chassis.database import Database
+from pawl.notify.v1 import channel_pb2 as pb
+from pawl.notify.v1 import notify_pb2
+from tests.poll import until
+from tests.rpc.notifier.conftest import waiting_for_locks
+from tests.rpc.notifier.test_inbox import ANN, ANN_ELSEWHERE, BOB, reason_of
+from tests.web_server import WebServer
+
+if TYPE_CHECKING:
+    from pawl.notify.v1.channel_pb2_grpc import ChannelServiceAsyncStub
+
+URL = "https://example.com/hook"
+
+
+async def created(
+    channels: ChannelServiceAsyncStub, url: str = URL, *, request_id: str = "", **fields: object
+) -> pb.CreateChannelResponse:
+    channel = pb.Channel(url=url, **fields)  # type: ignore[arg-type]
+    return await channels.CreateChannel(pb.CreateChannelRequest(channel=channel, request_id=request_id), metadata=ANN)
+
+
+async def test_a_channel_is_made_changed_and_deleted(channels: ChannelServiceAsyncStub) -> None:
+    made = await created(channels, name="pager", kinds=[notify_pb2.NOTIFICATION_KIND_RUN_FAILED])
+    channel = made.channel
+    assert made.secret.startswith("whsec_")
+    assert channel.enabled
+    found = await channels.GetChannel(pb.GetChannelRequest(channel_id=channel.channel_id), metadata=ANN)
+    assert found.channel == channel
+    channel.name, channel.enabled = "mail", False
+    del channel.kinds[:]
+    change = pb.UpdateChannelRequest(
+        channel_id=channel.channel_id, name="mail", kinds=notify_pb2.NotificationKinds(), enabled=False
+    )
+    changed = await channels.UpdateChannel(change, metadata=ANN)
+    assert changed.channel == channel
+    change = pb.UpdateChannelRequest(channel_id=channel.channel_id)
+    assert (await channels.UpdateChannel(change, metadata=ANN)).channel == channel, "what is not given stays"
+    listed = await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)
+    assert list(listed.channels) == [channel]
+    await channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel.channel_id), metadata=ANN)
+    assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=ANN)).channels
+
+
+async def test_two_who_change_different_things_at_once_both_find_them_changed(
+    channels: ChannelServiceAsyncStub, database: Database
+) -> None:
+    channel_id = (await created(channels, name="pager")).channel.channel_id
+    failed = notify_pb2.NotificationKinds(kinds=[notify_pb2.NOTIFICATION_KIND_RUN_FAILED])
+    async with database.transaction() as connection:
+        await connection.execute("SELECT FROM notifier.webhooks FOR UPDATE")
+        changes = [
+            asyncio.ensure_future(channels.UpdateChannel(change, metadata=ANN))
+            for change in (
+                pb.UpdateChannelRequest(channel_id=channel_id, name="mail"),
+                pb.UpdateChannelRequest(channel_id=channel_id, kinds=failed),
+                pb.UpdateChannelRequest(channel_id=channel_id, url=f"{URL}/new"),
+            )
+        ]
+        await until(lambda: waiting_for_locks(database, 3))
+    await asyncio.gather(*changes)
+    after = (await channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=ANN)).channel
+    assert (after.name, after.url, list(after.kinds)) == ("mail", f"{URL}/new", list(failed.kinds))
+
+
+async def test_a_request_makes_one_channel_and_tells_its_secret_once(channels: ChannelServiceAsyncStub) -> None:
+    first = await created(channels, request_id="r1")
+    again = await created(channels, request_id="r1")
+    assert (again.channel, again.secret) == (first.channel, "")
+    assert await reason_of(created(channels, "https://example.com/else", request_id="r1")) == "REQUEST_ID_REUSED"
+
+
+async def test_a_time_that_is_none_is_refused(channels: ChannelServiceAsyncStub) -> None:
+    channel = pb.Channel(url="https://example.com/", create_time=Timestamp(seconds=2**62))
+    making = channels.CreateChannel(pb.CreateChannelRequest(channel=channel), metadata=ANN)
+    assert await reason_of(making) == "INVALID_FIELD"
+
+
+async def test_a_user_has_ten_at_most(channels: ChannelServiceAsyncStub) -> None:
+    for _ in range(10):
+        await created(channels)
+    assert await reason_of(created(channels)) == "INVALID_FIELD"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://example.com/",  # The secret of a body is its reader's.
+        "https://169.254.169.254/",
+        "https://10.1.2.3/",
+        "https://elsewhere.example/",
+        "ftp://example.com/",
+        "",
+    ],
+)
+async def test_urls_that_the_deployment_does_not_allow_are_refused(channels: ChannelServiceAsyncStub, url: str) -> None:
+    assert await reason_of(created(channels, url)) == "INVALID_FIELD"
+    channel = (await created(channels)).channel
+    change = pb.UpdateChannelRequest(channel_id=channel.channel_id, url=url)
+    assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD"
+
+
+async def test_who_may_no_longer_reach_a_url_can_disable_its_channel(
+    channels: ChannelServiceAsyncStub, database: Database
+) -> None:
+    channel = (await created(channels)).channel
+    await database.execute("UPDATE notifier.webhooks SET url = 'https://elsewhere.example/'")
+    change = pb.UpdateChannelRequest(channel_id=channel.channel_id, name="mail")
+    assert await reason_of(channels.UpdateChannel(change, metadata=ANN)) == "INVALID_FIELD"
+    change.enabled = False
+    assert not (await channels.UpdateChannel(change, metadata=ANN)).channel.enabled
+
+
+async def test_a_refusal_of_http_says_what_to_use(channels: ChannelServiceAsyncStub) -> None:
+    with pytest.raises(grpc.aio.AioRpcError, match="use https"):
+        await created(channels, "http://example.com/")
+
+
+async def test_http_goes_where_the_deployment_has_opened_it(
+    channels: ChannelServiceAsyncStub, receiver: WebServer
+) -> None:
+    assert (await created(channels, f"http://127.0.0.1:{receiver.port}/")).channel.enabled
+
+
+@pytest.mark.parametrize("metadata", [BOB, ANN_ELSEWHERE], ids=["another user", "another store"])
+async def test_a_channel_of_another_one_is_not_there(
+    channels: ChannelServiceAsyncStub, receiver: WebServer, metadata: tuple[tuple[str, str], ...]
+) -> None:
+    channel = (await created(channels, f"http://127.0.0.1:{receiver.port}/")).channel
+    test = await channels.TestChannel(pb.TestChannelRequest(channel_id=channel.channel_id), metadata=ANN)
+    channel_id = channel.channel_id
+    assert not (await channels.ListChannels(pb.ListChannelsRequest(), metadata=metadata)).channels
+    for call in (
+        channels.GetChannel(pb.GetChannelRequest(channel_id=channel_id), metadata=metadata),
+        channels.UpdateChannel(pb.UpdateChannelRequest(channel_id=channel_id), metadata=metadata),
+        channels.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=metadata),
+        channels.RotateChannelSecret(pb.RotateChannelSecretRequest(channel_id=channel_id), metadata=metadata),
+        channels.TestChannel(pb.TestChannelRequest(channel_id=channel_id), metadata=metadata),
+        channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=channel_id), metadata=metadata),
+    ):
+        assert await reason_of(call) == "CHANNEL_NOT_FOUND"
+    resend = pb.ResendDeliveryRequest(delivery_id=test.delivery.delivery_id)
+    assert await reason_of(channels.ResendDelivery(resend, metadata=metadata)) == "DELIVERY_NOT_FOUND"
+
+
+async def test_a_kind_that_is_not_known_is_refused(channels: ChannelServiceAsyncStub) -> None:
+    for kind in (0, 99):
+        assert await reason_of(created(channels, kinds=[kind])) == "INVALID_FIELD"

@@ -1,0 +1,251 @@
+"""Mailboxes over real connections: what comes is read once and bounded, whatever the server says."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+import pytest_asyncio
+import trustme
+
+from pawl.chassis.auth import Principal
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.ids import StoreId, UserId
+from pawl.errors import InvalidField, MailboxUnreachable, TooLarge
+from pawl.tool_registry.adapters.mail.imap import ImapMailboxes
+from pawl.tool_registry.adapters.process.helpers import Helpers
+from pawl.tool_registry.adapters.secret_file import FileSecrets
+from pawl.tool_registry.app.documents.documents import Documents
+from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, MailboxPlace, RawMails, Wanted
+from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX, Senders
+from tests.fakes.imap_server import ImapServer
+
+ACME = StoreId("acme")
+ANN = Principal(store_id=ACME, user_id=UserId("ann"))
+DONE = b"\r\nTAG OK done\r\n"
+MAIL = "From: Ann <ann@example.com>\nSubject: hi {}\n\nhello"
+
+
+def place_of(server: ImapServer, *, plaintext: bool = True, **fields: Any) -> MailboxPlace:
+    given: dict[str, Any] = {"host": "127.0.0.1", "port": server.port, "username": "ann", "folder": "INBOX"} | fields
+    return MailboxPlace(plaintext=plaintext, **given)
+
+
+def mailboxes_to(server: ImapServer, tls: ssl.SSLContext | None = None) -> ImapMailboxes:
+    egress = GuardedEgress({"acme": read_rules(None, [f"127.0.0.1:{server.port}", f"localhost:{server.port}"])})
+    return ImapMailboxes(egress.locate, tls)
+
+
+def wanted(after_uid: int = 0, mails_max: int = 10, uid_validity: int = 7) -> Wanted:
+    return Wanted(uid_validity=uid_validity, after_uid=after_uid, mails_max=mails_max)
+
+
+async def read(server: ImapServer, after_uid: int = 0, *, password: str = "secret", **fields: Any) -> RawMails:
+    place = place_of(server, **{name: fields.pop(name) for name in ("folder", "username") if name in fields})
+    async with mailboxes_to(server) as mailboxes:
+        return await mailboxes.read(ACME, place, password, wanted(after_uid, **fields))
+
+
+@pytest_asyncio.fixture
+async def server() -> AsyncIterator[ImapServer]:
+    async with ImapServer() as server:
+        yield server
+
+
+async def test_mails_after_one_are_read_in_order_and_the_folder_is_left_as_it_is(server: ImapServer) -> None:
+    assert (await read(server)).mails == ()
+    for number in range(12):
+        server.add(MAIL.format(number))
+    del server.mails[3]
+    found = await read(server, 1)
+    assert [mail.uid for mail in found.mails] == [2, *range(4, 13)]
+    assert (found.uid_validity, found.last_uid, found.has_more) == (7, 12, False)
+    assert found.mails[0].content.endswith(b"hi 1\r\n\r\nhello")
+    some = await read(server, 1, mails_max=2)
+    assert ([mail.uid for mail in some.mails], some.has_more) == ([2, 4], True)
+    assert (await read(server, 12)).mails == ()
+    looked = await read(server, 0, mails_max=0)
+    assert (looked.mails, looked.last_uid) == ((), 12)
+    other = await read(server, 0, uid_validity=6)
+    assert (other.mails, other.uid_validity, other.last_uid) == ((), 7, 12)
+
+
+async def test_of_a_large_mail_the_beginning_is_read(server: ImapServer) -> None:
+    server.add(b"From: ann@example.com\n\n" + b"a" * (2 * MAIL_BYTES_MAX))
+    server.add(MAIL)
+    large, small = (await read(server)).mails
+    assert (len(large.content), large.is_cut, small.is_cut) == (MAIL_BYTES_MAX, True, False)
+
+
+async def test_it_speaks_tls_that_it_trusts_and_to_nobody_else(server: ImapServer) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("localhost").configure_cert(context)
+    trusting, mistrusting = ssl.create_default_context(), ssl.create_default_context()
+    authority.configure_trust(trusting)
+    stranger.configure_trust(mistrusting)
+    async with ImapServer(tls=context) as safe:
+        safe.add(MAIL)
+        async with mailboxes_to(safe, trusting) as mailboxes:
+            place = place_of(safe, plaintext=False, host="localhost")
+            assert len((await mailboxes.read(ACME, place, "secret", wanted())).mails) == 1
+            with pytest.raises(MailboxUnreachable, match="TLS"):
+                await mailboxes.read(ACME, place_of(safe, plaintext=False), "secret", wanted())
+        async with mailboxes_to(safe, mistrusting) as mailboxes:
+            with pytest.raises(MailboxUnreachable, match="TLS"):
+                await mailboxes.read(ACME, place, "secret", wanted())
+    async with mailboxes_to(server, trusting) as mailboxes:
+        with pytest.raises(MailboxUnreachable):
+            await mailboxes.read(ACME, place_of(server, plaintext=False, host="localhost"), "secret", wanted())
+
+
+async def test_what_is_wrong_is_said_without_the_password(server: ImapServer) -> None:
+    with pytest.raises(MailboxUnreachable, match="does not let the user in") as refused:
+        await read(server, password="wrong-pass")
+    assert "wrong-pass" not in refused.value.message
+    with pytest.raises(MailboxUnreachable, match="has no folder Spam"):
+        await read(server, folder="Spam")
+    server.says["CAPABILITY"] = b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n"
+    assert (await read(server)).uid_validity == 7
+    with pytest.raises(MailboxUnreachable, match="does not let the user in"):
+        await read(server, password="wrong-pass")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("greeting", b"220 smtp.example ESMTP\r\n"),
+        ("greeting", b"* BYE busy\r\n"),
+        ("greeting", b"a" * 200_000),
+        ("greeting", b"* OK " + b"a" * 200_000 + b"\r\n"),
+        ("CAPABILITY", b"* CAPABILITY NOTHING\r\nTAG OK\r\n"),
+        ("EXAMINE", b"TAG OK done\r\n"),
+        ("EXAMINE", b"* OK [UIDVALIDITY 0] x\r\n* OK [UIDNEXT 1] x\r\nTAG OK done\r\n"),
+        ("EXAMINE", b"* OK [UIDVALIDITY x] x\r\n* OK [UIDNEXT 1] x\r\nTAG OK done\r\n"),
+        ("EXAMINE", b"* OK [UIDVALIDITY 99999999999] x\r\n* OK [UIDNEXT 1] x\r\nTAG OK done\r\n"),
+        ("UID SEARCH", b"TAG NO never\r\n"),
+        ("UID SEARCH", b"* SEARCH " + b"1 " * 100_000 + b"\r\nTAG OK done\r\n"),
+        ("UID SEARCH", b"* SEARCH 1\r\n" * 1_000_000 + b"TAG OK done\r\n"),
+        ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {4000000000}\r\n" + b"a" * 9_000_000),
+        ("UID FETCH", b"* 1 FETCH (UID 1 BODY[]<0> {" + b"9" * 50_000 + b"}\r\n"),
+        ("UID FETCH", b"\xff\xfe\x00{-1}\r\n"),
+    ],
+)
+async def test_a_server_that_lies_is_unreachable(server: ImapServer, words: str, said: bytes) -> None:
+    server.add(MAIL)
+    server.says[words] = said
+    with pytest.raises(MailboxUnreachable):
+        await read(server)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"TAG OK done\r\n",
+        b"* 1 FETCH (UID 2 RFC822.SIZE 3 BODY[]<0> {3}\r\nabc)\r\nTAG OK done\r\n",
+        b"* 1 FETCH (FLAGS ())\r\nTAG OK done\r\n",
+        b"* 1 FETCH (UID 1 BODY[]<0> NIL)\r\nTAG OK done\r\n",
+    ],
+)
+async def test_a_mail_that_is_gone_is_none(server: ImapServer, said: bytes) -> None:
+    server.add(MAIL)
+    server.says["UID FETCH"] = said
+    found = await read(server)
+    assert (found.mails, found.last_uid, found.has_more) == ((), 1, False)
+
+
+async def test_mails_that_are_listed_and_gone_are_in_the_way_of_no_other(server: ImapServer) -> None:
+    """Nor is a mailbox read again at once that has nothing else, or a number taken that is none."""
+    for number in range(15):
+        server.add(MAIL.format(number))
+    server.says["UID SEARCH"] = b"* SEARCH 9999999999 4294967296 " + b" ".join(b"%d" % n for n in range(1, 40)) + DONE
+    found = await read(server, 14)
+    assert ([mail.uid for mail in found.mails], found.has_more) == ([15], True)
+    found = await read(server, 15)
+    assert (found.mails, found.has_more) == ((), False)
+    server.says["UID SEARCH"] = b"* SEARCH " + b" ".join(b"%d" % n for n in (*range(1, 4), *range(100, 120), 15)) + DONE
+    assert [mail.uid for mail in (await read(server, 2)).mails] == [3, 15]
+
+
+async def test_a_server_that_does_not_answer_is_given_up(server: ImapServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pawl.tool_registry.adapters.mail.imap.SESSION_SECONDS", 0.2)
+    server.says["CAPABILITY"] = b"*"
+    with pytest.raises(MailboxUnreachable, match="in time"):
+        await read(server)
+    server.says["greeting"] = b""
+    with pytest.raises(MailboxUnreachable, match="in time"):
+        await read(server)
+
+
+async def test_nobody_is_reached_whom_the_deployment_has_not_opened(server: ImapServer) -> None:
+    egress = GuardedEgress({"acme": read_rules(None, ["127.0.0.1:1"])})
+    async with ImapMailboxes(egress.locate) as reader:
+        secrets = FileSecrets({"acme": {"mail": "secret", "odd": "a\r\nb"}, "*": {"common": "secret"}})
+        mailboxes = Mailboxes(reader, secrets, cast("Any", None), cast("Documents", None), monotonic=float)
+
+        async def refused(secret: str) -> str:
+            with pytest.raises(InvalidField) as error:
+                await mailboxes.read(ANN, place_of(server), secret, Senders(), wanted(), documents_prefix="")
+            return error.value.metadata["field"].rpartition(".")[2]
+
+        assert await refused("mail") == "host"
+        for secret in ("none", "odd", "common"):
+            assert await refused(secret) == "password_secret"
+    assert server.sessions == 0
+
+
+class Kept:
+    """Keeps documents; there is room for two."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+
+    async def put(self, caller: Principal, *, shared: bool, name: str, text: str, language: str) -> None:
+        assert (caller.user_id, shared) == ("ann", False)
+        if len(self.texts) == 2:
+            raise TooLarge("the store is full")
+        self.texts[name] = text
+
+
+async def test_attachments_that_are_text_are_documents_of_the_user(server: ImapServer) -> None:
+    parts = "".join(
+        f'--b\nContent-Type: text/csv\nContent-Disposition: attachment; filename="{n}.csv"\n\n{n}\n' for n in range(3)
+    )
+    server.add(f"From: ann@example.com\nContent-Type: multipart/mixed; boundary=b\n\n{parts}--b--\n")
+    server.add("From: bob@example.com\n\nhello")
+    server.add("From: ann@example.com\nContent-Type: text/html\n\n" + "<a" * 400_000)
+    documents = Kept()
+    async with mailboxes_to(server) as reader, Helpers() as helpers:
+        secrets = FileSecrets({"acme": {"mail": "secret"}})
+        mailboxes = Mailboxes(reader, secrets, helpers, cast("Documents", documents), monotonic=float)
+        senders = Senders(senders=("ann@example.com",))
+        found, mails = await mailboxes.read(
+            ANN, place_of(server), "mail", senders, wanted(), documents_prefix="mail/in/"
+        )
+    assert (found.last_uid, [mail.uid for mail in mails]) == (3, [1, 2, 3])
+    assert mails[2].refusal == "it is written so that reading it takes too long"
+    assert mails[1].refusal == "bob@example.com is not among the senders"
+    data = json.loads(mails[0].data_json)
+    assert [each.get("document") for each in data["attachments"]] == [
+        "mail/in/7.1/0-0.csv",
+        "mail/in/7.1/1-1.csv",
+        None,
+    ]
+    assert data["attachments"][2]["left_out"] == "the store is full"
+    assert documents.texts["mail/in/7.1/1-1.csv"] == "1"
+
+
+async def test_mails_that_are_hard_to_read_are_read_in_several_goes(server: ImapServer) -> None:
+    for number in range(5):
+        server.add(MAIL.format(number))
+    times = iter([0.0, 0.0, 9.0, 11.0])
+    async with mailboxes_to(server) as reader, Helpers() as helpers:
+        secrets = FileSecrets({"acme": {"mail": "secret"}})
+        mailboxes = Mailboxes(reader, secrets, helpers, cast("Documents", Kept()), monotonic=lambda: next(times))
+        senders = Senders(senders=("@example.com",))
+        found, mails = await mailboxes.read(ANN, place_of(server), "mail", senders, wanted(), documents_prefix="")
+    assert ([mail.uid for mail in mails], found.has_more) == ([1, 2], True)

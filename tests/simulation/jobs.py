@@ -1,0 +1,305 @@
+"""What must hold of jobs, and of what they tell their conversations, when all is quiet (ASYNC-1 to ASYNC-7)."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.job_store.domain.jobs import GENERATIONS_MAX, TURNS_MAX
+from tests.simulation.model import WATCHED
+from tests.simulation.record import Ledger, Record, call_state, run_state
+from tests.simulation.reference import SETTLED
+from tests.simulation.store import ITERATIONS_KEPT as KEPT
+
+_TURN_SECONDS = 2.0
+_TINY_SECONDS = 1e-4
+_WITH_PEOPLE = {"AWAITING_APPROVAL", "OFFERED", "ASKED"}
+
+
+def calls_in_the_background_have_their_job(record: Ledger) -> Iterator[str]:
+    """ASYNC-1: one run goes on with each DETACHED call, and tells the conversation of that."""
+    begun = {run.parent_call_id: run for run in record.runs.values() if run.reports_to_conversation_id}
+    for call_id, call in record.calls.items():
+        job, is_detached = begun.get(call_id), call_state(call.state) == "DETACHED"
+        if is_detached != (job is not None):
+            yield f"call {call_id} is {call_state(call.state)}, and its job is {job and job.run_id}"
+        elif job is not None and job.reports_to_conversation_id != record.runs[call.run_id].conversation_id:
+            yield f"job {job.run_id} tells another conversation than that of its call"
+    for run in begun.values():
+        caller = record.runs[run.parent_run_id]
+        if caller.depth or caller.reports_to_conversation_id:
+            yield f"job {run.run_id} was begun by {caller.run_id}, which does a call of another run"
+
+
+def notices_are_new_once(record: Ledger) -> Iterator[str]:
+    """ASYNC-5: each stands in its conversation once, those of a job in order; its end is the last, and as it is."""
+    for conversation_id in record.messages:
+        said: dict[str, list[int]] = defaultdict(list)
+        for _, notice in entered(record, conversation_id):
+            job = record.runs[notice["job_id"]]
+            said[job.run_id].append(notice.get("iteration", 0))
+            if job.reports_to_conversation_id != conversation_id:
+                yield f"{conversation_id} is told of job {job.run_id}, which is of another one"
+            if "iteration" not in notice and notice["state"] != run_state(job.state):
+                yield f"job {job.run_id} is {run_state(job.state)}, and was told of as {notice['state']}"
+        for job_id, occasions in said.items():
+            order = [occasion or math.inf for occasion in occasions]
+            if order != sorted(set(order)):
+                yield f"{conversation_id} is told of job {job_id} in this order: {occasions}"
+
+
+def ends_are_told_or_dismissed(record: Record) -> Iterator[str]:
+    """ASYNC-5: the model has answered, or the user stopped the turn; else it stands in the row why not yet."""
+    for job in record.runs.values():
+        if not job.reports_to_conversation_id:
+            continue
+        conversation_id = job.reports_to_conversation_id
+        row = next(
+            row for row in record.tables.conversations.values() if row.conversation_id == conversation_id
+        ).background
+        if job.job.reports == run_pb2.JOB_REPORTS_NONE:
+            if any(each.run_id == job.run_id for each in row.notices) or _tells(record, job):
+                yield f"job {job.run_id} is to tell nothing, and does"
+            continue
+        waiting = next((each for each in row.notices if (each.run_id, each.occasion) == (job.run_id, 0)), None)
+        told = [
+            number
+            for number, notice in entered(record, conversation_id)
+            if notice["job_id"] == job.run_id and "iteration" not in notice
+        ]
+        if waiting is not None:
+            if bool(waiting.entered_by) != bool(told):
+                yield f"the end of {job.run_id} is entered by {waiting.entered_by!r}, and stands in {told}"
+            if not waiting.entered_by and not _is_held_back(record, conversation_id, job.generation):
+                yield f"nobody is told of the end of {job.run_id}"
+        elif _was_dismissed(record, conversation_id, job):
+            continue
+        elif not told:
+            yield f"the end of {job.run_id} is lost"
+        elif not _is_answered(record, conversation_id, told[0], (job.run_id, 0)):
+            yield f"the end of {job.run_id} is told, and nothing was answered"
+
+
+def turns_keep_their_distance(record: Record) -> Iterator[str]:
+    """ASYNC-5: between two of a conversation are two seconds, unless the clock of the database jumped."""
+    begun: dict[str, list[float]] = defaultdict(list)
+    for run in record.runs.values():
+        if is_turn(run) and run.HasField("start_time"):
+            begun[run.conversation_id].append(run.start_time.ToNanoseconds() / 1e9)
+    for conversation_id, times in begun.items():
+        for first, second in pairwise(sorted(times)):
+            if second - first < _TURN_SECONDS - _TINY_SECONDS and not record.history.jumps:
+                yield f"{conversation_id}: a turn began {second - first:.3f} s after another"
+
+
+def turns_wait_for_nobody(record: Ledger) -> Iterator[str]:
+    """ASYNC-5: nobody asked for them, so nobody is asked."""
+    for run_id, run in record.runs.items():
+        if not is_turn(run):
+            continue
+        for event in record.logs[run_id]:
+            call = event.call_changed.call
+            if event.HasField("call_changed") and call_state(call.state) in _WITH_PEOPLE:
+                yield f"turn {run_id} has a call that is {call_state(call.state)}"
+
+
+def series_keep_their_beat(record: Ledger) -> Iterator[str]:
+    """ASYNC-3: one iteration at a time, none before its time, at most one in an interval, and no more than asked."""
+    for run_id, run in record.runs.items():
+        if not run.reports_to_conversation_id:
+            continue
+        job, is_open = run.job, ""
+        for event in record.logs[run_id]:
+            call = event.call_changed.call
+            if not event.HasField("call_changed"):
+                continue
+            if is_open not in {"", call.call_id}:
+                yield f"job {run_id} began call {call.call_id} while {is_open} was open"
+            is_open = "" if call_state(call.state) in SETTLED else call.call_id
+        calls = sorted((call for call in record.calls.values() if call.run_id == run_id), key=lambda each: each.round)
+        if [call.round for call in calls] != list(range(1, len(calls) + 1)) or len(calls) > job.iterations_max:
+            yield f"job {run_id} made {[call.round for call in calls]} of {job.iterations_max}"
+        if job.interval_seconds:
+            yield from _off_beat(run, calls)
+
+
+def paused_jobs_begin_nothing(record: Record) -> Iterator[str]:
+    """ASYNC-6: no iteration begins from the answer to a pause until somebody asks that the job goes on."""
+    for run_id, run in record.runs.items():
+        if not run.reports_to_conversation_id:
+            continue
+        begun: dict[str, float] = {}
+        for event in record.logs[run_id]:
+            if event.HasField("call_changed"):
+                begun.setdefault(event.call_changed.call.call_id, record.written_at(run_id, event.seq))
+        sent = [each for each in record.history.commands if each.run_id == run_id]
+        for pause in sent:
+            if pause.kind != "PAUSE" or pause.taken_at is None:
+                continue
+            resumed = (each.sent_at for each in sent if each.kind == "RESUME" and each.sent_at >= pause.sent_at)
+            until = min(resumed, default=math.inf)
+            for call_id, time in begun.items():
+                if pause.taken_at < time < until:
+                    yield f"job {run_id} began {call_id} at {time:.3f}, and was paused from {pause.taken_at:.3f}"
+
+
+def series_keep_their_last_iterations(record: Record) -> Iterator[str]:
+    """ASYNC-3: what is removed of one is old and settled; the calls and events that are kept are whole."""
+    for row in record.tables.runs.values():
+        gone = sorted(call.round for call in record.tables.gone.values() if call.run_id == row.run_id)
+        kept = [call.round for call in record.tables.calls_of(row.key)]
+        if gone != list(range(1, row.trimmed_rounds + 1)) or row.round - row.trimmed_rounds < min(row.round, KEPT):
+            yield f"run {row.run_id} in round {row.round} is without {gone} and says {row.trimmed_rounds}"
+        failures = sum(
+            call.state.name != "SUCCEEDED" for call in record.tables.gone.values() if call.run_id == row.run_id
+        )
+        if failures != row.trimmed_failures:
+            yield f"{failures} calls that are removed of {row.run_id} have failed, not {row.trimmed_failures}"
+        if row.reports_to and (gone + kept != list(range(1, row.round + 1)) or len(kept) > 2 * KEPT + 1):
+            yield f"job {row.run_id} has the calls {kept} of {row.round}"
+        for event in record.logs[row.run_id][: record.tables.trimmed.get(row.key, 0)]:
+            if event.call_changed.call.round > row.trimmed_rounds:
+                yield f"event {event.seq} of {row.run_id} is removed, and its call is not"
+
+
+def monitors_fire_on_edges(record: Ledger) -> Iterator[str]:
+    """ASYNC-4: each time it becomes so, and not while it stays so; after the pause, and as often as it may at most."""
+    for run_id, run in record.runs.items():
+        if not run.reports_to_conversation_id or not run.job.HasField("when") or not run.output_text:
+            continue
+        expected = _firings(record, run)
+        said = msgspec.json.decode(run.output_text)["fired"]
+        if said > run.job.when.firings_max or (run_state(run.state) == "COMPLETED" and said != len(expected)):
+            yield f"job {run_id} says that it fired {said} times, and it was so in {expected}"
+        if run.job.reports != run_pb2.JOB_REPORTS_END:
+            continue
+        blind = _third_failures(record, run)
+        for _, notice in entered(record, run.reports_to_conversation_id):
+            if notice["job_id"] == run_id and notice.get("iteration", 0) not in {0, *expected, *blind}:
+                yield f"job {run_id} told of iteration {notice['iteration']}, and it was so in {expected}"
+
+
+def _firings(record: Ledger, run: run_pb2.Run) -> list[int]:
+    """Return the iterations in which a monitor has to tell of something, by the results of all."""
+    condition, pause = run.job.when.condition, run.job.when.pause_seconds
+    firings: list[tuple[int, float]] = []
+    seen, was_so = "", False
+    for call in _iterations(record, run):
+        if not _is_judged(run, call):
+            continue
+        value = call.result.content_json.decode()
+        is_so = value.endswith('again"') if condition.expression else bool(seen) and value != seen
+        now = call.end_time.ToNanoseconds() / 1e9
+        may = not firings or not 0 <= now - firings[-1][1] < pause
+        fires = is_so and may and not (was_so and condition.expression) and len(firings) < run.job.when.firings_max
+        if fires:
+            firings.append((call.round, now))
+        was_so = is_so and (was_so or fires)
+        seen = seen if is_so and not fires else value
+    return [number for number, _ in firings]
+
+
+def _third_failures(record: Ledger, run: run_pb2.Run) -> list[int]:
+    """Return the iterations that were the third failure one after the other."""
+    found, failures = [], 0
+    for call in _iterations(record, run):
+        failures = 0 if _is_judged(run, call) else failures + 1
+        found += [call.round] * (failures == 3)
+    return found
+
+
+def _is_judged(run: run_pb2.Run, call: call_pb2.Call) -> bool:
+    """Return whether what a job watches for comes to anything with a result: the expression is about a text."""
+    has_text = run.job.when.condition.expression == WATCHED and call.result.content_json.startswith(b'"')
+    return call_state(call.state) == "SUCCEEDED" and (has_text or run.job.when.condition.changed)
+
+
+def _iterations(record: Ledger, run: run_pb2.Run) -> list[call_pb2.Call]:
+    calls = (call for call in record.calls.values() if call.run_id == run.run_id and call_state(call.state) in SETTLED)
+    return sorted(calls, key=lambda each: each.round)
+
+
+def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
+    job, begin = run.job, run.job.begin_time.ToNanoseconds() / 1e9
+    places = [
+        math.floor((call.create_time.ToNanoseconds() / 1e9 - begin + _TINY_SECONDS) / job.interval_seconds)
+        for call in calls
+    ]
+    if places and places[0] < job.delay_first:
+        yield f"job {run.run_id} began at once, and was to wait for one interval"
+    for (first, after), (earlier, later) in zip(pairwise(places), pairwise(calls), strict=True):
+        ended = (earlier.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds
+        if later.create_time.ToNanoseconds() < earlier.create_time.ToNanoseconds():
+            continue  # They come one after the other: the clock of the database was set back.
+        if after <= first or after < math.floor(ended):
+            yield f"job {run.run_id} made call {earlier.round + 1} in interval {after}, and the one before in {first}"
+
+
+def entered(record: Ledger, conversation_id: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each notice that stands in a conversation, with the number of its message."""
+    for message in record.messages.get(conversation_id, ()):
+        if message.role == message_pb2.ROLE_NOTICE:
+            for notice in msgspec.json.decode(message.notices_json):
+                yield message.number, notice
+
+
+def is_turn(run: run_pb2.Run) -> bool:
+    """Return whether notices have begun a run, and no message."""
+    return run.generation > 0 and not run.reports_to_conversation_id
+
+
+def _tells(record: Record, job: run_pb2.Run) -> bool:
+    return any(notice["job_id"] == job.run_id for _, notice in entered(record, job.reports_to_conversation_id))
+
+
+def _is_held_back(record: Record, conversation_id: str, generation: int) -> bool:
+    turns = [run for run in record.runs.values() if is_turn(run) and run.conversation_id == conversation_id]
+    return generation >= GENERATIONS_MAX or len(turns) >= TURNS_MAX
+
+
+def _is_answered(record: Record, conversation_id: str, number: int, notice: tuple[str, int]) -> bool:
+    """Return whether the model has been told and has answered, in the conversation and by its own count."""
+    answers = (
+        message
+        for message in record.messages[conversation_id]
+        if message.number > number and message.role == message_pb2.ROLE_ASSISTANT and not message.interrupted
+    )
+    return any(answers) and any(served.whole and notice in served.told for served in record.history.served)
+
+
+def _was_dismissed(record: Record, conversation_id: str, job: run_pb2.Run) -> bool:
+    """Return whether the user stopped a turn that ended after the job, or its own model has stopped it."""
+    if job.stop_cause == run_pb2.STOP_CAUSE_MODEL and run_state(job.state) == "CANCELLED":
+        return True
+    ended = record.written_at(job.run_id, job.last_seq)
+    return any(
+        is_turn(run)
+        and run.conversation_id == conversation_id
+        and run.stop_cause == run_pb2.STOP_CAUSE_USER
+        and record.written_at(run.run_id, run.last_seq) >= ended
+        for run in record.runs.values()
+    )
+
+
+LEDGER_CHECKERS = (
+    calls_in_the_background_have_their_job,
+    notices_are_new_once,
+    turns_wait_for_nobody,
+    series_keep_their_beat,
+)
+"""Those that need nothing but the ledger."""
+
+CHECKERS = (
+    ends_are_told_or_dismissed,
+    turns_keep_their_distance,
+    paused_jobs_begin_nothing,
+    series_keep_their_last_iterations,
+    monitors_fire_on_edges,
+    *LEDGER_CHECKERS,
+)

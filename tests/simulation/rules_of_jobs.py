@@ -1,0 +1,60 @@
+"""What holds of jobs in every state of the ledger, by their rows: judged with each transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from pawl.chassis.ids import RunKey
+from pawl.errors import ConversationBusy
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.domain.submit import Submit, Submitted
+from pawl.job_store.domain.unit_of_work import UnitOfWork
+
+_OPEN_MAX = 10
+
+
+def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
+    """Return what is wrong with the number of the jobs of a conversation that are open (ASYNC-7)."""
+    jobs = (run for run in runs if run.reports_to == conversation.conversation_id)
+    count, said = sum(not run.state.is_terminal for run in jobs), conversation.background.open_jobs
+    if count == said <= _OPEN_MAX:
+        return ""
+    return f"{conversation.conversation_id} has {count} open jobs, and says {said}"
+
+
+def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
+    """Return the runs of a conversation that are active at once, if they are several (LOOP-13)."""
+    active = [
+        run.run_id
+        for run in runs
+        if run.conversation_id == conversation.conversation_id
+        and run.queued_message is None
+        and not run.state.is_terminal
+    ]
+    is_well = active == ([] if conversation.active_run_id is None else [conversation.active_run_id])
+    return "" if is_well else f"{conversation.conversation_id}: {active} are active, and {conversation.active_run_id}"
+
+
+def turn_not_begun(unit: UnitOfWork, operation: Any) -> RunRow | None:
+    """Return the turn that nobody has begun in the conversation to which an operation brings a message."""
+    if not isinstance(operation, Submit):
+        return None
+    conversation = unit.conversations.get(ConversationKey(operation.store_id, operation.conversation_id))
+    if conversation is None or conversation.active_run_id is None:
+        return None
+    active = unit.runs.get(RunKey(operation.store_id, conversation.active_run_id))
+    if active is None or not active.is_turn or active.last_commit is not None or active.worker_id is not None:
+        return None
+    return active
+
+
+def held_up(unit: UnitOfWork, turn: RunRow, outcome: Any) -> str:
+    """Return in which way a turn that had not begun held up a message of a user (ASYNC-5)."""
+    if isinstance(outcome, ConversationBusy):
+        return f"a message was refused for {turn.run_id}, which had not begun"
+    after = unit.runs.get(turn.key)
+    is_new = isinstance(outcome, Submitted) and outcome.run.conversation_id == turn.conversation_id
+    if is_new and outcome.run.queued_message is not None and after is not None and not after.state.is_terminal:
+        return f"run {outcome.run.run_id} waits for {turn.run_id}, which had not begun"
+    return ""

@@ -1,0 +1,213 @@
+"""Users with schedules, in some seeds, and what must hold of their fires.
+
+Those of a simulation are due at intervals, without jitter, and have no end: once all is calm they are paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pawl.agent_loop.app.public_values import ScheduledMessage
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import RequestId, StoreId, UserId
+from pawl.errors import PawlError
+from pawl.event.v1 import schedule_pb2
+from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow
+from tests.simulation.network import Network
+from tests.simulation.record import Record
+from tests.simulation.store import ScheduleChange
+from tests.simulation.world import World
+
+_CATCH_UP_SECONDS = 86_400
+_MOST = 100
+_SETTLING_SECONDS = 40.0
+_SLACK = timedelta(seconds=25)
+"""A claim of who died with it ends after ten seconds; the rest is for those that are made up for."""
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class Timer:
+    """A user who has schedules, changes them while they fire, triggers them, and pauses them once all is calm."""
+
+    def __init__(self, world: World, store_id: StoreId) -> None:
+        self._world = world
+        self._caller = Principal(store_id=store_id, user_id=UserId("timer"), roles=frozenset({"member"}))
+        self._draw = world.chance.stream("timer")
+        self._network = Network(world.chance, world.history, "timer")
+        self._definitions: dict[str, schedule_pb2.ScheduleDefinition] = {}
+        self._count = 0
+
+    async def live(self) -> None:
+        """Make schedules, do something about them now and then, and pause them in the end."""
+        for number in range(self._draw.randrange(1, 4)):
+            await self._save(f"s{number}", must_exist=False)
+        while not self._world.chance.calm:
+            await asyncio.sleep(3.0 * self._draw.random())
+            name = self._draw.choice(list(self._definitions))
+            await self._draw.choice([self._update, self._trigger, self._pause, self._resume, self._resume])(name)
+        for name in self._definitions:
+            await self._resume(name)
+        await asyncio.sleep(_SETTLING_SECONDS)
+        for name in self._definitions:
+            await self._pause(name)
+
+    async def _save(self, name: str, *, must_exist: bool, interval_seconds: int = 0) -> None:
+        self._count += 1
+        definition = schedule_pb2.ScheduleDefinition(
+            name=name,
+            text=f"plan-tick{self._count} please",
+            interval_seconds=interval_seconds or self._draw.choice([4, 7, 30]),
+            overlap=schedule_pb2.ScheduleOverlap.ValueType(self._draw.randrange(1, 5)),
+            conversation_key=self._draw.choice(["", name]),
+            labels={"schedule": name},
+            catch_up_seconds=_CATCH_UP_SECONDS,
+        )
+        self._definitions[name] = definition
+        scheduled = ScheduledMessage(
+            text=definition.text,
+            agent="",
+            labels=dict(definition.labels),
+            conversation_key=definition.conversation_key,
+        )
+        await self._ask(
+            "save", lambda schedules: schedules.save(self._caller, definition, scheduled, must_exist=must_exist)
+        )
+
+    async def _update(self, name: str) -> None:
+        same = self._draw.random() < 0.7
+        interval = self._definitions[name].interval_seconds if same else 0
+        await self._save(name, must_exist=True, interval_seconds=interval)
+
+    async def _pause(self, name: str) -> None:
+        await self._ask("pause", lambda schedules: schedules.pause(self._caller, name, "why not", paused=True))
+
+    async def _resume(self, name: str) -> None:
+        await self._ask("resume", lambda schedules: schedules.pause(self._caller, name, paused=False))
+
+    async def _trigger(self, name: str) -> None:
+        self._count += 1
+        request_id = RequestId(f"req_timer_{self._count}")
+        await self._ask("trigger", lambda schedules: schedules.trigger(self._caller, name, request_id))
+
+    async def _ask(self, what: str, work: Callable[[Any], Awaitable[Any]]) -> None:
+        try:
+            await self._world.insist(self._network, self._draw, what, lambda agent: work(agent.schedules))
+        except PawlError as error:
+            self._world.history.tell(f"{what} of a schedule refused: {error.reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fired:
+    """A fire as it was written into a schedule that was `before`, and how often that had been due anew by then."""
+
+    before: ScheduleRow
+    fire: FireRow
+    is_busy: bool
+    era: int
+
+
+def _fired(record: Record) -> dict[ScheduleKey, list[_Fired]]:
+    found: dict[ScheduleKey, list[_Fired]] = defaultdict(list)
+    eras: Counter[ScheduleKey] = Counter()
+    for change in record.tables.schedule_changes:
+        key = change.after.key
+        eras[key] += _is_due_anew(change)
+        if change.is_fire and change.before is not None:
+            fire = change.after.fires[0]
+            found[key].append(_Fired(before=change.before, fire=fire, is_busy=change.is_busy, era=eras[key]))
+    return found
+
+
+def _is_due_anew(change: ScheduleChange) -> bool:
+    """Return whether a schedule is due from now on by a change: it was made, has other times, or is resumed."""
+    before, after = change.before, change.after
+    if change.is_fire or after.pause_time is not None:
+        return False
+    if before is None or before.pause_time is not None:
+        return True
+    return before.definition.interval_seconds != after.definition.interval_seconds
+
+
+def each_due_time_fires_once(record: Record) -> Iterator[str]:
+    """A due time has one fire, which may have waited, and a request one run.
+
+    What is due anew may have been due before, if the clock of the database has gone back.
+    """
+    for key, fired in _fired(record).items():
+        times = [(one.fire.outcome is FireOutcome.WAITING, one.era, one.fire.due_time) for one in fired]
+        for (_, _, time), count in Counter(times).items():
+            if count > 1:
+                yield f"what was due at {time} of schedule {key.schedule_id} has fired {count} times"
+        requests: dict[str, set[str]] = defaultdict(set)
+        for one in fired:
+            if one.fire.request_id and one.fire.run_id:
+                requests[one.fire.request_id].add(one.fire.run_id)
+        for request_id, run_ids in requests.items():
+            if len(run_ids) > 1:
+                yield f"trigger {request_id} of schedule {key.schedule_id} made {sorted(run_ids)}"
+
+
+def each_fire_has_its_run(record: Record) -> Iterator[str]:
+    """The runs of schedules are those that their fires name."""
+    named = {one.fire.run_id for fired in _fired(record).values() for one in fired if one.fire.run_id}
+    made = {row.run_id for row in record.tables.runs.values() if "schedule" in row.labels}
+    if named != made:
+        yield f"runs without a fire: {sorted(made - named)}; fires without their run: {sorted(named - made)}"
+
+
+def fires_keep_apart(record: Record) -> Iterator[str]:
+    """With SKIP and QUEUE no run begins while the one before goes on."""
+    for key, fired in _fired(record).items():
+        for one in fired:
+            apart = one.before.definition.overlap in {Overlap.SKIP, Overlap.QUEUE}
+            if apart and one.is_busy and one.fire.outcome is FireOutcome.STARTED:
+                yield f"schedule {key.schedule_id} began {one.fire.run_id} beside {one.before.last_run_id}"
+
+
+def no_due_time_is_lost(record: Record) -> Iterator[str]:
+    """After each due time the next one fires, but for those of a pause, and those before the last hundred."""
+    coming: dict[ScheduleKey, datetime | None] = {}
+    changes = record.tables.schedule_changes
+    # Paused once all is calm: by then nothing keeps anything from firing.
+    last = {change.after.key: number for number, change in enumerate(changes)}
+    for number, change in enumerate(changes):
+        before, after, key = change.before, change.after, change.after.key
+        step = timedelta(seconds=after.definition.interval_seconds)
+        expected = coming.get(key)
+        if not change.is_fire:
+            if after.pause_time is not None:
+                is_last = number == last[key]
+                if expected is not None and expected < change.now - _SLACK and is_last:
+                    yield f"schedule {key.schedule_id} is paused at {change.now}, and {expected} has not fired"
+                coming[key] = None
+            elif _is_due_anew(change):
+                coming[key] = _grid(change.now, step) + step
+            continue
+        fire = after.fires[0]
+        has_waited = before is not None and before.waiting_time == fire.due_time
+        if fire.triggered or has_waited:
+            pass
+        elif expected is None or not expected <= fire.due_time <= _latest(expected, step, change):
+            yield f"schedule {key.schedule_id} fired for {fire.due_time}, and was due at {expected}"
+        else:
+            coming[key] = fire.due_time + step
+        if after.pause_time is not None and before is not None and before.pause_time is None:
+            coming[key] = None
+
+
+def _latest(expected: datetime, step: timedelta, change: ScheduleChange) -> datetime:
+    """Return the latest due time that may fire next: the last hundred do, of which the one before is the first."""
+    return max(expected, _grid(change.latest or change.now, step) - (_MOST - 2) * step)
+
+
+def _grid(time: datetime, step: timedelta) -> datetime:
+    """Return the last due time up to `time`."""
+    return _EPOCH + (time - _EPOCH) // step * step
+
+
+CHECKERS = (each_due_time_fires_once, each_fire_has_its_run, fires_keep_apart, no_due_time_is_lost)

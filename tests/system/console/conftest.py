@@ -1,0 +1,83 @@
+"""A suite with the console, and a browser."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Error, Page, async_playwright
+
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
+from tests.keys import LOCAL_KEY
+from tests.system.console import browser as browsers
+
+NewPage = Callable[..., Awaitable[Page]]
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def suite() -> AsyncIterator[Suite]:
+    with tempfile.TemporaryDirectory(prefix="pawl-console-") as folder:
+        options = SuiteOptions(data=Path(folder), local_key=LOCAL_KEY, replicas={"gateway": 2, "agent-loop": 2})
+        async with Suite(options) as suite:
+            yield suite
+
+
+@pytest_asyncio.fixture(scope="package", loop_scope="session")
+async def browser() -> AsyncIterator[Browser]:
+    with tempfile.TemporaryDirectory(prefix="pawl-browser-") as folder:
+        try:
+            path, variables = browsers.find(Path(folder))
+        except OSError as error:
+            pytest.skip(f"there is no chromium here, and npm brings none: {error}")
+        async with async_playwright() as playwright:
+            try:
+                browser = await playwright.chromium.launch(
+                    executable_path=path,
+                    args=["--no-sandbox", "--disable-gpu"],
+                    env={**os.environ, **variables},
+                )
+                page = await browser.new_page()
+                await page.set_content("<p>here</p>")
+                await page.screenshot()
+                await page.close()
+            except Error as error:
+                pytest.skip(f"{path} does not start here: {error}")
+            yield browser
+            await browser.close()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
+    """Opens a page of the console, logged in; at the end nothing went wrong in any of them."""
+    contexts: list[Any] = []
+    faults: list[str] = []
+    origin = address(suite)
+
+    async def open_one(path: str = "/", *, user: str = "me", **context: Any) -> Page:
+        found = await browser.new_context(**{"viewport": {"width": 1100, "height": 760}, **context})
+        contexts.append(found)
+        page = await found.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda said: faults.append(said.text) if "Content Security Policy" in said.text else None)
+        page.on("request", lambda asked: None if asked.url.startswith((origin, "blob:")) else faults.append(asked.url))
+        if user:
+            login = {"key": LOCAL_KEY, "user": user}
+            answer = await found.request.post(origin + "/login", data=login, headers={"origin": origin})
+            assert answer.ok, await answer.text()
+        await page.goto(origin + path)
+        return page
+
+    yield open_one
+    for context in contexts:
+        await context.close()
+    assert faults == []
+
+
+def address(suite: Suite, replica: int = 0) -> str:
+    return f"http://{suite.endpoints.services['gateway'][replica].http}"

@@ -1,0 +1,231 @@
+"""The console in a real browser, against real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+from axe_playwright_python.async_playwright import Axe  # type: ignore[import-untyped]
+from playwright.async_api import Browser, Page, expect
+
+from pawl.chassis import browser_seal
+from pawl.chassis.browser_seal import SEAL_FILE, Code
+from pawl.launcher.suite import Suite
+from tests.keys import LOCAL_KEY
+from tests.system.console.conftest import NewPage, address
+
+# Each starts from what a person sees, and waits for what a person would see.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+PAGES = ("/", "/inbox", "/runs", "/background", "/nothing")
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("Your message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def done(page: Page, runs: int = 1) -> None:
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=30_000)
+
+
+async def test_a_newcomer_talks_and_approves_with_an_edit(open_page: NewPage) -> None:
+    page = await open_page(user="newcomer")
+    await say(page, "what is 17 * 23")
+    await done(page)
+    await expect(page.locator(".turn")).to_contain_text("391")
+    await say(page, "email ann@example.com about lunch")
+    card = page.locator(".card.wait")
+    await expect(card).to_contain_text("send_email", timeout=30_000)
+    await expect(page).to_have_title("(1) Chat · Pawl")
+    await card.get_by_role("button", name="Edit").click()
+    arguments = card.get_by_label("Arguments as JSON")
+    await arguments.fill("{")
+    await expect(card.get_by_role("button", name="Approve")).to_be_disabled()
+    edited = '{"to": ["ann@example.com"], "subject": "dinner", "body": "This is about dinner.", "cc": []}'
+    await arguments.fill(edited)
+    await expect(card.get_by_label("What is changed")).to_contain_text("dinner")
+    await card.get_by_role("button", name="Approve as edited").click()
+    await done(page, 2)
+    await expect(page.locator(".card.good").last).to_contain_text("edit by newcomer")
+    await page.reload()
+    await done(page, 2)
+
+
+async def test_an_approval_by_keyboard_alone(open_page: NewPage) -> None:
+    page = await open_page(user="keyboard")
+    await say(page, "email bob@example.com about golf")
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    await page.locator("body").click(position={"x": 5, "y": 400})
+    await page.keyboard.press("g")
+    await page.keyboard.press("i")
+    await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
+    mine = page.locator("[data-item]", has_text="golf")
+    await expect(mine).to_be_visible()
+    for _ in range(20):
+        await page.keyboard.press("j")
+        if await mine.evaluate("item => item === document.activeElement"):
+            break
+    await page.keyboard.press("a")
+    await expect(mine).to_have_count(0, timeout=15_000)
+
+
+async def test_of_two_tabs_that_decide_one_wins(open_page: NewPage) -> None:
+    first = await open_page(user="twice")
+    await say(first, "email carl@example.com about chess")
+    await expect(first.locator(".card.wait")).to_be_visible(timeout=30_000)
+    second = await open_page("/inbox", user="twice")
+    late = second.locator("[data-item]", has_text="chess")
+    await expect(late).to_be_visible()
+    # Who is later may find nothing any more to click at.
+    await asyncio.gather(
+        first.locator(".card.wait").get_by_role("button", name="Approve").click(timeout=5000),
+        late.get_by_role("button", name="Reject").click(timeout=5000),
+        return_exceptions=True,
+    )
+    await expect(late).to_have_count(0, timeout=15_000)
+    await done(first)
+    await expect(first.locator(".card", has_text="send_email")).to_have_count(1)
+
+
+async def test_text_is_the_same_after_the_gateway_and_an_agent_loop_die(open_page: NewPage, suite: Suite) -> None:
+    page = await open_page(user="survivor")
+    await say(page, "tell me a long story slowly")
+    log = page.locator(".turn .markdown").last
+    await expect(log).to_contain_text(" ", timeout=30_000)
+    await asyncio.sleep(1.0)
+    suite.kill("gateway")
+    for replica in (0, 1):
+        suite.kill("agent-loop", replica)
+    await suite.wait_ready("gateway")
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
+    seen = await page.locator(".turn .log").inner_text()
+    await page.reload()
+    await done(page)
+    for _ in range(100):
+        if await page.locator(".turn .log").inner_text() == seen:
+            break
+        await asyncio.sleep(0.2)
+    assert await page.locator(".turn .log").inner_text() == seen
+    run_id = await page.locator(".turn").get_attribute("data-run")
+    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "survivor"}
+    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer) as program:
+        answer = await program.post("/rpc/pawl.agent.v1.AgentService/GetRun", json={"runId": run_id})
+    words = answer.json()["run"]["outputText"].split()
+    assert " ".join(words[-10:]) in " ".join(seen.split())
+
+
+async def test_background_work_is_seen_and_stopped(open_page: NewPage) -> None:
+    page = await open_page(user="background")
+    await say(page, "in the background: what is 6 * 7")
+    await expect(page.locator(".turn")).to_contain_text("I have begun in the background", timeout=30_000)
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(2, timeout=30_000)
+    await page.get_by_role("link", name="Background", exact=True).click()
+    await page.get_by_label("also what has ended").check()
+    await expect(page.locator("[data-job]")).to_contain_text("42")
+
+
+async def test_a_hostile_model_does_nothing(open_page: NewPage, suite: Suite) -> None:
+    said = (
+        "<script>document.title='owned'</script><img src=x onerror=\"document.title='owned'\">\n\n"
+        "[click](javascript:document.title='owned') ![x](https://evil.example/x.png) \u202egnp.exe\n\n"
+        "<div class='card wait'><button>Approve</button></div>"
+    )
+    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "victim"}
+    history = [{"role": "HISTORY_ROLE_USER", "text": said}, {"role": "HISTORY_ROLE_ASSISTANT", "text": said}]
+    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer) as program:
+        made = await program.post(
+            "/rpc/pawl.agent.v1.ConversationService/ImportConversation",
+            json={"requestId": "hostile", "title": said.partition("\n")[0], "messages": history},
+        )
+        assert made.status_code == 200, made.text
+    page = await open_page(f"/c/{made.json()['conversation']['conversationId']}", user="victim")
+    await expect(page.locator(".turn .markdown")).to_contain_text("click")
+    assert "owned" not in await page.title()
+    assert await page.locator(".turn script, .turn img, .turn a[href^=javascript]").count() == 0
+    assert await page.locator(".turn button", has_text="Approve").count() == 0
+    assert "\u202e" not in await page.locator("body").inner_text()
+
+
+async def test_a_login(open_page: NewPage, suite: Suite) -> None:
+    page = await open_page(user="")
+    await page.get_by_label("Your key").fill("wrong")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("alert")).to_contain_text("not known")
+    await page.get_by_label("Your key").fill(LOCAL_KEY)
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+    await page.get_by_role("button", name="Log out").click()
+    await expect(page.get_by_label("Your key")).to_be_visible()
+
+
+async def test_a_link_logs_in_once(open_page: NewPage, suite: Suite) -> None:
+    seal = (Path(suite.endpoints.secrets) / SEAL_FILE).read_text().strip()
+    host = suite.endpoints.services["gateway"][0].http
+
+    def link(seconds: float = 60.0, gateway: str = host) -> str:
+        end_time = time.time() + seconds
+        code = Code(key=LOCAL_KEY, gateway=gateway, end_time=end_time, nonce=secrets.token_hex(8))
+        return f"/#code={browser_seal.close(seal, code)}"
+
+    good = link()
+    page = await open_page(good, user="")
+    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+    assert "code" not in page.url
+    for bad in (good, link(-1.0), link(gateway="127.0.0.1:1"), "/#code=nonsense"):
+        page = await open_page(bad, user="")
+        await expect(page.get_by_role("alert")).to_contain_text("pawl console")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+async def test_every_page_is_for_everybody(open_page: NewPage, scheme: str, tmp_path: Path) -> None:
+    page = await open_page(user="axe", color_scheme=scheme)
+    await say(page, "email dora@example.com about tea")
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    conversation, run_id = page.url, await page.locator(".turn").get_attribute("data-run")
+    await say(page, "what is 2 * 2")
+    for path in (*PAGES, f"/runs/{run_id}", "/c/" + conversation.rpartition("/")[2], "/runs/nope"):
+        await page.goto(conversation.partition("/c/")[0] + path)
+        await expect(page.get_by_role("navigation")).to_be_visible()
+        await expect(page.locator("main")).not_to_be_empty()
+        await page.wait_for_timeout(300)
+        found = await Axe().run(page)
+        assert found.violations_count == 0, f"{path}: {found.generate_report()}"
+        await page.screenshot(path=tmp_path / f"{scheme}{path.replace('/', '-')}.png")
+
+
+async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
+    page = await open_page(user="phone", viewport={"width": 360, "height": 700})
+    await say(page, "what is 3 * 3")
+    await done(page)
+    for path in ("/", "/inbox", "/runs", "/background"):
+        if path != "/":
+            await page.goto(path_of(page, path))
+        await page.wait_for_timeout(200)
+        wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        assert wide <= 0, path
+
+
+def path_of(page: Page, path: str) -> str:
+    return "/".join(page.url.split("/")[:3]) + path
+
+
+async def test_the_console_needs_one_round_trip_and_no_more_than_60_kb(browser: Browser, suite: Suite) -> None:
+    async with httpx2.AsyncClient(base_url=address(suite), headers={"accept-encoding": "gzip"}) as program:
+        size = 0
+        for path in ("/", "/app.js", "/index.css"):
+            async with program.stream("GET", path, headers={"accept": "text/html"}) as answer:
+                assert answer.status_code == 200
+                size += sum([len(part) async for part in answer.aiter_raw()])
+                policy = answer.headers["content-security-policy"]
+                assert "unsafe" not in policy
+                assert "default-src 'none'" in policy
+            again = await program.get(path, headers={"if-none-match": answer.headers["etag"], "accept": "text/html"})
+            assert again.status_code == 304
+        assert size < 60_000
+        assert (await program.get("/../settings.py")).status_code == 404
+        assert (await program.get("/app.map")).status_code == 404

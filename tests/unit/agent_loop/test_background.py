@@ -1,0 +1,204 @@
+"""The parameters of calls in the background: whatever a model writes is read or refused; iterations keep their beat."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import assume, example, given
+from hypothesis import strategies as st
+
+from pawl.agent_loop.domain import background, job_program
+from pawl.agent_loop.domain.background import ITERATIONS_MAX, NAMES, Wish
+from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.run import Job
+from pawl.chassis import strict_json
+from pawl.chassis.ids import CallId
+from pawl.errors import InvalidJson, TooLarge
+
+_SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
+_VALUES = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from([0.5, 1, 3.5, 60, 1000, "every", "change", "END", "true"]),
+    st.text(max_size=8),
+    st.lists(st.integers(), max_size=2),
+)
+_PARAMETERS = st.dictionaries(st.sampled_from(sorted(NAMES)), _VALUES)
+_OTHERS = st.dictionaries(st.text(max_size=6), _VALUES, max_size=3)
+
+
+def escaped(written: str, chosen: bool) -> str:
+    """The same JSON, with some character of the names as an escape."""
+    return written.replace('"_', '"\\u005f') if chosen else written
+
+
+@given(st.one_of(st.text(), st.text().map(lambda text: f'{{"_executeAsync": {text}}}')))
+@example("[" * 100_000 + '"_executeAsync"')
+@example('{"_executeAsync": true, "x": "\\ud800"}')
+@example('{"_executeAsync": true, "n": NaN}')
+def test_whatever_stands_in_the_arguments_is_read(written: str) -> None:
+    reading = background.read(written, _SCHEMA)
+    assert reading.wish is None or reading.fault == ""
+
+
+@given(_OTHERS, _PARAMETERS, st.booleans())
+def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
+    others: dict[str, Any], said: dict[str, Any], as_escapes: bool
+) -> None:
+    assume(NAMES.isdisjoint(others))
+    written = escaped(json.dumps(others | said), as_escapes)
+    reading = background.read(written, _SCHEMA)
+    try:
+        rest = strict_json.loads(reading.arguments.encode(), bytes_max=1 << 20)
+    except (InvalidJson, TooLarge, UnicodeError):
+        # No call is made with it, whatever it wishes for.
+        return
+    assert isinstance(rest, dict)
+    assert NAMES.isdisjoint(rest)
+    assert rest == {name: value for name, value in others.items() if name in rest}
+    assert rest.keys() == others.keys()
+    if said.get("_executeAsync") is True:
+        assert (reading.wish is None) == (reading.fault != "")
+    elif said.keys() - {"_executeAsync"} or not isinstance(said.get("_executeAsync", False), bool):
+        assert reading.fault
+    else:
+        assert (reading.wish, reading.fault) == (None, "")
+    if reading.wish is not None:
+        check(reading.wish)
+
+
+def check(wish: Wish) -> None:
+    """A wish has an end, and keeps the limits."""
+    assert 1 <= wish.iterations_max <= ITERATIONS_MAX
+    assert wish.interval_seconds == 0 or 0.5 <= wish.interval_seconds <= 24 * 3600
+    assert 0 <= wish.duration_seconds <= 365 * 24 * 3600
+    if not wish.interval_seconds:
+        assert (wish.iterations_max, wish.duration_seconds, wish.delay_first) == (1, 0.0, False)
+
+
+@given(
+    st.floats(0.5, 24 * 3600),
+    st.one_of(st.none(), st.integers(-1, 2_000_000)),
+    st.one_of(st.none(), st.floats(-1, 1_000_000)),
+    st.booleans(),
+)
+def test_a_series_is_as_long_as_was_asked_for(
+    interval: float, count: int | None, minutes: float | None, delay: bool
+) -> None:
+    said: dict[str, Any] = {"_executeAsync": True, "_interval": interval, "_delayFirst": delay}
+    said |= {} if count is None else {"_stopAfter": count}
+    said |= {} if minutes is None else {"_duration": minutes}
+    reading = background.read(json.dumps(said), _SCHEMA)
+    wish = reading.wish
+    if wish is None:
+        assert reading.fault
+        return
+    check(wish)
+    assert count is None or wish.iterations_max <= count
+    assert minutes is None or (wish.iterations_max - 1) * interval <= minutes * 60
+    assert wish.delay_first or (not delay and count != 1)
+
+
+@pytest.mark.parametrize(
+    ("said", "iterations"),
+    [
+        ({"_interval": 0.5, "_duration": 1440}, 172_801),
+        ({"_interval": 0.5, "_stopAfter": 1_000_000}, 1_000_000),
+        ({"_interval": 60, "_duration": 525_600}, 525_601),
+        ({"_interval": 0.5, "_duration": 525_600, "_stopAfter": 10}, 10),
+        ({"_interval": 0.5, "_stopAfter": 1_000_001}, 0),
+        ({"_interval": 0.5, "_duration": 525_600}, 0),
+        ({"_interval": 60, "_duration": 525_601}, 0),
+    ],
+)
+def test_a_series_may_go_on_for_a_day_or_a_year(said: dict[str, Any], iterations: int) -> None:
+    """What is more is refused, and nothing is cut short unasked."""
+    reading = background.read(json.dumps({"_executeAsync": True, **said}), _SCHEMA)
+    assert (reading.wish is None) == (not iterations)
+    assert reading.wish is None or reading.wish.iterations_max == iterations
+    assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault
+
+
+def test_numbers_stay_as_they_were_written() -> None:
+    """What is run is what the model wrote, but for the parameters."""
+    written = '{"id":18446744073709551615,"x":1.0,"y":1e2,"_executeAsync":true}'
+    reading = background.read(written, _SCHEMA)
+    assert reading.wish is not None
+    assert json.loads(reading.arguments) == {"id": 18446744073709551615, "x": 1.0, "y": 100.0}
+
+
+@pytest.mark.parametrize("name", sorted(NAMES))
+def test_a_tool_with_a_parameter_of_such_a_name_keeps_all_of_them(name: str) -> None:
+    schema = json.dumps({"type": "object", "properties": {name: {}}}).encode()
+    written = '{"_executeAsync": true, "_interval": "often"}'
+    assert background.read(written, schema) == background.Reading(arguments=written)
+
+
+def iteration(number: int, begin: float, end: float) -> Call:
+    return Call(
+        store_id="store",  # type: ignore[arg-type]
+        conversation_id="conv",  # type: ignore[arg-type]
+        run_id="run",  # type: ignore[arg-type]
+        call_id=CallId(f"call_{number}"),
+        round=number,
+        index=0,
+        tool_name="look",
+        state=CallState.SUCCEEDED,
+        proposed_arguments="{}",
+        create_time=begin,
+        end_time=end,
+    )
+
+
+@given(
+    st.floats(0.5, 86_400),
+    st.floats(0, 2e9),
+    st.booleans(),
+    st.lists(st.tuples(st.floats(0, 3), st.floats(0, 200_000)), min_size=1, max_size=20),
+)
+def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
+    interval: float, begin: float, delay: bool, taken: list[tuple[float, float]]
+) -> None:
+    """However late each begins, and however long it takes."""
+    job = Job(tool_name="look", arguments_json=b"{}", begin_time=begin, interval_seconds=interval, delay_first=delay)
+    last, before = None, -1.0
+    for number, (late, seconds) in enumerate(taken, 1):
+        due = job_program.due_time(job, last)
+        beat = (due - begin) / interval
+        assert due > before
+        assert abs(beat - round(beat)) < 1e-3
+        assert last is None or last.end_time is None or due >= last.end_time - 1e-3
+        assert last is not None or due == begin + interval * delay
+        before = due
+        last = iteration(number, due + late, due + late + seconds)
+
+
+@pytest.mark.parametrize("written", ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}'])
+def test_what_no_tool_would_take_is_not_mended_on_the_way(written: str) -> None:
+    """Two readers of it could differ, so the check of the call is to refuse it: it is left as it was written."""
+    assert background.read(written, b"{}") == background.Reading(arguments=written)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        b'{"properties":{"_interval":{}}}',
+        b'{"allOf":[{"properties":{"_interval":{}}}]}',
+        b'{"$ref":"#/$defs/a","$defs":{"a":{"properties":{"_interval":{}}}}}',
+        b'{"properties":{"\\u005finterval":{}}}',
+        b'{"patternProperties":{"^_i":{}}}',
+        b'{"anyOf":[{"patternProperties":{"^.+$":{}}}]}',
+        b'{"patternProperties":{"(?=no)such":{}}}',
+    ],
+)
+def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them(schema: bytes) -> None:
+    assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}')
+
+
+def test_a_pattern_that_fits_none_of_the_names_keeps_nothing() -> None:
+    schema = b'{"patternProperties":{"^x-":{},"^(a+)+$":{}}}'
+    assert background.read('{"_executeAsync":true}', schema).wish is not None

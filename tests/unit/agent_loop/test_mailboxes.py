@@ -1,0 +1,151 @@
+"""The reading of mailboxes: whatever becomes of one, the others are read, and each mail is an event of its trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from pawl.agent_loop.app.mailboxes import Mailboxes
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.public_values import (
+    Delivery,
+    DueMailbox,
+    DueTrigger,
+    IncomingMail,
+    MailboxView,
+    MailPlace,
+    TriggerEvent,
+)
+from pawl.agent_loop.app.starting import Starting
+from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
+from pawl.agent_loop.app.triggers import Triggers
+from pawl.chassis.ids import IdSource
+from pawl.errors import DependencyUnavailable, InvalidField, MailboxUnreachable, PermissionDenied
+from tests.fakes.manual_clock import ManualClock
+from tests.unit.agent_loop.test_schedules import Checks
+from tests.unit.agent_loop.test_triggers import ANN, due
+
+PLACE = MailPlace(uid_validity=7, uid=10)
+
+
+def mail(uid: int, refusal: str = "") -> IncomingMail:
+    return IncomingMail(uid=uid, refusal=refusal, data_json=json.dumps({"from": "a@b.example", "text": "hi"}).encode())
+
+
+class Ledger:
+    """Gives mailboxes once, and takes down what is said of them; `gone` mails find another trigger."""
+
+    def __init__(self, *names: str, gone: Sequence[int] = ()) -> None:
+        self._due = [DueMailbox(trigger=replace(due(), name=name, mailbox=name), place=PLACE) for name in names]
+        self._gone = gone
+        self.fired: list[tuple[str, int, str, Any]] = []
+        self.noted: list[tuple[str, MailPlace | None, str, bool]] = []
+        self.put: list[MailPlace | None] = []
+
+    async def claim_mailboxes(self, mailboxes_max: int) -> tuple[Sequence[DueMailbox], float]:
+        found, self._due = self._due, []
+        return found, 1.0
+
+    async def note_mailbox(self, trigger: DueTrigger, place: MailPlace | None, *, reason: str, has_more: bool) -> None:
+        self.noted.append((trigger.name, place, reason, has_more))
+
+    async def fire_trigger(
+        self, trigger: DueTrigger, event: TriggerEvent, message: Any, *, mail: MailPlace, skipped: str = "", **_: Any
+    ) -> Delivery:
+        self.fired.append((event.event_id, mail.uid, skipped, message))
+        return Delivery(fire=None if mail.uid in self._gone else event, duplicate=False)
+
+    async def put_trigger(
+        self, caller: object, definition: object, place: MailPlace | None = None, *, must_exist: bool
+    ) -> tuple[object, str]:
+        self.put.append(place)
+        return definition, ""
+
+
+class Reader:
+    """Has the mailboxes of some names."""
+
+    def __init__(self, **views: MailboxView | Exception) -> None:
+        self._views = views
+        self.asked: list[tuple[MailPlace, int, str]] = []
+
+    async def read_mailbox(
+        self, caller: object, mailbox: Any, place: MailPlace, *, mails_max: int, documents_prefix: str = ""
+    ) -> MailboxView:
+        self.asked.append((place, mails_max, documents_prefix))
+        view = self._views[mailbox]
+        if isinstance(view, Exception):
+            raise view
+        return view
+
+
+def parts(ledger: Ledger, reader: Reader, clock: ManualClock) -> tuple[Triggers, Mailboxes]:
+    port, box = cast("TriggerLedger", ledger), cast("MailboxReader", reader)
+    starting = Starting(cast("Messages", Checks({})), lambda _: False)
+    triggers = Triggers(ledger=port, reader=box, starting=starting, clock=clock, ids=IdSource(clock))
+    return triggers, Mailboxes(ledger=port, reader=box, triggers=triggers, clock=clock)
+
+
+async def played(ledger: Ledger, reader: Reader, clock: ManualClock) -> None:
+    reading = asyncio.create_task(parts(ledger, reader, clock)[1].read_forever())
+    await clock.advance(0.5)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+
+
+async def test_each_mail_is_an_event_and_one_of_others_is_skipped(clock: ManualClock) -> None:
+    view = MailboxView(place=MailPlace(uid_validity=7, uid=12), mails=(mail(11), mail(12, "not you")), has_more=True)
+    ledger, reader = Ledger("in"), Reader(**{"in": view})
+    await played(ledger, reader, clock)
+    assert reader.asked == [(PLACE, 10, "mail/in/")]
+    (first, second) = ledger.fired
+    assert (first[:3], second[:3]) == (("7.11", 11, ""), ("7.12", 12, "not you"))
+    assert '"source":"mail"' in first[3].text
+    assert '"data":{"from":"a@b.example","text":"hi"}' in first[3].text
+    assert second[3] is None
+    assert ledger.noted == [("in", None, "", True)]
+
+
+@pytest.mark.parametrize("error", [MailboxUnreachable("no answer"), InvalidField("not allowed", field="host")])
+async def test_what_is_wrong_with_a_mailbox_is_noted_and_others_are_read(clock: ManualClock, error: Exception) -> None:
+    good = MailboxView(place=PLACE)
+    ledger = Ledger("bad", "away", "faulty", "good")
+    reader = Reader(bad=error, away=DependencyUnavailable(), faulty=RuntimeError("a fault"), good=good)
+    await played(ledger, reader, clock)
+    assert sorted(ledger.noted) == [("bad", None, str(error), False), ("good", None, "", False)]
+
+
+async def test_mails_with_other_numbers_are_read_from_their_end_on(clock: ManualClock) -> None:
+    other = MailPlace(uid_validity=8, uid=3)
+    ledger = Ledger("in")
+    await played(ledger, Reader(**{"in": MailboxView(place=other)}), clock)
+    assert (ledger.fired, ledger.noted) == ([], [("in", other, "", False)])
+
+
+async def test_a_trigger_that_has_changed_has_its_mails_read_again(clock: ManualClock) -> None:
+    view = MailboxView(place=PLACE, mails=(mail(11), mail(12), mail(13)))
+    ledger = Ledger("in", gone=(12,))
+    await played(ledger, Reader(**{"in": view}), clock)
+    assert ([uid for _, uid, *_ in ledger.fired], ledger.noted) == ([11, 12], [])
+
+
+async def test_only_an_admin_makes_one_and_only_of_a_mailbox_that_answers(clock: ManualClock) -> None:
+    ledger, reader = Ledger(), Reader(good=MailboxView(place=PLACE), bad=MailboxUnreachable())
+    triggers, _ = parts(ledger, reader, clock)
+    message = due().message
+    with pytest.raises(PermissionDenied):
+        await triggers.save(ANN, object(), message, "good", must_exist=False)
+    from dataclasses import replace as replaced  # noqa: PLC0415
+
+    admin = replaced(ANN, rights=frozenset({"admin"}))
+    with pytest.raises(MailboxUnreachable):
+        await triggers.save(admin, object(), message, "bad", must_exist=False)
+    assert ledger.put == []
+    await triggers.save(admin, object(), message, "good", must_exist=False)
+    await triggers.save(ANN, object(), message, None, must_exist=False)
+    assert ledger.put == [PLACE, None]

@@ -1,0 +1,175 @@
+"""The judging of iterations: a monitor fires on edges alone, keeps its pause and its number, and remembers little."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.agent_loop.domain import condition, loop_state, monitor
+from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
+from pawl.agent_loop.domain.run import Job, JobReports, Monitor
+from tests.unit.agent_loop.test_background import iteration
+
+_WRITTEN = st.sampled_from(
+    [
+        {"below": 5},
+        {"changed": True},
+        "value < 5",
+        "previous != null && value > previous",
+        "value.price < 5",
+        {"equals": 1},
+    ]
+)
+_SECONDS = st.floats(0, 100)
+
+
+def job(**fields: Any) -> Job:
+    return Job(
+        tool_name="look", arguments_json=b"{}", begin_time=0.0, interval_seconds=1.0, iterations_max=1000, **fields
+    )
+
+
+def watched(written: object, *, pause: float = 0.0, times: int = 1000) -> Monitor:
+    found = condition.read(written)
+    assert found is not None
+    return Monitor(condition=found, pause_seconds=pause, firings_max=times)
+
+
+def looked(number: int, value: Any, now: float | None = None, *, state: CallState = CallState.SUCCEEDED) -> Call:
+    at = float(number) if now is None else now
+    result = CallResult(content_json=msgspec.json.encode(value))
+    return replace(iteration(number, at, at), state=state, result=result)
+
+
+def after(what: Job, values: list[Any]) -> JobCursor:
+    cursor = JobCursor()
+    for number, value in enumerate(values, 1):
+        cursor = monitor.judged(what, cursor, looked(number, value), "")
+    return cursor
+
+
+@given(_WRITTEN, st.lists(st.tuples(st.integers(0, 9), _SECONDS), max_size=30), _SECONDS, st.integers(1, 5))
+def test_a_monitor_fires_on_an_edge_after_its_pause_and_as_often_as_it_may(
+    written: object, seen: list[tuple[int, float]], pause: float, times: int
+) -> None:
+    watch = watched(written, pause=pause, times=times)
+    cursor, now, fired_at, was_false = JobCursor(), 0.0, [], True
+    for value, seconds in seen:
+        now += seconds
+        before = cursor
+        cursor = monitor.fired(watch, cursor, value, now)
+        if cursor.fired > before.fired:
+            assert cursor.fired == before.fired + 1
+            assert was_false or watch.condition.changed, "it was so all the time"
+            fired_at.append(now)
+            was_false = False
+        elif not cursor.problem and not watch.condition.is_met(value, before.when_seen, before.fired):
+            was_false = True
+    assert cursor.fired == len(fired_at) <= times
+    assert all(later - earlier >= pause for earlier, later in itertools.pairwise(fired_at))
+
+
+@given(st.lists(st.booleans(), max_size=30))
+def test_without_a_pause_each_edge_fires_once(seen: list[bool]) -> None:
+    watch, cursor = watched("value"), JobCursor()
+    for number, value in enumerate(seen):
+        cursor = monitor.fired(watch, cursor, value, float(number))
+    edges = sum(value and not (number and seen[number - 1]) for number, value in enumerate(seen))
+    assert cursor.fired == edges
+
+
+def test_what_is_still_so_after_the_pause_fires_then_and_what_was_so_only_meanwhile_does_not() -> None:
+    watch, cursor, fired = watched({"below": 5}, pause=10), JobCursor(), []
+    for now, value in [(0, 1), (2, 9), (4, 1), (6, 9), (8, 1), (10, 1), (12, 1), (30, 9)]:
+        cursor = monitor.fired(watch, cursor, value, float(now))
+        fired.append(cursor.fired)
+    assert fired == [1, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> None:
+    watch, cursor, fired = watched({"changed": True}, pause=10), JobCursor(), []
+    for now, value in [(0, 1), (1, 2), (3, 3), (12, 3), (13, 4), (14, 3), (30, 3), (31, 5)]:
+        cursor = monitor.fired(watch, cursor, value, float(now))
+        fired.append(cursor.fired)
+    assert fired == [0, 1, 1, 2, 2, 2, 2, 3]
+
+
+def test_an_error_is_neither_true_nor_false_and_counts_as_a_failure() -> None:
+    what = job(when=watched("value.price < 5"), reports=JobReports.END)
+    seen = after(what, [{"price": 1}, {}, {"price": 1}])
+    assert (seen.fired, seen.failures, seen.failed_in_a_row, seen.problem) == (1, 1, 0, "")
+    blind = after(what, [{}, {}])
+    assert "Key not found" in blind.problem
+    call = looked(3, {})
+    third = monitor.judged(what, blind, call, "{}")
+    assert third.failed_in_a_row == 3
+    assert monitor.tells(what, blind, third, call, "{}")[1], "the third in a row is told"
+    call = looked(4, {})
+    fourth = monitor.judged(what, third, call, "{}")
+    assert not monitor.tells(what, third, fourth, call, "{}")[1], "once"
+
+
+def test_a_previous_value_that_is_too_large_to_keep_is_an_error_and_a_change_of_it_is_seen() -> None:
+    large = ["x" * 4000, "y" * 4000]
+    seen = after(job(when=watched("previous != null && value != previous")), large)
+    assert "was not kept" in seen.problem
+    assert after(job(when=watched({"changed": True})), large).fired == 1
+    kept = after(job(when=watched("previous != null && value != previous")), [large[0], "small", "other"])
+    assert (kept.fired, kept.problem) == (1, ""), "it goes on once they are small"
+
+
+@given(st.lists(st.text(min_size=1, max_size=4000), min_size=1, max_size=12))
+def test_what_is_remembered_is_bounded(values: list[str]) -> None:
+    """The cursor stays under 16 KiB, whatever the results are."""
+    expression = condition.read("value != previous")
+    assert expression is not None
+    watch = Monitor(condition=expression, firings_max=1000)
+    what = job(until=condition.read("previous == value && false"), when=watch, reports=JobReports.DIGEST)
+    cursor = JobCursor()
+    for number, value in enumerate(values, 1):
+        said = msgspec.json.encode(value).decode()
+        cursor = monitor.judged(what, cursor, looked(number, value), said)
+    written = loop_state.write(LoopState(cursor=cursor))
+    assert len(written) < 16 * 1024
+    assert loop_state.read(written).cursor == cursor
+
+
+def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its_period() -> None:
+    what = job(reports=JobReports.DIGEST, report_seconds=5.0)
+    cursor, told = JobCursor(), []
+    for number, value in enumerate([1, 1, 2, 3, 3, 3, 3, 4, 4, 5, 5], 1):
+        call, said = looked(number, value), str(value)
+        after_it = monitor.judged(what, cursor, call, said)
+        text = monitor.told(what, cursor, after_it, said, "")
+        cursor, tells = monitor.tells(what, cursor, after_it, call, said)
+        if tells:
+            told.append(
+                (
+                    number,
+                    [(each["from"], each["to"], each["result"]) for each in msgspec.json.decode(text)["iterations"]],
+                )
+            )
+    assert told == [
+        (5, [(1, 2, "1"), (3, 3, "2"), (4, 5, "3")]),
+        (10, [(6, 7, "3"), (8, 9, "4"), (10, 10, "5")]),
+    ]
+    many = JobCursor()
+    for number in range(1, 21):
+        many = monitor.judged(what, many, looked(number, number), str(number))
+    assert (len(many.digest), many.digest_left_out, many.digest[-1].said) == (monitor.DIGESTED_MAX, 12, "20")
+
+
+def test_each_tenth_iteration_is_told_where_that_is_asked_for() -> None:
+    what, cursor, told = job(report_iterations=10), JobCursor(), []
+    for number in range(1, 31):
+        call = looked(number, number)
+        after_it = monitor.judged(what, cursor, call, "1")
+        cursor, tells = monitor.tells(what, cursor, after_it, call, "1")
+        told += [number] * tells
+    assert told == [10, 20, 30]

@@ -1,0 +1,70 @@
+"""Jobs that are paused and resumed, and what goes on meanwhile."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.command import Cancel, Pause
+from pawl.agent_loop.domain.run import RunState, StopCause, WaitKind
+from tests.fakes.model import calls
+from tests.unit.agent_loop.test_jobs import Story, background, played
+
+
+def test_a_paused_series_begins_nothing_and_goes_on_on_its_beat() -> None:
+    """What is at work ends; what was due meanwhile is skipped, also where nobody reads the pause before it is due."""
+
+    async def main() -> None:
+        story = Story(calls(background("look", _interval=60, _stopAfter=3)), seconds=5.0)
+        story.say("watch it")
+        await story.until(lambda: any(story.calls(job) for job in story.jobs))
+        (job,) = story.jobs
+        key, ledger = story.key(job), story.world.ledger
+        await ledger.send(key, Pause())
+        await ledger.send(key, Pause())
+        await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
+        assert [call.state for call in story.calls(job)] == [CallState.SUCCEEDED], "what is at work ends"
+        assert story.world.ledger.tables.runs[key].claim_at is None, "nothing is due"
+        with suppress(TimeoutError):
+            await story.until(lambda: len(story.calls(job)) > 1, seconds_max=200.0)
+        assert len(story.calls(job)) == 1
+        await ledger.send(key, Pause(resumes=True))
+        await story.until(lambda: story.is_over)
+        assert job.job is not None
+        begins = [round(((call.create_time or 0) - job.job.begin_time) / 60, 1) for call in story.calls(job)]
+        assert (begins, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
+
+    played(main)
+
+
+def test_the_end_time_of_a_paused_series_holds_and_it_can_be_stopped() -> None:
+    async def main() -> None:
+        both = (background("look", _interval=60, _duration=5), background("work", _interval=60, _stopAfter=5))
+        story = Story(calls(*both), seconds=1.0)
+        story.say("watch them")
+        await story.until(lambda: len(story.jobs) == 2)
+        ledger = story.world.ledger
+        for job in story.jobs:
+            await ledger.send(story.key(job), Pause())
+        await story.until(lambda: all(WaitKind.PAUSED in ledger.run(story.key(job)).waits for job in story.jobs))
+        with_end, other = (story.key(job) for job in story.jobs)
+        with suppress(TimeoutError):
+            await story.until(lambda: False, seconds_max=400.0)
+        assert (ledger.run(with_end).state, ledger.run(other).state) == (RunState.COMPLETED, RunState.WAITING)
+        await ledger.send(other, Cancel(cause=StopCause.USER))
+        await story.until(lambda: story.is_over)
+        assert ledger.run(other).state is RunState.CANCELLED
+        assert all(job.round <= 1 for job in story.jobs)
+
+    played(main)
+
+
+def test_a_worker_that_knows_no_pause_lets_a_paused_job_go() -> None:
+    """It reads the place of a job of another kind than it knows, and a newer version is all that it can tell of it."""
+    paused = loop_state.write(loop_state.LoopState(cursor=loop_state.PausedJob()))
+    assert isinstance(loop_state.read(paused).cursor, loop_state.PausedJob)
+    with pytest.raises(loop_state.NewerVersion):
+        loop_state.read(paused.replace(b"paused job", b"another job"))

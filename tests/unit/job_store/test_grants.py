@@ -1,0 +1,214 @@
+"""A grant: one approval for all calls of a series, as shown, so often, by as many people as it needs (I9, I10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.chassis.ids import CallId
+from pawl.errors import IllegalTransition, InboxChanged
+from pawl.job_store.domain.approval import Series
+from pawl.job_store.domain.calls import CallChange
+from pawl.job_store.domain.command import Decide, Receipt
+from pawl.job_store.domain.states import CallState, DecisionKind, DecisionRight
+from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
+
+SERIES = Series(digest="c" * 64, interval_seconds=60.0, iterations_max=3)
+OTHER = replace(SERIES, digest="d" * 64)
+
+
+def asked(world: World, **fields: Any) -> str:
+    """A run whose first call awaits an approval, of it or of the series."""
+    run_id = world.begin()
+    world.commit(run_id, calls=(gated("call_1", CallState.AWAITING_APPROVAL, 1, **fields),))
+    return run_id
+
+
+def gated(call_id: str, state: CallState, number: int, **fields: Any) -> CallChange:
+    return change(call_id, state, **({"digest": DIGEST, "series": SERIES, "round": number} | fields))
+
+
+def decide(world: World, run_id: str, user_id: str = "cyd", call_id: str = "call_1", **fields: Any) -> Receipt:
+    values: dict[str, Any] = {
+        "kind": DecisionKind.APPROVE,
+        "digest": SERIES.digest,
+        "for_series": True,
+        "arguments": b"",
+        "edited_digest": "",
+        "reason": "",
+        "right": DecisionRight.STORE,
+    }
+    command = Decide(call_id=CallId(call_id), **(values | fields))
+    return world.send(run_id, command, f"by_{user_id}_{world.number()}", user_id=user_id)
+
+
+def begun(world: World, run_id: str, **fields: Any) -> None:
+    """The owner starts the first call by the decisions that are there."""
+    commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
+    world.commit(run_id, calls=(gated("call_1", CallState.RUNNABLE, 1, **fields),), consumed=commands)
+
+
+def granted(world: World) -> str:
+    run_id = asked(world)
+    assert decide(world, run_id).reason == ""
+    begun(world, run_id)
+    return run_id
+
+
+def test_calls_of_a_granted_series_start_each_once_and_no_more_than_were_granted() -> None:
+    world = World()
+    run_id = granted(world)
+    for number in (2, 3):
+        world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNABLE, number),))
+        world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNING, number, attempt=1),))
+        world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNING, number, attempt=2),))
+    grant = world.run(run_id).grant
+    assert grant is not None
+    assert (grant.call_id, grant.uses, [each.user_id for each in grant.approvals]) == ("call_1", 3, ["cyd"])
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(gated("call_4", CallState.RUNNABLE, 4),))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"arguments": b'{"to":"eve"}'},
+        {"tool_name": "other"},
+        {"tool_version": 2},
+        {"series": OTHER},
+        {"series": None},
+        {"series": replace(SERIES, iterations_max=4)},
+        {"round": 1},
+    ],
+)
+def test_no_other_call_starts_under_it(other: dict[str, Any]) -> None:
+    world = World()
+    run_id = granted(world)
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, **other),))
+    assert world.run(run_id).grant.uses == 1  # type: ignore[union-attr]
+
+
+def test_an_approval_of_the_call_alone_grants_nothing() -> None:
+    world = World()
+    run_id = asked(world)
+    decide(world, run_id, for_series=False, digest=DIGEST)
+    begun(world, run_id)
+    assert world.run(run_id).grant is None
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2),))
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"digest": DIGEST}, "DIGEST_MISMATCH"),
+        ({"digest": SERIES.digest, "for_series": False}, "DIGEST_MISMATCH"),
+        ({"digest": ""}, "DIGEST_REQUIRED"),
+    ],
+)
+def test_it_is_given_by_the_digest_of_what_was_shown(fields: dict[str, Any], reason: str) -> None:
+    world = World()
+    run_id = asked(world)
+    assert decide(world, run_id, **fields).reason == reason
+
+
+def test_what_is_decided_each_time_cannot_be_granted() -> None:
+    world = World()
+    run_id = asked(world, series=None)
+    assert decide(world, run_id).reason == "GRANT_NOT_OFFERED"
+
+
+def test_several_people_grant_all_the_same() -> None:
+    world = World()
+    run_id = asked(world, approvals_required=2)
+    assert decide(world, run_id, "cyd").reason == ""
+    assert decide(world, run_id, "dan", for_series=False, digest=DIGEST).reason == "DIGEST_MISMATCH"
+    assert decide(world, run_id, "dan").reason == ""
+    begun(world, run_id, approvals_required=2)
+    grant = world.run(run_id).grant
+    assert grant is not None
+    assert [each.user_id for each in grant.approvals] == ["cyd", "dan"]
+
+
+def test_an_edited_series_is_granted_as_edited() -> None:
+    """The call, how often and how far apart: the job is that from then on."""
+    world = World()
+    run_id = asked(world)
+    edited = replace(OTHER, interval_seconds=5.0, iterations_max=2)
+    what: dict[str, Any] = {"arguments": b'{"to":"bob"}', "edited_digest": EDITED_DIGEST, "edited_series": edited}
+    assert decide(world, run_id, kind=DecisionKind.EDIT, **what).reason == ""
+    for wrong in ({"series": SERIES}, {"series": edited, "arguments": b"{}"}, {"series": None}):
+        with pytest.raises(IllegalTransition):
+            begun(world, run_id, **({"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}'} | wrong))
+    shown: dict[str, Any] = {"digest": EDITED_DIGEST, "arguments": b'{"to":"bob"}', "series": edited}
+    begun(world, run_id, **shown)
+    world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, **shown),))
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3, **shown),))
+    grant = world.run(run_id).grant
+    assert grant is not None
+    assert (grant.arguments, grant.series.interval_seconds) == (b'{"to":"bob"}', 5.0)
+
+
+def test_it_is_over_once_the_series_asks_again_and_its_uses_count_on() -> None:
+    world = World()
+    run_id = granted(world)
+    world.commit(run_id, calls=(gated("call_2", CallState.AWAITING_APPROVAL, 2),))
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3),))
+    decide(world, run_id, call_id="call_2")
+    commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
+    world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2),), consumed=commands)
+    grant = world.run(run_id).grant
+    assert grant is not None
+    assert (grant.ended, grant.uses, grant.call_id) == (False, 2, "call_2")
+
+
+def test_a_stopped_run_starts_nothing_under_its_grant() -> None:
+    world = World()
+    run_id = granted(world)
+    world.cancel(run_id)
+    with pytest.raises((IllegalTransition, InboxChanged)):
+        world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2),))
+
+
+@given(steps=st.lists(st.sampled_from(["granted", "asks", "grant", "once", "again", "other"]), min_size=1, max_size=14))
+def test_whatever_comes_no_call_starts_that_nobody_approved_and_no_series_more_often(steps: list[str]) -> None:
+    """A call that begins has an approval of its own, or a grant of exactly it with uses left."""
+    world = World()
+    run_id = world.begin()
+    number, allowed, uses, waiting = 0, False, 0, ""
+    for step in steps:
+        if step in {"granted", "other"}:
+            number += 1
+            shown = {"series": OTHER} if step == "other" else {}
+            may = step == "granted" and allowed and uses < SERIES.iterations_max
+            try:
+                world.commit(run_id, calls=(gated(f"call_{number}", CallState.RUNNABLE, number, **shown),))
+            except IllegalTransition:
+                assert not may
+            else:
+                assert may
+                uses += 1
+        elif step == "asks":
+            number += 1
+            waiting = f"call_{number}"
+            world.commit(run_id, calls=(gated(waiting, CallState.AWAITING_APPROVAL, number),))
+            allowed = False
+        elif step in {"grant", "once"} and waiting:
+            for_series = step == "grant"
+            digest = SERIES.digest if for_series else DIGEST
+            assert not decide(world, run_id, call_id=waiting, for_series=for_series, digest=digest).reason
+            commands = tuple(command.command_id for command in world.unit.inbox(world.run(run_id)))
+            world.commit(run_id, calls=(gated(waiting, CallState.RUNNABLE, number),), consumed=commands)
+            allowed = allowed or for_series
+            uses += for_series
+            waiting = ""
+        else:
+            grant = world.run(run_id).grant
+            assert (grant.uses if grant else 0) == uses

@@ -1,0 +1,491 @@
+"""Jobs, notices and turns, as the ledger judges them (ASYNC-5 to ASYNC-7)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
+
+from pawl.chassis.ids import ConversationId, RunId
+from pawl.errors import ConversationBusy, IllegalTransition
+from pawl.job_store.domain.attention import ReportCrash
+from pawl.job_store.domain.background import Background
+from pawl.job_store.domain.command import TopUp
+from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.domain.states import CallState, MessagePolicy, RunState, StopCause
+from tests.unit.job_store.world import STORE, World, change, delegation
+
+
+class Desk(World):
+    """One conversation, its jobs, and the model that answers."""
+
+    @property
+    def conversation(self) -> ConversationRow:
+        row = self.unit.conversations.get(ConversationKey(STORE, ConversationId("conv")))
+        assert row is not None
+        return row
+
+    @property
+    def background(self) -> Background:
+        return self.conversation.background
+
+    @property
+    def active(self) -> RunRow | None:
+        return self.run(self.conversation.active_run_id) if self.conversation.active_run_id else None
+
+    @property
+    def runs(self) -> list[RunRow]:
+        return [run for _, run in self.unit.runs.items() if run.conversation_id == "conv"]
+
+    @property
+    def turns(self) -> list[RunRow]:
+        return [run for run in self.runs if run.is_turn]
+
+    @property
+    def jobs(self) -> list[RunRow]:
+        return [run for _, run in self.unit.runs.items() if run.reports_to]
+
+    def begin_job(self, run_id: str) -> str:
+        """Let a run that a worker holds begin a job."""
+        name = f"{run_id}_{self.number()}"
+        detached = change(f"call_{name}", CallState.DETACHED, child_run_id=f"job_{name}")
+        self.commit(run_id, calls=(detached,), delegations=(delegation(f"call_{name}", f"job_{name}", is_job=True),))
+        return f"job_{name}"
+
+    def take(self, run_id: str) -> str:
+        """Let a worker hold a run, as soon as it may."""
+        claim_at = self.run(run_id).claim_at
+        assert claim_at is not None
+        self.now = max(self.now, claim_at)
+        assert self.claim(run_id) is not None
+        self.commit(run_id, state=RunState.RUNNING)
+        return run_id
+
+    def end(self, run_id: str, state: RunState = RunState.COMPLETED) -> None:
+        """Let the worker end a run that it holds."""
+        self.commit(run_id, state=state, failure=b"why" if state is RunState.FAILED else None)
+
+    def end_job(self, run_id: str) -> None:
+        """Let a worker begin a job and end it."""
+        if self.run(run_id).worker_id is None:
+            self.take(run_id)
+        self.end(run_id)
+
+    def enter(self, run_id: str) -> tuple[Entered, ...]:
+        """Let the model of a run be told what waits."""
+        waiting = [each for each in self.background.notices if not each.entered_by]
+        entered = tuple(Entered(run_id=each.run_id, occasion=each.occasion) for each in waiting)
+        self.commit(run_id, entered=entered)
+        return entered
+
+
+def desk_with_a_job() -> tuple[Desk, str]:
+    """A conversation in which nobody asks anything, and one job."""
+    desk = Desk()
+    run_id = desk.begin()
+    job = desk.begin_job(run_id)
+    desk.end(run_id)
+    return desk, job
+
+
+def test_the_end_of_a_job_begins_a_turn_that_tells_of_it_once() -> None:
+    desk, job = desk_with_a_job()
+    assert desk.background.open_jobs == 1
+    desk.end_job(job)
+    (turn,) = desk.turns
+    assert (desk.active, turn.generation, turn.claim_at, turn.queued_message) == (turn, 1, desk.now, None)
+    desk.take(turn.run_id)
+    assert desk.enter(turn.run_id) == (Entered(run_id=RunId(job), occasion=0),)
+    desk.end(turn.run_id)
+    assert desk.background == Background(turn_times=(turn.create_time,))
+    assert desk.active is None
+
+
+def test_a_silent_job_tells_nothing_and_is_not_open_any_more_once_it_has_ended() -> None:
+    desk = Desk()
+    run_id = desk.begin()
+    detached = change("call_s", CallState.DETACHED, child_run_id="job_s")
+    silent = replace(delegation("call_s", "job_s", is_job=True), is_silent=True)
+    desk.commit(run_id, calls=(detached,), delegations=(silent,))
+    desk.end(run_id)
+    desk.take("job_s")
+    desk.commit("job_s", tells_iteration=1)
+    desk.end("job_s")
+    assert (desk.turns, desk.background) == ([], Background())
+
+
+def test_a_turn_begins_two_seconds_after_the_one_before_has_begun_however_late_that_was() -> None:
+    """Its worker may have been busy: what counts is when it did begin."""
+    desk = Desk()
+    run_id = desk.begin()
+    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
+    desk.end(run_id)
+    desk.end_job(first)
+    (turn,) = desk.turns
+    desk.advance(60)
+    desk.take(turn.run_id)
+    begun = desk.now
+    desk.enter(turn.run_id)
+    desk.end_job(second)
+    desk.end(turn.run_id)
+    assert desk.turns[-1].claim_at == begun + TURN_DISTANCE
+
+
+def test_a_turn_that_never_began_keeps_no_other_waiting() -> None:
+    """A message went before it: neither the distance nor the number in an hour counts it."""
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    asked = desk.submit(MessagePolicy.REJECT).run.run_id
+    assert desk.turns[0].state is RunState.CANCELLED
+    assert desk.background.turn_times == ()
+    desk.take(asked)
+    desk.end(asked)
+    assert desk.turns[-1].claim_at == desk.now
+
+
+def test_a_top_up_does_not_begin_a_turn_before_its_time() -> None:
+    desk = Desk()
+    run_id = desk.begin()
+    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
+    desk.end(run_id)
+    desk.end_job(first)
+    desk.take(desk.turns[0].run_id)
+    desk.enter(desk.turns[0].run_id)
+    desk.end_job(second)
+    desk.end(desk.turns[0].run_id)
+    turn = desk.turns[1]
+    desk.unit.put_run(replace(turn, token_budget=100))
+    desk.send(turn.run_id, TopUp(tokens=10))
+    assert desk.run(turn.run_id).claim_at == turn.claim_at
+    assert turn.claim_at == desk.now + TURN_DISTANCE
+
+
+def test_a_turn_has_the_budget_of_its_options_and_not_what_was_added_to_its_job() -> None:
+    desk, job = desk_with_a_job()
+    desk.unit.put_run(replace(desk.run(job), token_budget=100))
+    desk.send(job, TopUp(tokens=30), "one")
+    desk.send(job, TopUp(tokens=20), "two")
+    desk.commit(desk.take(job), consumed=("one", "two"))
+    desk.end_job(job)
+    assert (desk.run(job).token_budget, desk.turns[0].token_budget) == (150, 100)
+
+
+def test_a_turn_that_has_not_begun_keeps_nobody_out_of_a_full_store() -> None:
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    (turn,) = desk.turns
+    queue = desk.unit.queues.get(STORE)
+    assert turn.is_queued
+    assert queue is not None
+    assert queue.queued == 0
+    desk.take(turn.run_id)
+    desk.end(turn.run_id)
+    queue = desk.unit.queues.get(STORE)
+    assert queue is not None
+    assert (queue.queued, queue.active) == (0, 0)
+
+
+def test_a_clock_that_goes_back_makes_no_turn_wait_longer() -> None:
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    desk.take(desk.turns[0].run_id)
+    again = desk.begin_job(desk.turns[0].run_id)
+    desk.enter(desk.turns[0].run_id)
+    desk.end(desk.turns[0].run_id)
+    desk.advance(-1000)
+    desk.unit.put_run(replace(desk.run(again), claim_at=desk.now))
+    desk.end_job(again)
+    assert desk.turns[1].claim_at == desk.now + TURN_DISTANCE
+
+
+def test_a_notice_that_may_begin_no_turn_keeps_no_other_from_it() -> None:
+    """One that comes of five turns waits for the user; one of a job that the user's run began does not."""
+    desk, old = desk_with_a_job()
+    desk.unit.put_run(replace(desk.run(old), generation=GENERATIONS_MAX))
+    desk.end_job(old)
+    assert desk.turns == []
+    run_id = desk.begin()
+    job = desk.begin_job(run_id)
+    desk.end_job(job)
+    desk.end(run_id)
+    (turn,) = desk.turns
+    assert turn.generation == 1
+
+
+def test_of_a_job_the_last_iteration_waits_to_be_told_and_each_end_does() -> None:
+    desk = Desk()
+    desk.begin()
+    run_id = desk.conversation.active_run_id or ""
+    first, second = desk.begin_job(run_id), desk.begin_job(run_id)
+    for job in (first, second):
+        desk.take(job)
+        desk.commit(job, tells_iteration=1)
+        desk.commit(job, tells_iteration=2)
+    desk.end(first)
+    waiting = [(each.run_id, each.occasion) for each in desk.background.notices]
+    assert waiting == [(first, 2), (second, 2), (first, 0)]
+
+
+def test_the_user_who_stops_a_turn_hears_no_more_of_it() -> None:
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    desk.cancel(desk.turns[0].run_id)
+    assert (desk.turns[0].state, desk.background.notices, len(desk.turns)) == (RunState.CANCELLED, (), 1)
+
+
+@pytest.mark.parametrize("policy", list(MessagePolicy))
+def test_a_message_goes_before_a_turn_that_has_not_begun(policy: MessagePolicy) -> None:
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    submitted = desk.submit(policy)
+    assert desk.active == submitted.run
+    assert (submitted.steered, submitted.place, submitted.run.is_turn) == (False, 0, False)
+    assert (desk.turns[0].state, desk.turns[0].stop_cause) == (RunState.CANCELLED, StopCause.SUPERSEDED)
+    assert [each.run_id for each in desk.background.notices] == [job], "its run tells of it"
+
+
+def desk_with_a_turn() -> tuple[Desk, str]:
+    """A turn that a worker has begun, and in which the model was told of a job."""
+    desk, job = desk_with_a_job()
+    desk.end_job(job)
+    turn = desk.take(desk.turns[0].run_id)
+    desk.enter(turn)
+    return desk, turn
+
+
+def test_what_interrupts_goes_before_what_waits_for_a_turn_to_end() -> None:
+    desk, turn = desk_with_a_turn()
+    waiting = desk.submit()
+    interrupting = desk.submit(MessagePolicy.INTERRUPT)
+    assert (waiting.place, interrupting.place, desk.run(turn).state) == (1, 1, RunState.CANCELLING)
+    desk.end(turn, RunState.CANCELLED)
+    assert desk.active == desk.run(interrupting.run.run_id)
+
+
+def test_what_wants_no_company_is_refused_where_a_message_waits_for_a_turn_to_end() -> None:
+    desk, _ = desk_with_a_turn()
+    desk.submit(MessagePolicy.REJECT)
+    with pytest.raises(ConversationBusy):
+        desk.submit(MessagePolicy.REJECT)
+
+
+@pytest.mark.parametrize(
+    ("policy", "is_first"),
+    [*((each, False) for each in MessagePolicy), (MessagePolicy.QUEUE, True), (MessagePolicy.STEER, True)],
+)
+def test_a_turn_whose_workers_die_keeps_no_message_waiting(policy: MessagePolicy, is_first: bool) -> None:
+    """It is quarantined, and an operator may let another one try; the user does not wait for that."""
+    desk, turn = desk_with_a_turn()
+    submitted = desk.submit(policy) if is_first else None
+    desk.apply(ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1))
+    submitted = submitted or desk.submit(policy)
+    stopped = desk.run(turn)
+    assert (stopped.state, stopped.stop_cause) == (RunState.CANCELLING, StopCause.SUPERSEDED)
+    assert stopped.claim_at is not None, "a worker ends it"
+    assert submitted.run.run_id in desk.conversation.queue
+
+
+@pytest.mark.parametrize(("begun", "left"), [(True, CallState.OUTCOME_UNKNOWN), (False, CallState.CANCELLED)])
+def test_a_turn_that_is_stopped_and_whose_workers_die_ends_for_the_message(begun: bool, left: CallState) -> None:
+    """No operator is needed: what was open has its result, and who waits gets the turn."""
+    desk, turn = desk_with_a_turn()
+    desk.commit(turn, calls=(change("open", CallState.RUNNING if begun else CallState.RUNNABLE),))
+    asked = desk.submit(MessagePolicy.INTERRUPT).run.run_id
+    assert desk.run(turn).state is RunState.CANCELLING
+    crash = ReportCrash(run=desk.run(turn).key, epoch=desk.run(turn).epoch, crashes_max=1, lost=b"lost")
+    assert desk.apply(crash) is False
+    assert (desk.run(turn).state, desk.call("open").state, desk.call("open").result) == (
+        RunState.CANCELLED,
+        left,
+        b"lost",
+    )
+    assert desk.active == desk.run(asked)
+
+
+def test_an_eleventh_job_is_refused_and_one_that_ends_makes_room() -> None:
+    desk = Desk()
+    run_id = desk.begin()
+    jobs = [desk.begin_job(run_id) for _ in range(OPEN_MAX)]
+    with pytest.raises(IllegalTransition):
+        desk.begin_job(run_id)
+    desk.end_job(jobs[0])
+    desk.begin_job(run_id)
+    assert desk.background.open_jobs == OPEN_MAX
+
+
+def test_what_comes_while_a_turn_tells_of_something_else_is_not_dismissed_with_it() -> None:
+    """The user has stopped what was told, and has not seen the rest."""
+    desk = Desk()
+    run = desk.begin()
+    first, second = desk.begin_job(run), desk.begin_job(run)
+    desk.end(run)
+    desk.end_job(first)
+    told = desk.take(desk.turns[0].run_id)
+    desk.enter(told)
+    desk.end_job(second)
+    desk.cancel(told)
+    desk.end(told, RunState.CANCELLED)
+    assert [notice.run_id for notice in desk.background.notices] == [second]
+    assert len(desk.turns) == 2
+
+
+class Games(RuleBasedStateMachine):
+    """Random interleavings of what jobs tell, what models are told, and what users say, beside the simplest model."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.desk = Desk()
+        self.told: dict[str, str] = {}
+        """What became of the end of each job: PENDING, ENTERED by a run, ANSWERED or DISMISSED."""
+        self.begun: list[datetime] = []
+        self.is_telling = False
+        """True while a model was told something and has not answered."""
+        self.desk.take(self.desk.submit().run.run_id)
+        self.begin_job()
+
+    @rule(policy=st.sampled_from(list(MessagePolicy)))
+    def say(self, policy: MessagePolicy) -> None:
+        active = self.desk.active
+        waits = active is not None and active.is_turn and active.last_commit is None and active.worker_id is None
+        if active is not None and not active.is_turn and policy in {MessagePolicy.REJECT, MessagePolicy.STEER}:
+            return
+        if active is not None and policy is MessagePolicy.REJECT and self.desk.conversation.queue:
+            return
+        submitted = self.desk.submit(policy)
+        if waits or active is None:
+            assert submitted.place == 0
+
+    @rule(seconds=st.sampled_from([0.1, 1.0, 2.0, 30.0]))
+    def pass_time(self, seconds: float) -> None:
+        self.desk.advance(seconds)
+
+    @precondition(lambda self: self.desk.active is not None and self.desk.active.worker_id is None)
+    @rule()
+    def take(self) -> None:
+        active = self.desk.active
+        assert active is not None
+        self.desk.take(active.run_id)
+        if active.is_turn:
+            self.begun.append(self.desk.now)
+
+    @precondition(lambda self: self._held() is not None)
+    @rule()
+    def begin_job(self) -> None:
+        held = self._held()
+        if held is not None and held.state is RunState.RUNNING and self.desk.background.open_jobs < OPEN_MAX:
+            self.desk.begin_job(held.run_id)
+
+    @precondition(lambda self: self._open_jobs)
+    @rule(number=st.integers(0, 9))
+    def tell(self, number: int) -> None:
+        job = self._open_jobs[number % len(self._open_jobs)]
+        if job.worker_id is None:
+            self.desk.take(job.run_id)
+        self.desk.commit(job.run_id, tells_iteration=self.desk.number())
+
+    @precondition(lambda self: self._open_jobs)
+    @rule(number=st.integers(0, 9), is_stopped=st.booleans())
+    def end_job(self, number: int, is_stopped: bool) -> None:  # drawn
+        job = self._open_jobs[number % len(self._open_jobs)]
+        if is_stopped and job.worker_id is None:
+            self.desk.cancel(job.run_id)
+        else:
+            self.desk.end_job(job.run_id)
+        self.told[job.run_id] = "PENDING"
+
+    @precondition(lambda self: self._held() is not None)
+    @rule()
+    def enter(self) -> None:
+        held = self._held()
+        assert held is not None
+        for each in self.desk.enter(held.run_id):
+            self.is_telling = True
+            if each.occasion == 0:
+                assert self.told[each.run_id] == "PENDING"
+                self.told[each.run_id] = "ENTERED"
+
+    @precondition(lambda self: self._held() is not None)
+    @rule(state=st.sampled_from([RunState.COMPLETED, RunState.FAILED]))
+    def end(self, state: RunState) -> None:
+        held = self._held()
+        assert held is not None
+        if held.state is RunState.CANCELLING:
+            self.desk.end(held.run_id, RunState.CANCELLED)
+            self._dismiss(held)
+        else:
+            self.desk.end(held.run_id, state)
+            if state is RunState.COMPLETED:
+                self.is_telling = False
+                self.told = {job: "ANSWERED" if how == "ENTERED" else how for job, how in self.told.items()}
+
+    @precondition(lambda self: self.desk.active is not None)
+    @rule()
+    def stop(self) -> None:
+        active = self.desk.active
+        assert active is not None
+        if active.state is not RunState.CANCELLING:
+            self.desk.cancel(active.run_id)
+            if self.desk.run(active.run_id).state.is_terminal:
+                self._dismiss(self.desk.run(active.run_id))
+
+    @invariant()
+    def one_is_active(self) -> None:
+        active = [run for run in self.desk.runs if run.queued_message is None and not run.state.is_terminal]
+        assert len(active) <= 1
+        assert active == ([] if self.desk.active is None else [self.desk.active])
+
+    @invariant()
+    def jobs_are_counted(self) -> None:
+        assert self.desk.background.open_jobs == len(self._open_jobs) <= OPEN_MAX
+
+    @invariant()
+    def each_end_is_where_it_belongs(self) -> None:
+        notices = {each.run_id: each for each in self.desk.background.notices if not each.occasion}
+        for job, how in self.told.items():
+            assert (job in notices) == (how in {"PENDING", "ENTERED"}), (job, how)
+            if job in notices:
+                assert bool(notices[RunId(job)].entered_by) == (how == "ENTERED")
+
+    @invariant()
+    def nothing_waits_without_a_reason(self) -> None:
+        if self.desk.active is not None:
+            return
+        generations = {job.run_id: job.generation for job in self.desk.jobs}
+        waiting = [each for each in self.desk.background.notices if not each.entered_by]
+        if any(generations[each.run_id] < GENERATIONS_MAX and each.tries < TRIES_MAX for each in waiting):
+            assert len(self.desk.background.turn_times) >= TURNS_MAX
+
+    @invariant()
+    def turns_keep_their_distance(self) -> None:
+        for first, second in zip(self.begun, self.begun[1:], strict=False):
+            assert second - first >= timedelta(seconds=2)
+
+    @invariant()
+    def one_iteration_of_a_job_waits(self) -> None:
+        waiting = [each.run_id for each in self.desk.background.notices if each.occasion and not each.entered_by]
+        assert len(waiting) == len(set(waiting))
+
+    @property
+    def _open_jobs(self) -> list[RunRow]:
+        return [job for job in self.desk.jobs if not job.state.is_terminal]
+
+    def _held(self) -> RunRow | None:
+        active = self.desk.active
+        return active if active is not None and active.worker_id is not None else None
+
+    def _dismiss(self, run: RunRow) -> None:
+        if run.is_turn and run.stop_cause is StopCause.USER:
+            dismissed = "ENTERED" if self.is_telling else "PENDING"
+            self.is_telling = False
+            self.told = {job: "DISMISSED" if how == dismissed else how for job, how in self.told.items()}
+
+
+TestGames = Games.TestCase
+TestGames.settings = settings(
+    max_examples=150, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
+)

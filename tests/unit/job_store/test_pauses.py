@@ -1,0 +1,36 @@
+"""Pauses of jobs, as the ledger judges them (ASYNC-6)."""
+
+from __future__ import annotations
+
+import pytest
+
+from pawl.errors import InboxChanged
+from pawl.job_store.domain.command import Cancel, Pause
+from pawl.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause
+from tests.unit.job_store.test_jobs import desk_with_a_job
+from tests.unit.job_store.world import change
+
+
+def test_no_iteration_begins_once_a_pause_is_taken() -> None:
+    """Its worker has not read it: the step in which a call begins is refused, one in which a call ends is not."""
+    desk, job = desk_with_a_job()
+    desk.take(job)
+    desk.commit(job, calls=(change("first", CallState.RUNNING),))
+    assert desk.send(job, Pause(), "one").outcome is CommandOutcome.ACCEPTED
+    desk.commit(job, calls=(change("first", CallState.SUCCEEDED),))
+    with pytest.raises(InboxChanged):
+        desk.commit(job, calls=(change("second", CallState.RUNNING),))
+    desk.commit(job, consumed=("one",))
+    assert desk.send(job, Pause()).outcome is CommandOutcome.ACCEPTED, "to pause it again is no error"
+
+
+def test_only_a_job_that_goes_on_is_paused() -> None:
+    desk, job = desk_with_a_job()
+    assert desk.send(desk.runs[0].run_id, Pause()).reason == "RUN_ENDED"
+    asked = desk.submit().run.run_id
+    assert desk.send(asked, Pause()).reason == "RUN_NOT_FOUND"
+    desk.take(job)
+    desk.send(job, Cancel(cause=StopCause.USER))
+    assert desk.send(job, Pause()).reason == "RUN_ENDED"
+    desk.end(job, RunState.CANCELLED)
+    assert desk.send(job, Pause()).reason == "RUN_ENDED"

@@ -1,0 +1,38 @@
+"""Webhooks that come in: a signature is good for the id, the time and the body that were signed, and for no others."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from standardwebhooks.webhooks import Webhook
+
+from pawl.errors import BadSignature
+from pawl.job_store.domain.triggers import Authentication
+from pawl.job_store.domain.webhooks import event_id_of, secret_text
+
+SECRET = b"k" * 32
+NOW = datetime(2026, 5, 1, tzinfo=UTC)
+OLD = NOW - timedelta(days=30)
+NOW_TEXT, OLD_TEXT = (str(int(time.timestamp())) for time in (NOW, OLD))
+
+
+def checked(event_id: str, time: str, body: str, signature: str) -> str:
+    headers = {"webhook-id": event_id, "webhook-timestamp": time, "webhook-signature": signature}
+    return event_id_of(Authentication.SIGNATURE, headers, body.encode(), [SECRET], NOW)
+
+
+def signed(event_id: str, time: datetime, body: str) -> str:
+    return Webhook(secret_text(SECRET)).sign(event_id, time, body)
+
+
+def test_an_old_signature_is_not_good_for_another_id_and_time() -> None:
+    """The three parts are signed with dots between them, so a dot inside the first would move the others."""
+    assert checked("a", NOW_TEXT, "{}", signed("a", NOW, "{}")) == "a"
+    with pytest.raises(BadSignature, match="full stop"):
+        checked(f"a.{OLD_TEXT}", NOW_TEXT, "{}", signed("a", OLD, f"{NOW_TEXT}.{{}}"))
+
+
+def test_who_shows_the_secret_itself_may_call_an_event_anything() -> None:
+    headers = {"webhook-id": "a.1", "authorization": f"Bearer {secret_text(SECRET)}"}
+    assert event_id_of(Authentication.BEARER, headers, b"", [SECRET], NOW) == "a.1"

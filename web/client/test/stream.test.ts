@@ -1,0 +1,102 @@
+import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+
+import { Pawl, type PawlError } from "../src/index";
+
+type Answer = string | Response | Error;
+const END_WITH = (key: string, code: string) => `event: end\ndata: {"key":"${key}","error":{"code":"${code}"}}\n\n`;
+const END = (key: string) => `event: end\ndata: {"key":"${key}"}\n\n`;
+const MESSAGE = (key: string) => `data: {"key":"${key}","message":{}}\n\n`;
+
+/** A client whose gateway gives one answer after the other, the last again and again, and what it was asked. */
+function client(...answers: Answer[]): { pawl: Pawl; asked: () => number; wished: string[][] } {
+  let asked = 0;
+  const wished: string[][] = [];
+  const fetch = async (_: unknown, request?: RequestInit): Promise<Response> => {
+    wished.push(Object.keys(JSON.parse(request!.body as string).subscriptions));
+    const answer = answers[Math.min(asked++, answers.length - 1)]!;
+    if (answer instanceof Error) throw answer;
+    return typeof answer === "string" ? new Response(answer) : answer.clone();
+  };
+  return { pawl: new Pawl({ fetch }), asked: () => asked, wished };
+}
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  vi.spyOn(Math, "random").mockReturnValue(0.5);
+});
+afterEach(() => {
+  vi.useRealTimers();
+  vi.restoreAllMocks();
+});
+
+describe("streams", () => {
+  const cases: [string, Answer][] = [
+    ["no gateway", new TypeError("refused")],
+    ["a connection that ends at once", ""],
+    ["a service that is away", END_WITH("s0", "unavailable")],
+    ["too many streams of one user", END_WITH("s0", "resource_exhausted")],
+    ["a proxy whose gateway is away", new Response("<html>", { status: 502 })],
+    ["a gateway with too many connections", new Response("Service Unavailable", { status: 503 })],
+  ];
+  it.each(cases)("ask less and less often, and never give up: %s", async (_, answer) => {
+    const { pawl, asked } = client(answer);
+    const failed = vi.fn();
+    pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {}, end: failed });
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(failed).not.toHaveBeenCalled();
+    expect(asked()).toBeGreaterThan(10);
+    expect(asked()).toBeLessThan(20);
+  });
+
+  it("ask at once again after a message", async () => {
+    const { pawl, asked } = client("", "", "", "", MESSAGE("s0"), "");
+    pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {} });
+    await vi.advanceTimersByTimeAsync(3_760);
+    expect(asked()).toBe(5);
+    await vi.advanceTimersByTimeAsync(260);
+    expect(asked()).toBe(6);
+  });
+
+  it("end once, and a connection without streams is not a lost one", async () => {
+    const { pawl, asked } = client(END("s0"));
+    const [ended, state] = [vi.fn(), vi.fn()];
+    pawl.streams.onState = state;
+    pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {}, end: ended });
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(ended).toHaveBeenCalledExactlyOnceWith(undefined);
+    expect(state.mock.calls).toEqual([[true]]);
+    expect(asked()).toBe(1);
+  });
+
+  it("end with an error that does not pass", async () => {
+    const { pawl, asked } = client(new Response('{"code":"unauthenticated","message":"Log in."}', { status: 401 }));
+    const ended = vi.fn<(error?: PawlError) => void>();
+    pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {}, end: ended });
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(ended.mock.calls.map(([error]) => error?.code)).toEqual(["unauthenticated"]);
+    expect(asked()).toBe(1);
+  });
+
+  it("are sixteen at once: one more begins when another ends", async () => {
+    const { pawl, wished } = client(MESSAGE("s0") + END("s3"));
+    for (let each = 0; each < 18; each++)
+      pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {} });
+    await vi.advanceTimersByTimeAsync(300);
+    expect(wished.map((keys) => keys.length)).toEqual([16, 16]);
+    expect(wished[1]).toContain("s16");
+    expect(wished[1]).not.toContain("s3");
+  });
+
+  it("are silent while they are paused, whoever comes and goes", async () => {
+    const { pawl, asked } = client(MESSAGE("s0"));
+    pawl.streams.pause();
+    const leave = pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {} });
+    pawl.streams.subscribe({ method: "m", request: () => ({}), message: () => {} });
+    leave();
+    await vi.advanceTimersByTimeAsync(60_000);
+    expect(asked()).toBe(0);
+    pawl.streams.resume();
+    await vi.advanceTimersByTimeAsync(11);
+    expect(asked()).toBe(1);
+  });
+});

@@ -1,0 +1,141 @@
+import type { VNode } from "preact";
+import { useEffect } from "preact/hooks";
+
+import { Background } from "./background";
+import { Chat } from "./chat";
+import { Inbox } from "./inbox";
+import { Login } from "./login";
+import { RunPage, Runs } from "./runs";
+import { arrive, follow, forPeople, go, logOut, notice, online, path, who } from "./state";
+
+const PAGES = [
+  { path: "/", name: "Chat", key: "c" },
+  { path: "/inbox", name: "Inbox", key: "i" },
+  { path: "/runs", name: "Runs", key: "r" },
+  { path: "/background", name: "Background", key: "b" },
+] as const;
+
+export function App(): VNode {
+  useEffect(() => {
+    void arrive();
+    let before = "";
+    const keys = (event: KeyboardEvent): void => {
+      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+      const page = before === "g" && PAGES.find(({ key }) => key === event.key);
+      before = event.key;
+      if (page) go(page.path);
+      if (event.key === "/") {
+        const field = document.querySelector<HTMLElement>("[data-first]");
+        if (field) {
+          event.preventDefault();
+          field.focus();
+        }
+      }
+    };
+    document.addEventListener("keydown", keys);
+    return () => document.removeEventListener("keydown", keys);
+  }, []);
+  const caller = who.value;
+  useEffect(() => {
+    const count = forPeople.value.length;
+    document.title = `${count ? `(${count}) ` : ""}${PAGES.find((page) => isHere(page.path))?.name ?? "Pawl"} · Pawl`;
+  });
+  if (caller === undefined) return <Waiting />;
+  if (caller === null) return <Login />;
+  return (
+    <div class="frame" onClick={follow}>
+      <a class="skip" href="#main" onClick={(event) => { event.preventDefault(); event.stopPropagation(); document.getElementById("main")?.focus(); }}>
+        Skip to the page
+      </a>
+      <nav aria-label="Pages">
+        <span class="brand" aria-hidden="true">Pawl</span>
+        {PAGES.map((page) => (
+          <a key={page.path} href={page.path} aria-current={isHere(page.path) ? "page" : undefined} title={`g ${page.key}`}>
+            {page.name}
+            {page.path === "/inbox" && forPeople.value.length > 0 && (
+              <span class="badge">
+                {forPeople.value.length}
+                <span class="unseen"> waiting</span>
+              </span>
+            )}
+          </a>
+        ))}
+        <span class="space" />
+        <Theme />
+        <span class="quiet user" title={(caller.caller?.roles ?? []).join(", ")}>
+          {caller.caller?.userId} @ {caller.caller?.storeId}
+        </span>
+        <button class="plain" onClick={() => void logOut()}>
+          Log out
+        </button>
+      </nav>
+      {!online.value && (
+        <p class="strip" role="status">
+          The connection is lost; it comes back by itself. Runs go on.
+        </p>
+      )}
+      {notice.value && (
+        <p class="strip bad" role="alert">
+          {notice.value}{" "}
+          <button class="plain" onClick={() => (notice.value = "")}>
+            Close
+          </button>
+        </p>
+      )}
+      <main id="main" tabIndex={-1}>
+        <Page />
+      </main>
+    </div>
+  );
+}
+
+function Page(): VNode {
+  const [, first = "", second = ""] = path.value.split("/");
+  if (first === "" || first === "c") return <Chat key={second} conversationId={decodeURIComponent(second)} />;
+  if (first === "inbox") return <Inbox />;
+  if (first === "runs") return second ? <RunPage key={second} runId={decodeURIComponent(second)} /> : <Runs />;
+  if (first === "background") return <Background />;
+  return (
+    <section class="page">
+      <h1>There is no such page</h1>
+      <p>
+        <a href="/">Go to the chat</a>
+      </p>
+    </section>
+  );
+}
+
+function Waiting(): VNode {
+  return (
+    <main class="login" aria-busy="true">
+      <p class="quiet" role="status">
+        {online.value ? "One moment ..." : "The gateway does not answer yet; trying again."}
+      </p>
+    </main>
+  );
+}
+
+function Theme(): VNode {
+  const flip = (): void => {
+    const root = document.documentElement;
+    const dark = root.dataset["theme"] ? root.dataset["theme"] === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+    root.dataset["theme"] = dark ? "light" : "dark";
+    localStorage.setItem("theme", root.dataset["theme"]);
+  };
+  return (
+    <button class="plain" onClick={flip} aria-label="Dark or light">
+      ◐
+    </button>
+  );
+}
+
+const chosen = localStorage.getItem("theme");
+if (chosen) document.documentElement.dataset["theme"] = chosen;
+
+function isHere(page: string): boolean {
+  return page === "/" ? path.value === "/" || path.value.startsWith("/c/") : path.value.startsWith(page);
+}
+
+function isTyping(target: EventTarget | null): boolean {
+  return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
+}

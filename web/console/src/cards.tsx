@@ -1,0 +1,258 @@
+/** A call as people see it: what it is, where it stands, and what they can do about it. */
+
+import { decode, encode, type Progress } from "@pawl/client";
+import type { VNode } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import type { CallJson, DecisionKindJson } from "../../client/gen/pawl/event/v1/call_pb";
+import { Form } from "./form";
+import { Markdown, plain } from "./markdown";
+import { ago, attempt, fresh, may, moment, pawl, word } from "./state";
+
+const CLASSES: Record<string, string> = {
+  CALL_STATE_SUCCEEDED: "good",
+  CALL_STATE_DETACHED: "good",
+  CALL_STATE_FAILED: "bad",
+  CALL_STATE_OUTCOME_UNKNOWN: "bad",
+  CALL_STATE_AWAITING_APPROVAL: "wait",
+  CALL_STATE_ASKED: "wait",
+  CALL_STATE_OFFERED: "wait",
+};
+const WORDS: Record<string, string> = {
+  CALL_STATE_AWAITING_APPROVAL: "waits for an approval",
+  CALL_STATE_ASKED: "asks",
+  CALL_STATE_OFFERED: "waits for a front end",
+  CALL_STATE_DETACHED: "goes on in the background",
+  CALL_STATE_OUTCOME_UNKNOWN: "outcome unknown: it may have happened",
+};
+
+export function CallCard({ call, progress, where }: { call: CallJson; progress?: Progress | undefined; where?: boolean }): VNode {
+  const state = call.state ?? "";
+  const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
+  const decision = call.approval?.decision;
+  return (
+    <article class={`card ${CLASSES[state] ?? ""}`} data-call={call.callId} data-state={word(state)} aria-label={`${call.toolName}: ${word(state)}`}>
+      <header>
+        <strong>{plain(call.toolName ?? "")}</strong>
+        <span class="state">{WORDS[state] ?? word(state)}</span>
+        {call.startTime && call.endTime && <span class="quiet">{took(call)}</span>}
+        {where && (
+          <a href={`/runs/${call.runId}`} class="quiet">
+            {ago(call.createTime)}, in its run
+          </a>
+        )}
+      </header>
+      {progress && !call.endTime && (
+        <p class="quiet">
+          {progress.fraction !== undefined && <progress value={progress.fraction} max={1} aria-label="Progress" />} {plain(progress.message)}
+        </p>
+      )}
+      {state === "CALL_STATE_AWAITING_APPROVAL" && <Approval key={call.approval?.digest} call={call} />}
+      {state === "CALL_STATE_ASKED" && <Question call={call} />}
+      {decision && (
+        <p class="quiet">
+          {word(decision.kind?.replace("DECISION_KIND_", "")) || "decided"} by {plain(decision.userId ?? "")}
+          {decision.reason ? `: ${plain(decision.reason)}` : ""} <time title={moment(decision.time)}>{ago(decision.time)}</time>
+        </p>
+      )}
+      {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
+      {!open && <Details call={call} />}
+    </article>
+  );
+}
+
+function Details({ call }: { call: CallJson }): VNode {
+  const result = call.result;
+  const [shown, setShown] = useState(false);
+  return (
+    <details onToggle={(event) => setShown(event.currentTarget.open)}>
+      <summary>{summary(call)}</summary>
+      {shown && (
+        <>
+          <h4>Arguments</h4>
+          <Json value={value(call.argumentsJson)} />
+          {result && (
+            <>
+              <h4>Result</h4>
+              <Json value={value(result.contentJson)} />
+              {result.note && <p class="quiet">{plain(result.note)}</p>}
+            </>
+          )}
+          {call.childRunId && (
+            <p>
+              <a href={`/runs/${call.childRunId}`}>Its run</a>
+            </p>
+          )}
+          <p class="quiet">
+            {call.callId} · attempt {call.attempt ?? 1} · version {call.toolVersion ?? 0}
+          </p>
+        </>
+      )}
+    </details>
+  );
+}
+
+function Approval({ call }: { call: CallJson }): VNode {
+  const first = (value(call.argumentsJson) ?? {}) as Record<string, unknown>;
+  const [args, setArgs] = useState<Record<string, unknown> | undefined>(first);
+  const [editing, setEditing] = useState(false);
+  const [schema, setSchema] = useState<object>();
+  const [reason, setReason] = useState("");
+  const [busy, setBusy] = useState(false);
+  const approval = call.approval ?? {};
+  useEffect(() => {
+    if (!editing || schema) return;
+    pawl.tools
+      .getTool({ name: call.toolName ?? "", version: call.toolVersion ?? 0 })
+      .then(({ tool }) => setSchema((value(tool?.definition?.argumentsSchemaJson) as object) ?? {}))
+      .catch(() => setSchema({}));
+  }, [editing]);
+  const decide = async (kind: DecisionKindJson): Promise<void> => {
+    setBusy(true);
+    const edited = kind === "DECISION_KIND_EDIT" ? { argumentsJson: encode(args) } : {};
+    await decideCall(call, { kind, digest: approval.digest ?? "", reason, ...edited });
+    setBusy(false);
+  };
+  const changed = JSON.stringify(args) !== JSON.stringify(first);
+  if (!may("agent.v1.AgentService/DecideCalls")) return <p>{plain(approval.preview ?? "")}</p>;
+  return (
+    <div class="decision">
+      {approval.preview && <pre class="preview">{plain(approval.preview)}</pre>}
+      {(approval.approvalsRequired ?? 1) > 1 && (
+        <p class="quiet">
+          {approval.approvals?.length ?? 0} of {approval.approvalsRequired} people have approved
+          {(approval.approvals ?? []).map((each) => `, ${each.userId}`).join("")}.
+        </p>
+      )}
+      {editing ? (
+        schema && <Form schema={schema} value={args ?? first} onValue={setArgs} />
+      ) : (
+        <Json value={first} />
+      )}
+      {editing && changed && args && <Diff before={first} after={args} />}
+      <label class="row">
+        <span class="quiet">Reason</span>
+        <input value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="optional" />
+      </label>
+      <p class="buttons">
+        <button
+          disabled={busy || (editing && !args)}
+          data-key="a"
+          onClick={() => void decide(editing && changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}
+        >
+          {editing && changed ? "Approve as edited" : "Approve"}
+        </button>
+        <button class="second" disabled={busy} data-key="e" onClick={() => setEditing(!editing)}>
+          {editing ? "Leave as it was" : "Edit"}
+        </button>
+        <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>
+          Reject
+        </button>
+        <span class="quiet">{call.deadlineTime && `expires ${ago(call.deadlineTime)}`}</span>
+      </p>
+      <p class="quiet digest" title="What is decided is exactly this">
+        {approval.cause} · {(approval.digest ?? "").slice(0, 16)}
+      </p>
+    </div>
+  );
+}
+
+function Question({ call }: { call: CallJson }): VNode {
+  const question = call.question ?? {};
+  const field = useRef<HTMLInputElement>(null);
+  const [busy, setBusy] = useState(false);
+  const say = async (answer: string): Promise<void> => {
+    if (!answer.trim()) return;
+    setBusy(true);
+    await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer });
+    setBusy(false);
+  };
+  return (
+    <div class="decision">
+      <Markdown text={question.question ?? ""} />
+      {question.why && <p class="quiet">{plain(question.why)}</p>}
+      <p class="buttons">
+        {(question.options ?? []).map((option) => (
+          <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>
+            {plain(option)}
+          </button>
+        ))}
+      </p>
+      <form
+        class="row"
+        onSubmit={(event) => {
+          event.preventDefault();
+          void say(field.current?.value ?? "");
+        }}
+      >
+        <input ref={field} aria-label="Your answer" placeholder={question.defaultAnswer ? `else: ${plain(question.defaultAnswer)}` : "Your answer"} />
+        <button disabled={busy}>Answer</button>
+      </form>
+    </div>
+  );
+}
+
+/** Decides about a call; what another tab or person decided first is said, and nothing happens. */
+export async function decideCall(
+  call: CallJson,
+  decision: { kind: DecisionKindJson; digest?: string; reason?: string; argumentsJson?: string; answer?: string },
+): Promise<boolean> {
+  const { runId = "", callId = "" } = call;
+  const done = await attempt(async () => {
+    const { receipts = [] } = await pawl.agent.decideCalls({ requestId: fresh(), decisions: [{ runId, callId, ...decision }] });
+    const refused = receipts.find(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE");
+    if (refused) throw new Error(refused.message || "This has been decided already.");
+    return true;
+  });
+  return done ?? false;
+}
+
+function Diff({ before, after }: { before: Record<string, unknown>; after: Record<string, unknown> }): VNode {
+  const names = [...new Set([...Object.keys(before), ...Object.keys(after)])];
+  return (
+    <table class="diff" aria-label="What is changed">
+      <tbody>
+        {names
+          .filter((name) => JSON.stringify(before[name]) !== JSON.stringify(after[name]))
+          .map((name) => (
+            <tr key={name}>
+              <th scope="row">{plain(name)}</th>
+              <td>
+                <del>{plain(JSON.stringify(before[name]) ?? "–")}</del>
+              </td>
+              <td>
+                <ins>{plain(JSON.stringify(after[name]) ?? "–")}</ins>
+              </td>
+            </tr>
+          ))}
+      </tbody>
+    </table>
+  );
+}
+
+export function Json({ value }: { value: unknown }): VNode {
+  const text = typeof value === "string" ? value : (JSON.stringify(value, null, 2) ?? "");
+  return (
+    <pre class="json" tabIndex={0}>
+      {plain(text.length > 20_000 ? `${text.slice(0, 20_000)}\n... (${text.length} characters)` : text)}
+    </pre>
+  );
+}
+
+function value(bytes: string | undefined): unknown {
+  try {
+    return decode(bytes);
+  } catch {
+    return "(not JSON)";
+  }
+}
+
+function summary(call: CallJson): string {
+  const args = JSON.stringify(value(call.argumentsJson)) ?? "";
+  return plain(args.length > 100 ? `${args.slice(0, 100)} ...` : args);
+}
+
+function took(call: CallJson): string {
+  const seconds = (Date.parse(call.endTime ?? "") - Date.parse(call.startTime ?? "")) / 1000;
+  return seconds >= 0 ? `${seconds.toFixed(seconds < 10 ? 1 : 0)} s` : "";
+}

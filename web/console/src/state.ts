@@ -1,0 +1,134 @@
+/** What all pages share: who is here, where they are, what waits. */
+
+import { type ReadonlySignal, computed, signal } from "@preact/signals";
+import { Pawl, PawlError, requestId } from "@pawl/client";
+
+import type { WhoAmIResponseJson } from "../../client/gen/pawl/agent/v1/whoami_pb";
+import type { CallJson } from "../../client/gen/pawl/event/v1/call_pb";
+import type { RunJson } from "../../client/gen/pawl/event/v1/run_pb";
+
+export const pawl = new Pawl();
+
+export const who = signal<WhoAmIResponseJson | null | undefined>(undefined);
+export const path = signal(location.pathname);
+export const query = signal(new URLSearchParams(location.search));
+export const online = signal(true);
+export const pendingCalls = signal<CallJson[]>([]);
+export const pendingRuns = signal<RunJson[]>([]);
+export const notice = signal("");
+export const clock = signal(Date.now());
+
+/** The calls that wait for a decision or an answer of a person. */
+export const forPeople: ReadonlySignal<CallJson[]> = computed(() =>
+  pendingCalls.value.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED"),
+);
+
+setInterval(() => (clock.value = Date.now()), 1000);
+window.addEventListener("popstate", () => show());
+
+export function go(to: string): void {
+  if (to !== location.pathname + location.search) history.pushState(null, "", to);
+  show();
+}
+
+function show(): void {
+  path.value = location.pathname;
+  query.value = new URLSearchParams(location.search);
+}
+
+/** Follows a link inside of the page; one that is opened elsewhere goes its own way. */
+export function follow(event: MouseEvent): void {
+  const link = (event.target as Element | null)?.closest("a");
+  if (!link || link.origin !== location.origin || link.target || event.ctrlKey || event.metaKey || event.shiftKey) return;
+  event.preventDefault();
+  go(link.pathname + link.search);
+}
+
+let leave: (() => void)[] = [];
+
+/** Finds out who is here, and what waits for them. */
+export async function arrive(): Promise<void> {
+  try {
+    who.value = await pawl.agent.whoAmI({});
+  } catch (error) {
+    if (error instanceof PawlError && error.again) {
+      online.value = false;
+      setTimeout(() => void arrive(), 1000);
+      return;
+    }
+    who.value = null;
+    return;
+  }
+  online.value = true;
+  for (const each of leave) each();
+  pawl.streams.onState = (connected) => (online.value = connected);
+  const store = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE";
+  leave = [
+    pawl.watchPending(
+      (calls, runs) => {
+        pendingCalls.value = calls;
+        pendingRuns.value = runs;
+      },
+      { store },
+    ),
+  ];
+}
+
+document.addEventListener("visibilitychange", () => {
+  if (document.hidden) pawl.streams.pause();
+  else pawl.streams.resume();
+});
+
+export async function logOut(): Promise<void> {
+  await pawl.logOut().catch(() => {});
+  location.href = "/";
+}
+
+/** Does something, and says so if it fails; a session that is over leads to the login. */
+export async function attempt<T>(work: () => Promise<T>): Promise<T | undefined> {
+  try {
+    notice.value = "";
+    return await work();
+  } catch (error) {
+    if (error instanceof PawlError && error.code === "unauthenticated") who.value = null;
+    notice.value = error instanceof Error ? error.message : String(error);
+    return undefined;
+  }
+}
+
+export function may(method: string): boolean {
+  return who.value?.caller?.methods?.includes(`/pawl.${method}`) ?? false;
+}
+
+export function fresh(): string {
+  return requestId();
+}
+
+export const STATES: Record<string, string> = {
+  RUN_STATE_QUEUED: "queued",
+  RUN_STATE_RUNNING: "running",
+  RUN_STATE_WAITING: "waiting",
+  RUN_STATE_CANCELLING: "stopping",
+  RUN_STATE_NEEDS_ATTENTION: "needs attention",
+  RUN_STATE_COMPLETED: "completed",
+  RUN_STATE_FAILED: "failed",
+  RUN_STATE_CANCELLED: "cancelled",
+  RUN_STATE_EXPIRED: "expired",
+};
+
+export function word(state: string | undefined): string {
+  return STATES[state ?? ""] ?? (state ?? "").replace(/^[A-Z]+_STATE_/, "").toLowerCase().replaceAll("_", " ");
+}
+
+export function ago(time: string | undefined): string {
+  if (!time) return "";
+  const seconds = Math.round((clock.value - Date.parse(time)) / 1000);
+  const far = Math.abs(seconds);
+  const text =
+    far < 5 ? "now" : far < 60 ? `${far} s` : far < 3600 ? `${Math.round(far / 60)} min` : far < 86400 ? `${Math.round(far / 3600)} h` : `${Math.round(far / 86400)} d`;
+  return text === "now" ? text : seconds < 0 ? `in ${text}` : `${text} ago`;
+}
+
+export function moment(time: string | undefined): string {
+  return time ? new Date(time).toLocaleString() : "";
+}

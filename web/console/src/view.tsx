@@ -1,0 +1,70 @@
+/** A run as it is told by its log: reasoning, text, calls, what went wrong and was made good. */
+
+import type { RunView, RoundView } from "@pawl/client";
+import type { VNode } from "preact";
+
+import { CallCard } from "./cards";
+import { Markdown, plain } from "./markdown";
+import { word } from "./state";
+
+export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }): VNode {
+  const { run, ended } = view;
+  const last = view.rounds.at(-1);
+  const loose = Object.values(view.calls).filter((call) => !view.rounds.some((round) => round.callIds.includes(call.callId ?? "")));
+  const waiting = run.waiting?.sentence;
+  return (
+    <div class="log" aria-live="polite" aria-busy={!ended}>
+      {view.gap && <p class="quiet">Earlier events are not kept any more.</p>}
+      {view.rounds.map((round) => (
+        <Round key={round.round} round={round} view={view} busy={!ended && round === last && !round.done} />
+      ))}
+      {loose.map((call) => (
+        <CallCard key={call.callId} call={call} progress={view.progress[call.callId ?? ""]} />
+      ))}
+      {view.gap && (said.length ? said : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
+      {view.warnings.map((warning, key) => (
+        <p key={key} class="quiet">
+          ⚠ {plain(warning.message ?? warning.reason ?? "")}
+        </p>
+      ))}
+      {!ended && waiting && <p class="quiet state">{plain(waiting)}</p>}
+      {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">It needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
+      {run.state === "RUN_STATE_FAILED" && (
+        <p class="fault" role="alert">
+          Failed: {plain(run.failure?.message ?? run.failure?.reason ?? "")}
+        </p>
+      )}
+      {run.state === "RUN_STATE_CANCELLED" && <p class="quiet">Stopped.</p>}
+      {!view.rounds.length && !ended && <p class="quiet dots">{word(run.state) || "One moment"} ...</p>}
+    </div>
+  );
+}
+
+function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: boolean }): VNode {
+  const retries = view.retries.filter((retry) => retry.round === round.round);
+  return (
+    <>
+      {retries.map((retry, key) => (
+        <p key={key} class="quiet voided">
+          An attempt of the model was void ({plain(retry.message || retry.reason)}); it was asked again.
+        </p>
+      ))}
+      {round.reasoning && (
+        <details class="reasoning">
+          <summary>Reasoning{busy && !round.text ? " ..." : ""}</summary>
+          <Markdown text={round.reasoning} />
+        </details>
+      )}
+      {round.text && <Markdown text={round.text} />}
+      {round.drafts.map((draft, key) => (
+        <article key={key} class="card">
+          <header>
+            <strong>{plain(draft.toolName || "...")}</strong> <span class="state">is being written</span>
+          </header>
+        </article>
+      ))}
+      {round.callIds.map((id) => view.calls[id] && <CallCard key={id} call={view.calls[id]} progress={view.progress[id]} />)}
+      {busy && !round.text && !round.reasoning && !round.drafts.length && <p class="quiet dots">...</p>}
+    </>
+  );
+}

@@ -1,0 +1,20 @@
+import { defineConfig } from "vitest/config";
+
+export default defineConfig({
+  root: "console",
+  base: "/",
+  resolve: { alias: { "@pawl/client": new URL("client/src/index.ts", import.meta.url).pathname } },
+  oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
+  test: { root: "client" },
+  build: {
+    outDir: "../../services/pawl/gateway/static",
+    emptyOutDir: true,
+    assetsInlineLimit: 0,
+    license: { fileName: "licenses.md" },
+    modulePreload: { polyfill: false },
+    rolldownOptions: {
+      output: { entryFileNames: "app.js", chunkFileNames: "[name].js", assetFileNames: "[name][extname]" },
+    },
+  },
+  server: { proxy: { "^/(rpc|stream|login|logout|runs/.*/events)": "http://127.0.0.1:7600" } },
+});
