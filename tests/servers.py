@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -23,14 +22,6 @@ if TYPE_CHECKING:
 _START_SECONDS_MAX = 60.0
 # Nothing here has to survive a power cut.
 _POSTGRES_SETTINGS = "fsync = off\nsynchronous_commit = off\nfull_page_writes = off\nmax_connections = 200\n"
-
-
-def free_port() -> int:
-    """A TCP port of this machine at which nobody listens."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        port: int = taken.getsockname()[1]
-        return port
 
 
 def postgres_server(data: Path) -> PostgresServer:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import random
 import socket
 
 from pawl.chassis.start import StartError
+
+_NEVER_HANDED_OUT = range(12_000, 32_768)
+"""Systems give connections their ports above these: Linux from 32768, macOS and Windows from 49152."""
 
 HOST = "127.0.0.1"
 """Everything that the launcher starts listens here and nowhere else."""
@@ -29,11 +34,15 @@ def check_port(port: int, purpose: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """A port that nothing listens on at this moment.
+
+    It is none that the system itself may hand to the next connection, which would take it before its server does.
+    """
+    while True:
+        port = random.choice(_NEVER_HANDED_OUT)  # noqa: S311 - no secret
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
+            probe.bind((HOST, port))
+            return port
 
 
 def address(port: int) -> str:

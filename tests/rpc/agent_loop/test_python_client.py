@@ -25,11 +25,11 @@ from pawl.errors import (
     Unauthenticated,
 )
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.launcher.ports import free_port
 from pawl.tools import ToolContext, tool
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.conftest import APPROVER, client_side, new_server
 from tests.rpc.agent_loop.ledger import PlayedLedger
-from tests.servers import free_port
 
 KEY = "key-of-me-0123456789"
 APPROVING = APPROVER[0][1].removeprefix("Bearer ")

@@ -23,11 +23,11 @@ from joserfc import jwk
 
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.tokens import to_id
+from pawl.launcher.ports import free_port
 from tests.fakes.issuer import issuer_server, key, key_set, token
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoStub
 from tests.rpc.chassis.waiting import wait_for_file
-from tests.servers import free_port
 
 PROGRAM = """
 from pawl.chassis.lifecycle import run_service

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from pawl.event.v1 import call_pb2
+from pawl.launcher.ports import free_port
 from pawl.tool.v1 import execution_pb2, source_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
@@ -34,9 +35,7 @@ async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
 
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
-    with closing(socket.socket()) as taken:
-        taken.bind(("127.0.0.1", 0))
-        port = taken.getsockname()[1]
+    port = free_port()
     process = await asyncio.create_subprocess_exec(sys.executable, str(FAKE), str(port))
 
     async def answers() -> bool:

@@ -19,11 +19,11 @@ from typing import Any
 import pytest
 
 from pawl.event.v1 import call_pb2
+from pawl.launcher.ports import free_port
 from pawl.tool.v1 import execution_pb2, source_pb2
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
 from tests.rpc.tool_registry.registry import content, outcome
-from tests.servers import free_port
 
 PACKAGES = ("@modelcontextprotocol/server-everything@2026.8.31", "@modelcontextprotocol/server-filesystem@2026.8.31")
 INSTALL_SECONDS_MAX = 150

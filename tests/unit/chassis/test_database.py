@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -16,6 +15,7 @@ from pawl.chassis.database import Database
 from pawl.chassis.start import StartError
 from pawl.chassis.tasks import end
 from pawl.errors import DependencyUnavailable
+from pawl.launcher.ports import free_port
 from tests.poll import until
 
 
@@ -283,12 +283,9 @@ async def _forwarding(database_url: str, port: int, answers: Pump) -> AsyncItera
         await end(connections)
 
 
-@pytest.fixture
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+@pytest.fixture(name="free_port")
+def _free_port() -> int:
+    return free_port()
 
 
 async def test_without_a_server_start_ends_with_a_sentence(tmp_path: Path) -> None:
