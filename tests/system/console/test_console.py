@@ -21,7 +21,11 @@ from tests.system.console.conftest import NewPage, address
 # Each starts from what a person sees, and waits for what a person would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
-PAGES = ("/", "/inbox", "/runs", "/background", "/nothing")
+LISTS = (
+    *("background", "attention", "agents", "tools", "rules", "schedules", "triggers", "audit", "notifications"),
+    *("channels", "sources", "documents", "settings"),
+)
+PAGES = ("/", "/inbox", "/runs", "/nothing", "/tools/calculate", *(f"/{name}" for name in LISTS))
 
 
 async def say(page: Page, text: str) -> None:
@@ -126,7 +130,7 @@ async def test_background_work_is_seen_and_stopped(open_page: NewPage) -> None:
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(2, timeout=30_000)
     await page.get_by_role("link", name="Background", exact=True).click()
     await page.get_by_label("also what has ended").check()
-    await expect(page.locator("[data-job]")).to_contain_text("42")
+    await expect(page.get_by_role("region", name="Background")).to_contain_text("42")
 
 
 async def test_a_hostile_model_does_nothing(open_page: NewPage, suite: Suite) -> None:
@@ -202,7 +206,7 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
     page = await open_page(user="phone", viewport={"width": 360, "height": 700})
     await say(page, "what is 3 * 3")
     await done(page)
-    for path in ("/", "/inbox", "/runs", "/background"):
+    for path in PAGES:
         if path != "/":
             await page.goto(path_of(page, path))
         await page.wait_for_timeout(200)

@@ -88,6 +88,7 @@ export function fold(view: RunView, event: RunEventJson): RunView {
     next.rounds = changed(view.rounds, round, (each) => {
       const drafts = calls.length ? [...each.drafts] : each.drafts;
       for (const { index = 0, toolName = "", argumentsText = "" } of calls) {
+        while (drafts.length < index) drafts.push({ toolName: "", arguments: "" });
         const draft = drafts[index] ?? { toolName: "", arguments: "" };
         drafts[index] = { toolName: draft.toolName + toolName, arguments: draft.arguments + argumentsText };
       }

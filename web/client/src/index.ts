@@ -11,9 +11,13 @@ import type { WatchPendingResponseJson, WatchRunResponseJson } from "../gen/pawl
 import type { WhoAmIResponseJson } from "../gen/pawl/agent/v1/whoami_pb";
 import type { CallJson } from "../gen/pawl/event/v1/call_pb";
 import type { RunJson } from "../gen/pawl/event/v1/run_pb";
+import type { ChannelService } from "../gen/pawl/notify/v1/channel_pb";
 import type { NotifyService } from "../gen/pawl/notify/v1/notify_pb";
+import type { PreferenceService } from "../gen/pawl/notify/v1/preference_pb";
 import type { AuditService } from "../gen/pawl/tool/v1/audit_pb";
+import type { DocumentService } from "../gen/pawl/tool/v1/document_pb";
 import type { RuleService } from "../gen/pawl/tool/v1/rule_pb";
+import type { SourceService } from "../gen/pawl/tool/v1/source_pb";
 import type { ToolService } from "../gen/pawl/tool/v1/tool_pb";
 import { PawlError } from "./errors";
 import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold";
@@ -38,6 +42,10 @@ export class Pawl {
   readonly schedules: Service<typeof ScheduleService>;
   readonly triggers: Service<typeof TriggerService>;
   readonly notifications: Service<typeof NotifyService>;
+  readonly channels: Service<typeof ChannelService>;
+  readonly preferences: Service<typeof PreferenceService>;
+  readonly documents: Service<typeof DocumentService>;
+  readonly sources: Service<typeof SourceService>;
   readonly tools: Service<typeof ToolService>;
   readonly rules: Service<typeof RuleService>;
   readonly audit: Service<typeof AuditService>;
@@ -54,6 +62,10 @@ export class Pawl {
     this.schedules = transport.service("pawl.agent.v1.ScheduleService");
     this.triggers = transport.service("pawl.agent.v1.TriggerService");
     this.notifications = transport.service("pawl.notify.v1.NotifyService");
+    this.channels = transport.service("pawl.notify.v1.ChannelService");
+    this.preferences = transport.service("pawl.notify.v1.PreferenceService");
+    this.documents = transport.service("pawl.tool.v1.DocumentService");
+    this.sources = transport.service("pawl.tool.v1.SourceService");
     this.tools = transport.service("pawl.tool.v1.ToolService");
     this.rules = transport.service("pawl.tool.v1.RuleService");
     this.audit = transport.service("pawl.tool.v1.AuditService");

@@ -43,6 +43,12 @@ describe("fold", () => {
     expect(view.calls["c"]?.state).toBe("CALL_STATE_SUCCEEDED");
   });
 
+  it("has a draft for each call, also where a model begins with the second", () => {
+    const draft: RunEventJson = { outputDelta: { round: 1, calls: [{ index: 1, toolName: "add", argumentsText: "{" }] } };
+    const empty = { toolName: "", arguments: "" };
+    expect(told(began(1), draft).rounds[0]?.drafts).toEqual([empty, { toolName: "add", arguments: "{" }]);
+  });
+
   it("begins anew behind a gap", () => {
     const view = foldGap(emptyView({ runId: "run_1" }), { toSeq: "7", snapshot: { run: { runId: "run_1", outputText: "done" } } });
     expect(view).toMatchObject({ gap: true, seq: 7, run: { outputText: "done" } });

@@ -1,11 +1,13 @@
 import type { VNode } from "preact";
 import { useEffect } from "preact/hooks";
 
-import { Background } from "./background";
 import { Chat } from "./chat";
 import { Inbox } from "./inbox";
 import { Login } from "./login";
+import { readable, RESOURCES } from "./pages";
+import { Detail, List } from "./resource";
 import { RunPage, Runs } from "./runs";
+import { Settings } from "./settings";
 import { arrive, follow, forPeople, go, logOut, notice, online, path, who } from "./state";
 
 const PAGES = [
@@ -38,7 +40,7 @@ export function App(): VNode {
   const caller = who.value;
   useEffect(() => {
     const count = forPeople.value.length;
-    document.title = `${count ? `(${count}) ` : ""}${PAGES.find((page) => isHere(page.path))?.name ?? "Pawl"} · Pawl`;
+    document.title = `${count ? `(${count}) ` : ""}${[...PAGES, ...RESOURCES.map((each) => ({ path: `/${each.path}`, name: each.name })), { path: "/settings", name: "Settings" }].find((page) => isHere(page.path))?.name ?? "Pawl"} · Pawl`;
   });
   if (caller === undefined) return <Waiting />;
   if (caller === null) return <Login />;
@@ -60,6 +62,7 @@ export function App(): VNode {
             )}
           </a>
         ))}
+        <More />
         <span class="space" />
         <Theme />
         <span class="quiet user" title={(caller.caller?.roles ?? []).join(", ")}>
@@ -94,7 +97,9 @@ function Page(): VNode {
   if (first === "" || first === "c") return <Chat key={second} conversationId={decodeURIComponent(second)} />;
   if (first === "inbox") return <Inbox />;
   if (first === "runs") return second ? <RunPage key={second} runId={decodeURIComponent(second)} /> : <Runs />;
-  if (first === "background") return <Background />;
+  if (first === "settings") return <Settings />;
+  const resource = RESOURCES.find((each) => each.path === first);
+  if (resource) return second ? <Detail key={path.value} of={resource} id={decodeURIComponent(second)} /> : <List key={first} of={resource} />;
   return (
     <section class="page">
       <h1>There is no such page</h1>
@@ -102,6 +107,26 @@ function Page(): VNode {
         <a href="/">Go to the chat</a>
       </p>
     </section>
+  );
+}
+
+/** The pages that are needed now and then; those that its reader has no right to are not there. */
+function More(): VNode {
+  const pages = [...readable().filter((each) => each.path !== "background"), { path: "settings", name: "Settings" }];
+  const here = pages.find((page) => isHere(`/${page.path}`));
+  return (
+    <details class="more" onClick={(event) => (event.target as Element).closest("a") && (event.currentTarget.open = false)}>
+      <summary>{here?.name ?? "More"}</summary>
+      <ul>
+        {pages.map(({ path: page, name }) => (
+          <li key={page}>
+            <a href={`/${page}`} aria-current={here?.path === page ? "page" : undefined}>
+              {name}
+            </a>
+          </li>
+        ))}
+      </ul>
+    </details>
   );
 }
 

@@ -1,13 +1,13 @@
 /** A call as people see it: what it is, where it stands, and what they can do about it. */
 
-import { decode, encode, type Progress } from "@pawl/client";
+import { decode, encode, type Progress, requestId } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import type { CallJson, DecisionKindJson } from "../../client/gen/pawl/event/v1/call_pb";
 import { Form } from "./form";
 import { Markdown, plain } from "./markdown";
-import { ago, attempt, fresh, may, moment, pawl, word } from "./state";
+import { ago, attempt, may, moment, pawl, word } from "./state";
 
 const CLASSES: Record<string, string> = {
   CALL_STATE_SUCCEEDED: "good",
@@ -199,7 +199,7 @@ export async function decideCall(
 ): Promise<boolean> {
   const { runId = "", callId = "" } = call;
   const done = await attempt(async () => {
-    const { receipts = [] } = await pawl.agent.decideCalls({ requestId: fresh(), decisions: [{ runId, callId, ...decision }] });
+    const { receipts = [] } = await pawl.agent.decideCalls({ requestId: requestId(), decisions: [{ runId, callId, ...decision }] });
     const refused = receipts.find(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE");
     if (refused) throw new Error(refused.message || "This has been decided already.");
     return true;

@@ -1,4 +1,4 @@
-import { emptyView, type RunView } from "@pawl/client";
+import { emptyView, requestId, type RunView } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -7,7 +7,7 @@ import type { ConversationJson } from "../../client/gen/pawl/event/v1/conversati
 import type { MessageJson } from "../../client/gen/pawl/event/v1/message_pb";
 import type { RunJson } from "../../client/gen/pawl/event/v1/run_pb";
 import { Markdown, plain } from "./markdown";
-import { ago, attempt, fresh, go, may, pawl, who, word } from "./state";
+import { ago, attempt, go, may, pawl, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
 
@@ -108,14 +108,14 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const send = async (text: string, policy: Policy): Promise<boolean> => {
     const done = await attempt(async () => {
       if (!conversationId) {
-        const { run = {} } = await pawl.agent.startRun({ requestId: fresh(), text, frontEndTools: TOOLS });
+        const { run = {} } = await pawl.agent.startRun({ requestId: requestId(), text, frontEndTools: TOOLS });
         go(`/c/${run.conversationId}`);
         return true;
       }
       const steered = policy === "MESSAGE_POLICY_STEER";
       const { run = {} } = steered
-        ? await pawl.agent.sendMessage({ requestId: fresh(), conversationId, text, policy })
-        : await pawl.agent.startRun({ requestId: fresh(), conversationId, text, policy, frontEndTools: TOOLS });
+        ? await pawl.agent.sendMessage({ requestId: requestId(), conversationId, text, policy })
+        : await pawl.agent.startRun({ requestId: requestId(), conversationId, text, policy, frontEndTools: TOOLS });
       const turn: Turn = { run, live: true, asked: text, said: [], notice: false, last: 0 };
       setTurns((all) => (all.some((each) => each.run.runId === run.runId) ? all : [...all, turn]));
       watch(run);
@@ -227,7 +227,7 @@ function Composer({
             <button
               type="button"
               class="second bad"
-              onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: fresh(), runId: active.run.runId ?? "" }))}
+              onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId: active.run.runId ?? "" }))}
             >
               Stop
             </button>
@@ -288,6 +288,6 @@ async function allMessages(conversationId: string): Promise<MessageJson[]> {
 }
 
 async function fork(conversationId: string, number: number): Promise<void> {
-  const made = await attempt(() => pawl.conversations.forkConversation({ requestId: fresh(), conversationId, number: String(number) }));
+  const made = await attempt(() => pawl.conversations.forkConversation({ requestId: requestId(), conversationId, number: String(number) }));
   if (made?.conversation?.conversationId) go(`/c/${made.conversation.conversationId}`);
 }

@@ -1,8 +1,9 @@
+import { requestId } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
 import { CallCard } from "./cards";
-import { ago, attempt, forPeople, fresh, pawl, pendingRuns } from "./state";
+import { ago, attempt, forPeople, pawl, pendingRuns } from "./state";
 
 export function Inbox(): VNode {
   const list = useRef<HTMLDivElement>(null);
@@ -55,7 +56,7 @@ export function Inbox(): VNode {
             <button
               onClick={() =>
                 void attempt(() =>
-                  pawl.agent.topUpRun({ requestId: fresh(), runId: run.runId ?? "", tokens: String(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0))) }),
+                  pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0))) }),
                 )
               }
             >

@@ -1,4 +1,4 @@
-import { emptyView, isEnded, type RunView } from "@pawl/client";
+import { emptyView, isEnded, requestId, type RunView } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
@@ -6,7 +6,7 @@ import type { PreviewUndoResponseJson } from "../../client/gen/pawl/agent/v1/und
 import type { RunJson, RunStateJson } from "../../client/gen/pawl/event/v1/run_pb";
 import { Json } from "./cards";
 import { plain } from "./markdown";
-import { ago, attempt, fresh, go, may, moment, pawl, query, word } from "./state";
+import { ago, attempt, go, may, moment, pawl, query, word } from "./state";
 import { RunLog } from "./view";
 
 const VIEWS: Record<string, RunStateJson[]> = {
@@ -124,7 +124,7 @@ export function RunPage({ runId }: { runId: string }): VNode {
       </dl>
       <p class="buttons">
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
-          <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: fresh(), runId }))}>
+          <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>
             Stop
           </button>
         )}
@@ -156,7 +156,7 @@ function Undo({ runId }: { runId: string }): VNode | null {
         class="bad"
         onClick={() =>
           void attempt(async () => {
-            const { run } = await pawl.agent.undoRun({ requestId: fresh(), runId });
+            const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
             if (run?.runId) go(`/runs/${run.runId}`);
           })
         }

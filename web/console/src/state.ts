@@ -1,7 +1,7 @@
 /** What all pages share: who is here, where they are, what waits. */
 
 import { type ReadonlySignal, computed, signal } from "@preact/signals";
-import { Pawl, PawlError, requestId } from "@pawl/client";
+import { Pawl, PawlError } from "@pawl/client";
 
 import type { WhoAmIResponseJson } from "../../client/gen/pawl/agent/v1/whoami_pb";
 import type { CallJson } from "../../client/gen/pawl/event/v1/call_pb";
@@ -98,10 +98,6 @@ export async function attempt<T>(work: () => Promise<T>): Promise<T | undefined>
 
 export function may(method: string): boolean {
   return who.value?.caller?.methods?.includes(`/pawl.${method}`) ?? false;
-}
-
-export function fresh(): string {
-  return requestId();
 }
 
 export const STATES: Record<string, string> = {

@@ -1,0 +1,178 @@
+"""The pages of the console that are lists: what a store has is seen, made, changed, paused and ended there."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.system.console.conftest import NewPage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+
+async def write(page: Page, button: str, value: object) -> None:
+    """Open what edits JSON, and have it saved."""
+    field = page.get_by_label(f"{button} (JSON)")
+    if not await field.count():
+        await page.get_by_role("button", name=button).click()
+    await field.fill(value if isinstance(value, str) else json.dumps(value, indent=2))
+    await page.get_by_role("button", name="Save").click()
+
+
+async def sure(page: Page, button: str) -> None:
+    """Do what is asked about once more."""
+    await page.get_by_role("button", name=button, exact=True).click()
+    await page.get_by_role("button", name=f"{button} for good").click()
+
+
+async def test_an_agent_is_made_changed_and_deleted(open_page: NewPage) -> None:
+    page = await open_page("/agents")
+    await write(page, "New agent", '{"name": ')
+    await expect(page.get_by_role("alert")).to_be_visible()
+    await write(page, "New agent", {"name": "NOT A NAME"})
+    await expect(page.get_by_role("alert")).to_contain_text("name")
+    await expect(page.get_by_label("New agent (JSON)")).to_have_attribute("aria-invalid", "true")
+    await expect(page.get_by_label("New agent (JSON)")).to_be_focused()
+    await write(page, "New agent", {"name": "clerk", "options": {"instructions": "Be short."}})
+    await expect(page.get_by_text("Version 1 is saved.")).to_be_visible()
+    await page.get_by_role("link", name="clerk").click()
+    await write(page, "Edit agent", {"name": "clerk", "options": {"instructions": "Be long."}})
+    await expect(page.get_by_role("region", name="Versions").get_by_role("row")).to_have_count(2)
+    await page.reload()
+    await expect(page.get_by_role("region", name="Versions").get_by_role("row")).to_have_count(3)
+    await sure(page, "Delete")
+    await expect(page.get_by_role("heading", name="Agents")).to_be_visible()
+    await expect(page.get_by_role("link", name="clerk")).to_have_count(0)
+
+
+async def test_a_schedule_is_made_paused_run_and_deleted(open_page: NewPage) -> None:
+    page = await open_page("/schedules", user="planner")
+    wanted = {"name": "daily", "text": "what is 2 * 21", "cron": "not a cron", "timeZone": "Europe/Berlin"}
+    await write(page, "New schedule", wanted)
+    await expect(page.get_by_role("alert")).to_contain_text("cron")
+    chosen = "area => area.value.slice(area.selectionStart, area.selectionEnd)"
+    assert await page.get_by_label("New schedule (JSON)").evaluate(chosen) == '"cron"'
+    await write(page, "New schedule", {**wanted, "cron": "0 9 * * *"})
+    await page.get_by_role("link", name="daily").click()
+    await page.get_by_role("button", name="Pause").click()
+    await page.get_by_label("Why (optional)").fill("a holiday")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".facts")).to_contain_text("paused: a holiday")
+    await page.get_by_role("button", name="Resume").click()
+    await expect(page.locator(".facts")).to_contain_text("active")
+    await page.get_by_role("button", name="Run now").click()
+    await expect(page.get_by_role("status")).to_contain_text("started")
+    await expect(page.get_by_role("region", name="Fires").get_by_role("link")).to_have_count(1)
+    await write(page, "Edit schedule", {**wanted, "cron": "30 9 * * *"})
+    await expect(page.locator(".facts")).to_contain_text("30 9")
+    await sure(page, "Delete")
+    await expect(page.locator(".empty")).to_be_visible()
+
+
+async def test_a_trigger_is_made_paused_and_deleted(open_page: NewPage) -> None:
+    page = await open_page("/triggers", user="planner")
+    webhook = {"authentication": "WEBHOOK_AUTHENTICATION_SIGNATURE"}
+    await write(page, "New trigger", {"name": "orders", "text": "{{event}}", "webhook": webhook})
+    await expect(page.get_by_role("status")).to_contain_text("Its secret")
+    await page.get_by_role("link", name="orders").click()
+    await page.get_by_role("button", name="Pause").click()
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".facts")).to_contain_text("paused")
+    await sure(page, "New secret")
+    await expect(page.get_by_role("status")).to_contain_text("Its secret")
+    await sure(page, "Delete")
+    await expect(page.locator(".empty")).to_be_visible()
+
+
+async def test_a_rule_is_made_and_revoked(open_page: NewPage) -> None:
+    page = await open_page("/rules", user="careful")
+    rule = {"effect": "RULE_EFFECT_ASK", "scope": "RULE_SCOPE_USER", "toolName": "calculate", "reason": "I want to see"}
+    await write(page, "New rule", {**rule, "toolName": "no such tool"})
+    await expect(page.get_by_role("alert")).to_be_visible()
+    pattern = {"argument": "expression", "equalsJson": "1 + 1"}
+    await write(page, "New rule", {**rule, "arguments": [pattern]})
+    row = page.get_by_role("row", name=re.compile("I want to see"))
+    await row.get_by_role("link").click()
+    await page.get_by_text("As JSON", exact=True).click()
+    await expect(page.locator("pre.json")).to_contain_text('"equalsJson": "1 + 1"')
+    await sure(page, "Revoke")
+    await expect(row).to_have_count(0)
+    await page.get_by_label("also what has ended").check()
+    await expect(row).to_contain_text("revoked")
+    await page.reload()
+    await expect(row).to_contain_text("revoked")
+
+
+async def test_tools_and_the_audit_of_their_calls_are_seen(open_page: NewPage) -> None:
+    page = await open_page(user="auditor")
+    await page.get_by_label("Your message").fill("what is 12 * 12")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=30_000)
+    run_id = await page.locator(".turn").get_attribute("data-run")
+    await page.locator(".more summary").click()
+    await page.get_by_role("link", name="Audit").click()
+    await page.get_by_label("Run", exact=True).fill(run_id or "")
+    await page.keyboard.press("Tab")
+    await expect(page.get_by_role("row")).to_have_count(4)
+    await page.get_by_label("Kind").select_option("EXECUTED")
+    await expect(page.get_by_role("row")).to_have_count(2)
+    assert "kind=EXECUTED" in page.url
+    await page.get_by_role("button", name="Verify the chain").click()
+    await expect(page.get_by_role("status")).to_contain_text("entries are as they were written", timeout=15_000)
+    await page.locator(".more summary").click()
+    await page.get_by_role("link", name="Tools").click()
+    await page.get_by_role("link", name="calculate", exact=True).click()
+    await expect(page.get_by_role("region", name="Figures").get_by_role("row")).to_have_count(2)
+    await expect(page.get_by_role("button", name="Edit tool")).to_have_count(0)
+
+
+async def test_a_job_is_paused_resumed_and_stopped(open_page: NewPage) -> None:
+    page = await open_page(user="watcher")
+    await page.get_by_label("Your message").fill("in the background, every 300 seconds, 5 times: what is 6 * 7")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn")).to_contain_text("I have begun in the background", timeout=30_000)
+    await page.get_by_role("link", name="Background", exact=True).click()
+    await page.get_by_role("row", name=re.compile("calculate")).get_by_role("link").first.click()
+    await page.get_by_role("button", name="Pause").click()
+    await expect(page.get_by_role("button", name="Resume")).to_be_visible(timeout=15_000)
+    await page.get_by_role("button", name="Resume").click()
+    await expect(page.get_by_role("button", name="Pause")).to_be_visible(timeout=15_000)
+    await sure(page, "Stop")
+    await expect(page.locator(".facts")).to_contain_text("cancelled", timeout=15_000)
+
+
+async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
+    page = await open_page(user="listener")
+    await page.get_by_label("Your message").fill("what is 5 * 5")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=30_000)
+    await page.locator(".more summary").click()
+    await page.get_by_role("link", name="Notifications").click()
+    told = page.get_by_role("row").nth(1).get_by_role("link").first
+    for _ in range(20):
+        if await told.count():
+            break
+        await page.reload()
+        await page.wait_for_timeout(500)
+    await told.click()
+    await page.get_by_role("button", name="Read", exact=True).click()
+    await expect(page.get_by_role("button", name="Read", exact=True)).to_have_count(0)
+    await page.get_by_role("button", name="Mute its conversation").click()
+    await expect(page.get_by_role("status")).to_contain_text("muted")
+    await page.locator(".more summary").click()
+    await page.get_by_role("link", name="Settings").click()
+    await page.get_by_role("button", name="Unmute").click()
+    await expect(page.get_by_role("button", name="Unmute")).to_have_count(0)
+    await page.get_by_label("run completed").uncheck()
+    await page.reload()
+    await expect(page.get_by_label("run completed")).not_to_be_checked()
+    await expect(page.get_by_label("run failed")).to_be_checked()
+    hours = [{"start": "25:00", "end": "07:00"}]
+    await write(page, "Quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
+    await expect(page.get_by_role("alert")).to_be_visible()
+    hours[0]["start"] = "22:00"
+    await write(page, "Quiet hours", {"hours": hours, "timeZone": "Europe/Berlin"})
+    await expect(page.get_by_text("22:00 to 07:00 Europe/Berlin")).to_be_visible()

@@ -1,0 +1,417 @@
+/** One list and one detail for everything that a store has: agents, tools, rules, schedules ... */
+
+import { decode, encode, PawlError } from "@pawl/client";
+import type { ComponentChildren, VNode } from "preact";
+import { useEffect, useRef, useState } from "preact/hooks";
+
+import { Json } from "./cards";
+import { attempt, go, may, query } from "./state";
+
+export interface Column<T> {
+  name: string;
+  of: (item: T) => ComponentChildren;
+}
+
+/** A choice that narrows a list, kept in the address. Without options it is a text, with `on` a switch. */
+export interface Filter {
+  name: string;
+  label: string;
+  options?: readonly string[];
+  on?: true;
+}
+
+/** Something to do with an item. What is `bad` or asks for something is confirmed first; a text that it returns is shown. */
+export interface Action<T> {
+  name: string;
+  method: string;
+  when?: (item: T) => boolean;
+  bad?: boolean;
+  ask?: string;
+  run: (item: T, said: string) => Promise<unknown>;
+}
+
+/** What can be written of an item, as JSON; the server judges it. Where `value` takes no item it makes a new one. */
+export interface Editing<T> {
+  name: string;
+  method: string;
+  when?: (item: T) => boolean;
+  value: (item: T) => unknown;
+  save: (value: any, item: T) => Promise<unknown>;
+}
+
+export interface Page<T> {
+  items: T[];
+  next?: string | undefined;
+}
+
+export interface Resource<T> {
+  path: string;
+  name: string;
+  /** The method that lists it, which the caller must have the right to. */
+  method: string;
+  empty: string;
+  list: (pageToken: string, filters: Record<string, string>) => Promise<Page<T>>;
+  id: (item: T) => string;
+  get?: (id: string) => Promise<T | undefined>;
+  columns: Column<T>[];
+  filters?: Filter[];
+  actions?: Action<T>[];
+  edit?: Editing<T>;
+  make?: Editing<undefined>;
+  above?: () => VNode | null;
+  below?: (item: T) => ComponentChildren;
+  /** Reads the first page again and again, for what changes by itself. */
+  live?: true;
+}
+
+const PAGES_MAX = 20;
+const LIVE_MS = 3000;
+
+export function List<T>({ of }: { of: Resource<T> }): VNode {
+  const [items, setItems] = useState<T[]>();
+  const [next, setNext] = useState<string>();
+  const filters = Object.fromEntries(query.value);
+  const key = JSON.stringify(filters);
+  const load = (pageToken = ""): void =>
+    void attempt(async () => {
+      const page = await of.list(pageToken, filters);
+      setItems((all) => (pageToken ? [...(all ?? []), ...page.items] : page.items));
+      setNext(page.next);
+    });
+  useEffect(() => load(), [key]);
+  useEffect(() => {
+    if (!of.live || (items?.length ?? 0) > 100) return;
+    const timer = setInterval(() => !document.hidden && load(), LIVE_MS);
+    return () => clearInterval(timer);
+  }, [key, (items?.length ?? 0) > 100]);
+  return (
+    <section class="page">
+      <h1>{of.name}</h1>
+      {of.above?.()}
+      {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
+      {of.make && may(of.make.method) && <Editor editing={of.make} item={undefined} onSaved={() => load()} />}
+      {items?.length === 0 && <p class="empty">{of.empty}</p>}
+      {!!items?.length && <Table name={of.name} columns={of.columns} items={items} to={(item) => `/${of.path}/${encodeURIComponent(of.id(item))}`} />}
+      {next && (
+        <button class="second" onClick={() => load(next)}>
+          More
+        </button>
+      )}
+    </section>
+  );
+}
+
+export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
+  const [item, setItem] = useState<T>();
+  const [fault, setFault] = useState("");
+  const load = async (): Promise<void> => {
+    try {
+      const found = of.get ? await of.get(id) : await search(of, id);
+      if (found === undefined) throw new Error("There is no such thing any more, or none that you may see.");
+      setItem(found);
+      setFault("");
+    } catch (error) {
+      setFault(error instanceof Error ? error.message : String(error));
+    }
+  };
+  useEffect(() => void load(), [id]);
+  useEffect(() => {
+    if (!of.live) return;
+    const timer = setInterval(() => !document.hidden && void load(), LIVE_MS);
+    return () => clearInterval(timer);
+  }, [id]);
+  return (
+    <section class="page">
+      <p>
+        <a href={`/${of.path}`}>{of.name}</a>
+      </p>
+      <h1>{id}</h1>
+      {fault && <p class="fault" role="alert">{fault}</p>}
+      {item && (
+        <>
+          <dl class="facts">
+            {of.columns.map(({ name, of: show }) => {
+              const shown = show(item);
+              return shown === undefined || shown === "" || shown === null ? null : (
+                <div key={name}>
+                  <dt>{name}</dt>
+                  <dd>{shown}</dd>
+                </div>
+              );
+            })}
+          </dl>
+          <Actions all={of.actions ?? []} item={item} onDone={load} gone={() => go(`/${of.path}`)} />
+          {of.edit && may(of.edit.method) && (of.edit.when?.(item) ?? true) && <Editor editing={of.edit} item={item} onSaved={() => void load()} />}
+          {of.below?.(item)}
+          <details>
+            <summary>As JSON</summary>
+            <Json value={unpack(item)} />
+          </details>
+        </>
+      )}
+    </section>
+  );
+}
+
+async function search<T>(of: Resource<T>, id: string): Promise<T | undefined> {
+  let token: string | undefined = "";
+  for (let page = 0; page < PAGES_MAX && token !== undefined; page++) {
+    const { items, next }: Page<T> = await of.list(token, {});
+    const found = items.find((each) => of.id(each) === id);
+    if (found) return found;
+    token = next || undefined;
+  }
+  return undefined;
+}
+
+export function Table<T>({ name, columns, items, to }: { name: string; columns: Column<T>[]; items: T[]; to?: (item: T) => string }): VNode {
+  return (
+    <div class="scroll" tabIndex={0} role="region" aria-label={name}>
+      <table class="list">
+        <thead>
+          <tr>
+            {columns.map((column) => (
+              <th key={column.name} scope="col">
+                {column.name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {items.map((item, row) => (
+            <tr key={to?.(item) ?? row}>
+              {columns.map((column, place) => (
+                <td key={column.name}>{to && !place ? <a href={to(item)} data-item>{column.of(item)}</a> : column.of(item)}</td>
+              ))}
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+/** A table below an item, which is read when the item is shown; `act` is a column of buttons, told how to read again. */
+export function Below<T>({
+  name,
+  method,
+  load,
+  columns,
+  act,
+}: {
+  name: string;
+  method: string;
+  load: () => Promise<T[] | undefined>;
+  columns: Column<T>[];
+  act?: (item: T, again: () => void) => ComponentChildren;
+}): VNode | null {
+  const [items, setItems] = useState<T[]>();
+  const again = (): void => void attempt(async () => setItems((await load()) ?? []));
+  useEffect(() => {
+    if (may(method)) again();
+  }, []);
+  if (!items) return null;
+  const all = act ? [...columns, { name: "Do", of: (item: T) => act(item, again) }] : columns;
+  return (
+    <>
+      <h2>{name}</h2>
+      {items.length ? <Table name={name} columns={all} items={items} /> : <p class="quiet">Nothing yet.</p>}
+    </>
+  );
+}
+
+function Filters({ all, values, path }: { all: Filter[]; values: Record<string, string>; path: string }): VNode {
+  const set = (name: string, value: string): void => {
+    const next = new URLSearchParams(values);
+    if (value) next.set(name, value);
+    else next.delete(name);
+    go(`/${path}${next.size ? `?${next}` : ""}`);
+  };
+  return (
+    <div class="filters" role="search">
+      {all.map(({ name, label, options, on }) => (
+        <label key={name} class={on ? "row" : ""}>
+          {on ? (
+            <>
+              <input type="checkbox" checked={!!values[name]} onChange={(event) => set(name, event.currentTarget.checked ? "1" : "")} /> {label}
+            </>
+          ) : (
+            <>
+              {label}
+              {options ? (
+                <select value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value)}>
+                  <option value="">all</option>
+                  {options.map((each) => (
+                    <option key={each}>{each}</option>
+                  ))}
+                </select>
+              ) : (
+                <input data-first value={values[name] ?? ""} onChange={(event) => set(name, event.currentTarget.value.trim())} />
+              )}
+            </>
+          )}
+        </label>
+      ))}
+    </div>
+  );
+}
+
+export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item: T; onDone: () => Promise<void> | void; gone?: () => void }): VNode | null {
+  const [open, setOpen] = useState<Action<T>>();
+  const [said, setSaid] = useState("");
+  const [told, setTold] = useState("");
+  const some = all.filter(({ method, when }) => may(method) && (when?.(item) ?? true));
+  const act = (action: Action<T>): void =>
+    void attempt(async () => {
+      const answer = await action.run(item, said);
+      setOpen(undefined);
+      setSaid("");
+      setTold(typeof answer === "string" ? answer : "");
+      if (answer === GONE && gone) gone();
+      else await onDone();
+    });
+  if (!some.length && !told) return null;
+  return (
+    <>
+      <p class="buttons">
+        {some.map((action) => (
+          <button
+            key={action.name}
+            class={`second ${action.bad ? "bad" : ""}`}
+            aria-expanded={action.bad || action.ask ? open?.name === action.name : undefined}
+            onClick={() => (action.bad || action.ask ? setOpen(open?.name === action.name ? undefined : action) : act(action))}
+          >
+            {action.name}
+          </button>
+        ))}
+      </p>
+      {open && (
+        <form
+          class="card row"
+          onSubmit={(event) => {
+            event.preventDefault();
+            act(open);
+          }}
+        >
+          {open.ask && <input aria-label={open.ask} placeholder={open.ask} value={said} ref={focus} onInput={(event) => setSaid(event.currentTarget.value)} />}
+          <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>{open.bad ? `${open.name} for good` : open.name}</button>
+          <button type="button" class="second" onClick={() => setOpen(undefined)}>
+            Leave it
+          </button>
+        </form>
+      )}
+      {told && told !== GONE && <p class="card" role="status">{told}</p>}
+    </>
+  );
+}
+
+function focus(element: HTMLElement | null): void {
+  element?.focus();
+}
+
+/** What an action returns whose item is there no more. */
+export const GONE = "\u0000gone";
+
+export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; item: T; onSaved: () => void }): VNode {
+  const [text, setText] = useState<string>();
+  const [fault, setFault] = useState<{ message: string; field: string }>();
+  const [told, setTold] = useState("");
+  const area = useRef<HTMLTextAreaElement>(null);
+  const id = `fault-${editing.name.replaceAll(" ", "-")}`;
+  const refuse = (message: string, field = ""): void => {
+    setFault({ message, field });
+    // The place in the text that is meant, so that nobody has to search for it.
+    const name = field.split(/[.[]/).filter((each) => each && !/^\d/.test(each)).pop()?.replace(/_(\w)/g, (_, letter: string) => letter.toUpperCase());
+    const at = name ? (text ?? "").indexOf(`"${name}"`) : -1;
+    area.current?.focus();
+    if (at >= 0 && name) area.current?.setSelectionRange(at, at + name.length + 2);
+  };
+  const save = async (): Promise<void> => {
+    try {
+      const answer = await editing.save(pack(JSON.parse(text ?? "")), item);
+      setText(undefined);
+      setFault(undefined);
+      setTold(typeof answer === "string" ? answer : "Saved.");
+      onSaved();
+    } catch (error) {
+      refuse(error instanceof Error ? error.message : String(error), error instanceof PawlError ? error.metadata["field"] : "");
+    }
+  };
+  if (text === undefined)
+    return (
+      <p class="buttons">
+        <button
+          class="second"
+          onClick={() => {
+            setTold("");
+            setText(JSON.stringify(unpack(editing.value(item)), null, 2));
+          }}
+        >
+          {editing.name}
+        </button>
+        {told && <span role="status">{told}</span>}
+      </p>
+    );
+  return (
+    <form
+      class="card"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void save();
+      }}
+    >
+      <label>
+        {editing.name} (JSON)
+        <textarea
+          ref={area}
+          class="code"
+          rows={Math.min(24, text.split("\n").length + 1)}
+          value={text}
+          aria-invalid={!!fault}
+          aria-describedby={fault ? id : undefined}
+          onInput={(event) => setText(event.currentTarget.value)}
+        />
+      </label>
+      {fault && (
+        <p id={id} class="fault" role="alert">
+          {fault.field && <strong>{fault.field}: </strong>}
+          {fault.message}
+        </p>
+      )}
+      <p class="buttons">
+        <button>Save</button>
+        <button
+          type="button"
+          class="second"
+          onClick={() => {
+            setText(undefined);
+            setFault(undefined);
+          }}
+        >
+          Leave it
+        </button>
+      </p>
+    </form>
+  );
+}
+
+/** Returns a message with its bytes of JSON (`...Json`) as the values that they are; `pack` is the way back. */
+export function unpack(value: unknown): any {
+  return mapped(value, (bytes) => {
+    try {
+      return typeof bytes === "string" ? decode(bytes) : bytes;
+    } catch {
+      return bytes;
+    }
+  });
+}
+
+export function pack(value: unknown): any {
+  return mapped(value, encode);
+}
+
+function mapped(value: unknown, change: (value: unknown) => unknown): unknown {
+  if (Array.isArray(value)) return value.map((each) => mapped(each, change));
+  if (typeof value !== "object" || value === null) return value;
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, name.endsWith("Json") ? change(each) : mapped(each, change)]));
+}
