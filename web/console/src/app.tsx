@@ -1,5 +1,5 @@
 import type { VNode } from "preact";
-import { useEffect } from "preact/hooks";
+import { useEffect, useRef } from "preact/hooks";
 
 import { Chat } from "./chat";
 import { Inbox } from "./inbox";
@@ -18,6 +18,7 @@ const PAGES = [
 ] as const;
 
 export function App(): VNode {
+  const help = useRef<HTMLDialogElement>(null);
   useEffect(() => {
     void arrive();
     let before = "";
@@ -26,6 +27,8 @@ export function App(): VNode {
       const page = before === "g" && PAGES.find(({ key }) => key === event.key);
       before = event.key;
       if (page) go(page.path);
+      if (event.key === "?") help.current?.showModal();
+      else if (!help.current?.open) pressed(event);
       if (event.key === "/") {
         const field = document.querySelector<HTMLElement>("[data-first]");
         if (field) {
@@ -68,6 +71,9 @@ export function App(): VNode {
         <span class="quiet user" title={(caller.caller?.roles ?? []).join(", ")}>
           {caller.caller?.userId} @ {caller.caller?.storeId}
         </span>
+        <button class="plain" aria-label="Help and keys" title="?" onClick={() => help.current?.showModal()}>
+          ?
+        </button>
         <button class="plain" onClick={() => void logOut()}>
           Log out
         </button>
@@ -88,8 +94,54 @@ export function App(): VNode {
       <main id="main" tabIndex={-1}>
         <Page />
       </main>
+      <dialog ref={help} aria-labelledby="help">
+        <h2 id="help">Keys</h2>
+        <table>
+          <tbody>
+            {[...PAGES.map((page) => [`g ${page.key}`, `go to ${page.name}`] as const), ...KEYS].map(([key, does]) => (
+              <tr key={key}>
+                <th scope="row">
+                  <kbd>{key}</kbd>
+                </th>
+                <td>{does}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+        <p class="quiet">Work goes on when this page is closed. What waits for you stands in the inbox, wherever it began.</p>
+        <form method="dialog">
+          <button>Close</button>
+        </form>
+      </dialog>
     </div>
   );
+}
+
+const KEYS = [
+  ["j, k", "the next and the one before, in a list"],
+  ["Enter", "open it; in the chat, send"],
+  ["a, e, r", "approve, edit, reject what has the focus"],
+  ["x", "choose it, to decide about several"],
+  ["/", "to the message or the filter"],
+  ["?", "these keys"],
+  ["Esc", "close what is open"],
+] as const;
+
+/** Moves in what stands in a list, and presses the button there that has the key. */
+function pressed(event: KeyboardEvent): void {
+  const items = [...document.querySelectorAll<HTMLElement>("main [data-item]")];
+  const here = items.findIndex((item) => item.contains(document.activeElement));
+  if (event.key === "j" || event.key === "k") {
+    event.preventDefault();
+    const to = items[Math.max(0, Math.min(items.length - 1, here + (event.key === "j" ? 1 : -1)))];
+    to?.focus();
+    to?.scrollIntoView({ block: "nearest" });
+  } else {
+    const button = items[here]?.querySelector<HTMLElement>(`[data-key="${CSS.escape(event.key)}"]`);
+    if (!button) return;
+    event.preventDefault();
+    button.click();
+  }
 }
 
 function Page(): VNode {
@@ -162,5 +214,5 @@ function isHere(page: string): boolean {
 }
 
 function isTyping(target: EventTarget | null): boolean {
-  return target instanceof HTMLElement && (target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName));
+  return target instanceof HTMLElement && (target.isContentEditable || target.matches("textarea, select, input:not([type=checkbox])"));
 }

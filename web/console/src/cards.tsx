@@ -4,11 +4,13 @@ import { decode, encode, type Progress, requestId } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import type { CallJson, DecisionKindJson } from "../../client/gen/pawl/event/v1/call_pb";
+import type { CallDecisionJson } from "../../client/gen/pawl/agent/v1/types_pb";
+import type { CallJson, DecisionKindJson, SeriesJson } from "../../client/gen/pawl/event/v1/call_pb";
 import { Form } from "./form";
 import { Markdown, plain } from "./markdown";
-import { ago, attempt, may, moment, pawl, word } from "./state";
+import { ago, attempt, may, moment, notice, pawl, who, word } from "./state";
 
+const DECISIONS_MAX = 64;
 const CLASSES: Record<string, string> = {
   CALL_STATE_SUCCEEDED: "good",
   CALL_STATE_DETACHED: "good",
@@ -99,7 +101,11 @@ function Approval({ call }: { call: CallJson }): VNode {
   const [schema, setSchema] = useState<object>();
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);
+  const [reach, setReach] = useState<Reach | "">("");
+  const [series, setSeries] = useState(false);
+  const [often, setOften] = useState<SeriesJson>({});
   const approval = call.approval ?? {};
+  const offered = approval.series;
   useEffect(() => {
     if (!editing || schema) return;
     pawl.tools
@@ -109,8 +115,15 @@ function Approval({ call }: { call: CallJson }): VNode {
   }, [editing]);
   const decide = async (kind: DecisionKindJson): Promise<void> => {
     setBusy(true);
-    const edited = kind === "DECISION_KIND_EDIT" ? { argumentsJson: encode(args) } : {};
-    await decideCall(call, { kind, digest: approval.digest ?? "", reason, ...edited });
+    const digest = approval.digest ?? "";
+    if (kind === "DECISION_KIND_REJECT") await decideCall(call, { kind, digest, reason });
+    else {
+      const granted = series && offered ? { forSeries: true, digest: offered.digest ?? "" } : { digest };
+      const bounded = series && offered && fewer(offered, often) ? { editedSeries: { ...offered, ...often } } : {};
+      const edits = kind === "DECISION_KIND_EDIT" || "editedSeries" in bounded;
+      const edited = edits ? { kind: "DECISION_KIND_EDIT" as const, argumentsJson: encode(args) } : { kind };
+      await remembering(call, reach, () => decideCall(call, { ...edited, reason, ...granted, ...bounded }));
+    }
     setBusy(false);
   };
   const changed = JSON.stringify(args) !== JSON.stringify(first);
@@ -134,6 +147,35 @@ function Approval({ call }: { call: CallJson }): VNode {
         <span class="quiet">Reason</span>
         <input value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="optional" />
       </label>
+      {offered && (
+        <label class="row">
+          <input type="checkbox" checked={series} onChange={(event) => setSeries(event.currentTarget.checked)} /> the whole series:
+          {offered.iterationsMax ? ` ${offered.iterationsMax} times` : ""} every {offered.intervalSeconds ?? 0} s
+        </label>
+      )}
+      {offered && series && (
+        <label class="row">
+          <span class="quiet">at most so many times</span>
+          <input
+            type="number"
+            min={1}
+            max={offered.iterationsMax}
+            value={often.iterationsMax ?? offered.iterationsMax ?? ""}
+            onInput={(event) => setOften({ iterationsMax: event.currentTarget.valueAsNumber || (offered.iterationsMax ?? 1) })}
+          />
+        </label>
+      )}
+      {canRemember(call) && !series && (
+        <label class="row">
+          <span class="quiet">Remember as a rule</span>
+          <select value={reach} onChange={(event) => setReach(event.currentTarget.value as Reach | "")}>
+            <option value="">no, only this call</option>
+            <option value="RULE_SCOPE_RUN">for this run</option>
+            <option value="RULE_SCOPE_CONVERSATION">for this conversation</option>
+            <option value="RULE_SCOPE_USER">for all my runs</option>
+          </select>
+        </label>
+      )}
       <p class="buttons">
         <button
           disabled={busy || (editing && !args)}
@@ -155,6 +197,30 @@ function Approval({ call }: { call: CallJson }): VNode {
       </p>
     </div>
   );
+}
+
+function fewer(offered: SeriesJson, chosen: SeriesJson): boolean {
+  return chosen.iterationsMax !== undefined && chosen.iterationsMax !== offered.iterationsMax;
+}
+
+type Reach = "RULE_SCOPE_RUN" | "RULE_SCOPE_CONVERSATION" | "RULE_SCOPE_USER";
+
+/** A rule counts for runs of one's own, and for no call that needs several people. */
+function canRemember({ userId, approval }: CallJson): boolean {
+  const own = !userId || userId === who.value?.caller?.userId;
+  return own && (approval?.approvalsRequired ?? 1) <= 1 && may("tool.v1.RuleService/CreateRule");
+}
+
+/** Approves with a rule that allows the tool from now on: first the rule, and if the approval is not taken it is revoked again. */
+async function remembering({ toolName = "", callId = "", runId = "", conversationId = "" }: CallJson, scope: Reach | "", approve: () => Promise<boolean>): Promise<void> {
+  if (!scope) return void (await approve());
+  const scopeId = { RULE_SCOPE_RUN: runId, RULE_SCOPE_CONVERSATION: conversationId, RULE_SCOPE_USER: "" }[scope];
+  const rule = { effect: "RULE_EFFECT_ALLOW" as const, scope, scopeId, toolName, callId };
+  const made = await attempt(() => pawl.rules.createRule({ requestId: requestId(), rule }));
+  if (!made || (await approve())) return;
+  const said = notice.value;
+  await attempt(() => pawl.rules.revokeRule({ ruleId: made.rule?.ruleId ?? "" }));
+  notice.value ||= said;
 }
 
 function Question({ call }: { call: CallJson }): VNode {
@@ -195,13 +261,22 @@ function Question({ call }: { call: CallJson }): VNode {
 /** Decides about a call; what another tab or person decided first is said, and nothing happens. */
 export async function decideCall(
   call: CallJson,
-  decision: { kind: DecisionKindJson; digest?: string; reason?: string; argumentsJson?: string; answer?: string },
+  decision: Omit<CallDecisionJson, "runId" | "callId">,
 ): Promise<boolean> {
-  const { runId = "", callId = "" } = call;
+  return decideAll([call], () => decision);
+}
+
+/** Decides about several calls at once, at most 64 in a request; true if all decisions were taken. */
+export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Omit<CallDecisionJson, "runId" | "callId">): Promise<boolean> {
   const done = await attempt(async () => {
-    const { receipts = [] } = await pawl.agent.decideCalls({ requestId: requestId(), decisions: [{ runId, callId, ...decision }] });
-    const refused = receipts.find(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE");
-    if (refused) throw new Error(refused.message || "This has been decided already.");
+    const refused = [];
+    for (let place = 0; place < calls.length; place += DECISIONS_MAX) {
+      const decisions = calls.slice(place, place + DECISIONS_MAX).map((call) => ({ runId: call.runId ?? "", callId: call.callId ?? "", ...decision(call) }));
+      const { receipts = [] } = await pawl.agent.decideCalls({ requestId: requestId(), decisions });
+      refused.push(...receipts.filter(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE"));
+    }
+    const [first] = refused;
+    if (first) throw new Error(`${calls.length > 1 ? `${refused.length} of ${calls.length} were not taken. ` : ""}${first.message || "This has been decided already."}`);
     return true;
   });
   return done ?? false;

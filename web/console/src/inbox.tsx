@@ -1,36 +1,22 @@
 import { requestId } from "@pawl/client";
 import type { VNode } from "preact";
-import { useEffect, useRef } from "preact/hooks";
+import { useState } from "preact/hooks";
 
-import { CallCard } from "./cards";
-import { ago, attempt, forPeople, pawl, pendingRuns } from "./state";
+import type { CallJson, DecisionKindJson } from "../../client/gen/pawl/event/v1/call_pb";
+import { CallCard, decideAll } from "./cards";
+import { ago, attempt, forPeople, may, pawl, pendingRuns } from "./state";
 
 export function Inbox(): VNode {
-  const list = useRef<HTMLDivElement>(null);
-  useEffect(() => {
-    const keys = (event: KeyboardEvent): void => {
-      const target = event.target as HTMLElement;
-      if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName)) return;
-      const cards = [...(list.current?.querySelectorAll<HTMLElement>("[data-item]") ?? [])];
-      const here = cards.findIndex((card) => card.contains(document.activeElement));
-      if (event.key === "j" || event.key === "k") {
-        event.preventDefault();
-        const to = cards[Math.max(0, Math.min(cards.length - 1, here + (event.key === "j" ? 1 : -1)))];
-        to?.focus();
-        to?.scrollIntoView({ block: "nearest" });
-      } else if (here >= 0) {
-        const button = cards[here]?.querySelector<HTMLElement>(`[data-key="${CSS.escape(event.key)}"]`);
-        if (button) {
-          event.preventDefault();
-          button.click();
-        }
-      }
-    };
-    document.addEventListener("keydown", keys);
-    return () => document.removeEventListener("keydown", keys);
-  }, []);
   const calls = forPeople.value;
   const runs = pendingRuns.value;
+  const approvals = calls.filter(({ state }) => state === "CALL_STATE_AWAITING_APPROVAL");
+  const [chosen, setChosen] = useState<ReadonlySet<string>>(new Set());
+  const choose = (call: CallJson, on: boolean): void => {
+    const next = new Set(chosen);
+    if (on) next.add(call.callId ?? "");
+    else next.delete(call.callId ?? "");
+    setChosen(next);
+  };
   return (
     <section class="page">
       <h1>Inbox</h1>
@@ -39,12 +25,26 @@ export function Inbox(): VNode {
       )}
       {calls.length > 0 && (
         <p class="quiet">
-          <kbd>j</kbd> <kbd>k</kbd> to move, <kbd>a</kbd> approve, <kbd>e</kbd> edit, <kbd>r</kbd> reject
+          <kbd>j</kbd> <kbd>k</kbd> to move, <kbd>a</kbd> approve, <kbd>e</kbd> edit, <kbd>r</kbd> reject, <kbd>x</kbd> choose
         </p>
       )}
-      <div ref={list}>
+      {approvals.length > 1 && may("agent.v1.AgentService/DecideCalls") && (
+        <Several
+          chosen={approvals.filter(({ callId }) => chosen.has(callId ?? ""))}
+          all={approvals.length}
+          onAll={(on) => setChosen(new Set(on ? approvals.map(({ callId }) => callId ?? "") : []))}
+          onDone={() => setChosen(new Set())}
+        />
+      )}
+      <div>
         {calls.map((call) => (
           <div key={call.callId} data-item tabIndex={0} role="group" aria-label={call.toolName}>
+            {approvals.length > 1 && call.state === "CALL_STATE_AWAITING_APPROVAL" && may("agent.v1.AgentService/DecideCalls") && (
+              <label class="row quiet">
+                <input type="checkbox" data-key="x" checked={chosen.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
+                decide with others
+              </label>
+            )}
             <CallCard call={call} where />
           </div>
         ))}
@@ -66,5 +66,37 @@ export function Inbox(): VNode {
         ))}
       </div>
     </section>
+  );
+}
+
+/** Decides about those that are chosen, each with its own digest: what is approved is what was shown. */
+function Several({ chosen, all, onAll, onDone }: { chosen: CallJson[]; all: number; onAll: (on: boolean) => void; onDone: () => void }): VNode {
+  const [reason, setReason] = useState("");
+  const [busy, setBusy] = useState(false);
+  const decide = async (kind: DecisionKindJson): Promise<void> => {
+    setBusy(true);
+    await decideAll(chosen, (call) => ({ kind, digest: call.approval?.digest ?? "", reason }));
+    setBusy(false);
+    setReason("");
+    onDone();
+  };
+  return (
+    <div class="card" role="group" aria-label="Decide about several">
+      <p class="buttons">
+        <label class="row">
+          <input type="checkbox" checked={chosen.length === all} onChange={(event) => onAll(event.currentTarget.checked)} /> all {all}
+        </label>
+        <button disabled={busy || !chosen.length} onClick={() => void decide("DECISION_KIND_APPROVE")}>
+          Approve {chosen.length}
+        </button>
+        <button class="second bad" disabled={busy || !chosen.length} onClick={() => void decide("DECISION_KIND_REJECT")}>
+          Reject {chosen.length}
+        </button>
+      </p>
+      <label class="row">
+        <span class="quiet">Reason for all</span>
+        <input value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="optional" />
+      </label>
+    </div>
   );
 }

@@ -1,0 +1,80 @@
+"""The inbox: several decisions at once, approvals that are remembered, series that are granted, and the keys."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.async_api import Page, expect
+
+from tests.system.console.conftest import NewPage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("Your message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def three_wait(open_page: NewPage, user: str) -> Page:
+    """Return an inbox in which three emails of a user wait."""
+    page = await open_page(user=user)
+    for name in ("ann", "bob", "carl"):
+        await page.get_by_role("link", name="New conversation").click()
+        await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+        await say(page, f"email {name}@example.com about {user}")
+        await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    await page.goto("/".join(page.url.split("/")[:3]) + "/inbox")
+    await expect(page.locator("[data-item]", has_text=user)).to_have_count(3)
+    return page
+
+
+async def test_several_are_decided_at_once(open_page: NewPage) -> None:
+    page = await three_wait(open_page, "several")
+    mine = page.locator("[data-item]", has_text="several")
+    several = page.get_by_role("group", name="Decide about several")
+    await expect(several.get_by_role("button", name="Approve 0")).to_be_disabled()
+    await mine.nth(0).get_by_label("decide with others").check()
+    await mine.nth(1).focus()
+    await page.keyboard.press("x")
+    await several.get_by_label("Reason for all").fill("not today")
+    await several.get_by_role("button", name="Reject 2").click()
+    await expect(mine).to_have_count(1, timeout=15_000)
+    await mine.get_by_role("link", name=re.compile("in its run")).click()
+    await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
+
+
+async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
+    page = await open_page(user="rememberer")
+    await say(page, "email ann@example.com about ships")
+    card = page.locator(".card.wait")
+    await expect(card).to_be_visible(timeout=30_000)
+    await card.get_by_label("Remember as a rule").select_option("RULE_SCOPE_CONVERSATION")
+    await card.get_by_role("button", name="Approve").click()
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=30_000)
+    await say(page, "email bob@example.com about boats")
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(2, timeout=30_000)
+    await expect(page.locator(".card", has_text="by rule")).to_be_visible()
+    await page.locator(".more summary").click()
+    await page.get_by_role("link", name="Approval rules").click()
+    await expect(page.get_by_role("row", name=re.compile("allow send_email conversation"))).to_be_visible()
+
+
+async def test_the_keys_are_told_and_work(open_page: NewPage) -> None:
+    page = await open_page("/tools", user="presser")
+    await expect(page.locator("a[data-item]").first).to_be_visible()
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("dialog", name="Keys")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await expect(page.get_by_role("dialog", name="Keys")).to_have_count(0)
+    await page.keyboard.press("j")
+    await page.keyboard.press("j")
+    await expect(page.locator("a[data-item]").nth(1)).to_be_focused()
+    await page.keyboard.press("k")
+    name = await page.locator("a[data-item]").first.inner_text()
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+    await page.keyboard.press("g")
+    await page.keyboard.press("r")
+    await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
