@@ -78,3 +78,18 @@ async def test_the_keys_are_told_and_work(open_page: NewPage) -> None:
     await page.keyboard.press("g")
     await page.keyboard.press("r")
     await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+
+
+async def test_a_series_is_granted_for_fewer_times(open_page: NewPage) -> None:
+    page = await open_page(user="granter")
+    await say(page, "in the background, every 1 seconds, 5 times: email ann@example.com about trains")
+    await page.goto("/".join(page.url.split("/")[:3]) + "/inbox")
+    card = page.locator("[data-item]", has_text="trains")
+    await expect(card).to_be_visible(timeout=30_000)
+    await card.get_by_label("the whole series").check()
+    await card.get_by_label("at most so many times").fill("2")
+    await card.get_by_role("button", name="Approve").click()
+    await expect(card).to_have_count(0, timeout=15_000)
+    await page.get_by_role("link", name="Background", exact=True).click()
+    await page.get_by_label("also what has ended").check()
+    await expect(page.get_by_role("row", name=re.compile("completed 2 of 2"))).to_be_visible(timeout=30_000)

@@ -10,6 +10,7 @@ import type { TriggerService } from "../gen/pawl/agent/v1/trigger_pb";
 import type { WatchPendingResponseJson, WatchRunResponseJson } from "../gen/pawl/agent/v1/agent_pb";
 import type { WhoAmIResponseJson } from "../gen/pawl/agent/v1/whoami_pb";
 import type { CallJson } from "../gen/pawl/event/v1/call_pb";
+import type { RunEventJson } from "../gen/pawl/event/v1/event_pb";
 import type { RunJson } from "../gen/pawl/event/v1/run_pb";
 import type { ChannelService } from "../gen/pawl/notify/v1/channel_pb";
 import type { NotifyService } from "../gen/pawl/notify/v1/notify_pb";
@@ -83,17 +84,22 @@ export class Pawl {
 
   /**
    * Tells a run as it is after each event, from the first to the last, through lost connections and crashes; returns what
-   * ends the watching. Several events that came together are told once.
+   * ends the watching. Several events that came together are told once, with those of them that are new.
    */
-  watchRun(runId: string, told: (view: RunView) => void, failed: (error: PawlError) => void = () => {}): () => void {
+  watchRun(
+    runId: string,
+    told: (view: RunView, events: RunEventJson[]) => void,
+    failed: (error: PawlError) => void = () => {},
+  ): () => void {
     let view = emptyView({ runId });
     return this.streams.subscribe<WatchRunResponseJson>({
       method: "pawl.agent.v1.AgentService/WatchRun",
       request: () => ({ runId, afterSeq: String(view.seq) }),
       message: (message) => {
         if (message.gap) view = foldGap(view, message.gap);
-        for (const event of message.events ?? []) view = fold(view, event);
-        told(view);
+        const fresh = (message.events ?? []).filter((event) => Number(event.seq ?? 0) > view.seq);
+        for (const event of fresh) view = fold(view, event);
+        told(view, fresh);
       },
       end: (error) => error && failed(error),
     });

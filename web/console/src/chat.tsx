@@ -1,4 +1,4 @@
-import { emptyView, requestId, type RunView } from "@pawl/client";
+import { emptyView, PawlError, requestId, type RunView } from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
@@ -62,8 +62,11 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const [views, setViews] = useState<Record<string, RunView>>({});
   const [jobs, setJobs] = useState<BackgroundJobJson[]>([]);
   const [missing, setMissing] = useState(false);
+  const busy = useRef(false);
+  busy.current = jobs.length > 0;
   const end = useRef<HTMLDivElement>(null);
   const watched = useRef(new Map<string, () => void>());
+  const history = useRef(new History(conversationId));
 
   const watch = (run: RunJson): void => {
     const id = run.runId ?? "";
@@ -80,18 +83,17 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   const load = (): Promise<void | undefined> =>
     attempt(async () => {
       if (!conversationId) return;
-      const found = await read(conversationId);
-      if (!found) {
-        setMissing(true);
-        return;
+      const found = await history.current.read();
+      if (found === "missing") return setMissing(true);
+      if (found) {
+        setTurns(found);
+        for (const { run, live } of found) if (live) watch(run);
       }
-      setTurns(found);
-      for (const { run, live } of found) if (live) watch(run);
-      setJobs((await pawl.jobs.listJobs({ conversationId, openOnly: true })).jobs ?? []);
+      if (found || busy.current) setJobs((await pawl.jobs.listJobs({ conversationId, openOnly: true })).jobs ?? []);
     });
   useEffect(() => {
     void load();
-    // Turns that nobody asked for begin by themselves, and other tabs write, too.
+    // Turns that nobody asked for begin by themselves, and other tabs write, too. One question says whether there is more.
     const timer = setInterval(() => conversationId && !document.hidden && void load(), 3000);
     return () => {
       clearInterval(timer);
@@ -239,16 +241,45 @@ function Composer({
   );
 }
 
-/** Returns the runs of a conversation, each with what began it and what was said; undefined if it is not there. */
-async function read(conversationId: string): Promise<Turn[] | undefined> {
-  const [{ runs = [] }, messages] = await Promise.all([
-    pawl.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 }),
-    allMessages(conversationId),
-  ]);
-  if (!runs.length && !messages.length) {
-    const found = await pawl.conversations.getConversation({ conversationId }).catch(() => undefined);
-    if (!found) return undefined;
+/** The messages of a conversation as far as they were read. */
+class History {
+  readonly #id: string;
+  readonly #messages = new Map<string, MessageJson>();
+  /** The page that was the last, which may have grown. */
+  #pageToken = "";
+  #seen = "";
+
+  constructor(conversationId: string) {
+    this.#id = conversationId;
   }
+
+  /** Returns the turns if there is more than before, and else undefined. It reads the messages that are new, and no others. */
+  async read(): Promise<Turn[] | "missing" | undefined> {
+    const conversationId = this.#id;
+    const conversation = await pawl.conversations.getConversation({ conversationId }).catch((error: unknown) => {
+      if (error instanceof PawlError && error.code === "not_found") return "missing" as const;
+      throw error;
+    });
+    if (conversation === "missing") return conversation;
+    const { updateTime, activeRunId, queuedRunCount, lastMessageNumber } = conversation.conversation ?? {};
+    const seen = JSON.stringify([updateTime, activeRunId, queuedRunCount, lastMessageNumber]);
+    if (seen === this.#seen) return undefined;
+    const { runs = [] } = await pawl.agent.listRuns({ conversationId, order: "RUN_ORDER_NEWEST_FIRST", pageSize: 30 });
+    for (let more = true; more && this.#messages.size < MESSAGES_MAX; ) {
+      const page = await pawl.agent.listMessages({ conversationId, pageSize: 200, pageToken: this.#pageToken });
+      for (const message of page.messages ?? []) this.#messages.set(`${message.number}`, message);
+      more = !!page.nextPageToken;
+      if (page.nextPageToken) this.#pageToken = page.nextPageToken;
+    }
+    this.#seen = seen;
+    return turnsOf(runs, [...this.#messages.values()]);
+  }
+}
+
+const MESSAGES_MAX = 1000;
+
+/** Returns the runs of a conversation, oldest first, each with what began it and what was said. */
+function turnsOf(runs: RunJson[], messages: MessageJson[]): Turn[] {
   const turns = new Map<string, Turn>();
   const turnOf = (run: RunJson, live: boolean): Turn => {
     const id = run.runId ?? "";
@@ -274,17 +305,6 @@ async function read(conversationId: string): Promise<Turn[] | undefined> {
   return [...turns.values()].filter(
     ({ run, notice, said }) => !(notice && run.state === "RUN_STATE_COMPLETED" && !said.length && !run.outputText),
   );
-}
-
-async function allMessages(conversationId: string): Promise<MessageJson[]> {
-  const found: MessageJson[] = [];
-  let pageToken = "";
-  do {
-    const page = await pawl.agent.listMessages({ conversationId, pageSize: 200, pageToken });
-    found.push(...(page.messages ?? []));
-    pageToken = page.nextPageToken ?? "";
-  } while (pageToken && found.length < 1000);
-  return found;
 }
 
 async function fork(conversationId: string, number: number): Promise<void> {

@@ -3,10 +3,12 @@ import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
 import type { PreviewUndoResponseJson } from "../../client/gen/pawl/agent/v1/undo_pb";
+import type { RunEventJson } from "../../client/gen/pawl/event/v1/event_pb";
 import type { RunJson, RunStateJson } from "../../client/gen/pawl/event/v1/run_pb";
 import { Json } from "./cards";
 import { plain } from "./markdown";
-import { ago, attempt, go, may, moment, pawl, query, word } from "./state";
+import { ago, attempt, clock, go, may, moment, pawl, query, word } from "./state";
+import { type Bar, lay, NO_BARS, type Timeline } from "./timeline";
 import { RunLog } from "./view";
 
 const VIEWS: Record<string, RunStateJson[]> = {
@@ -89,8 +91,22 @@ export function Runs(): VNode {
 
 export function RunPage({ runId }: { runId: string }): VNode {
   const [view, setView] = useState<RunView>(emptyView({ runId }));
+  const [events, setEvents] = useState<RunEventJson[]>([]);
+  const [timeline, setTimeline] = useState(NO_BARS);
   const [fault, setFault] = useState("");
-  useEffect(() => pawl.watchRun(runId, setView, (error) => setFault(error.message)), [runId]);
+  useEffect(
+    () =>
+      pawl.watchRun(
+        runId,
+        (now, fresh) => {
+          setView(now);
+          setEvents((all) => [...all, ...fresh]);
+          setTimeline((before) => lay(before, fresh));
+        },
+        (error) => setFault(error.message),
+      ),
+    [runId],
+  );
   const { run } = view;
   if (fault)
     return (
@@ -128,13 +144,14 @@ export function RunPage({ runId }: { runId: string }): VNode {
             Stop
           </button>
         )}
-        <button class="second" onClick={() => save(view)}>
+        <button class="second" onClick={() => save(view, events)}>
           Save as JSON
         </button>
         {view.ended && <Undo runId={runId} />}
       </p>
       <RunLog view={view} />
-      <Events runId={runId} />
+      <Bars timeline={timeline} />
+      <Events events={events} />
     </section>
   );
 }
@@ -167,44 +184,64 @@ function Undo({ runId }: { runId: string }): VNode | null {
   );
 }
 
+const BARS_MAX = 500;
+
+/** The timeline: each thing is one bar, however many events it had. */
+function Bars({ timeline: { bars } }: { timeline: Timeline }): VNode | null {
+  if (!bars.length) return null;
+  const some = bars.slice(-BARS_MAX);
+  const goesOn = some.some(({ end }) => end === undefined);
+  const begin = Math.min(...some.map((bar) => bar.begin));
+  const end = Math.max(...some.map((bar) => bar.end ?? bar.begin), goesOn ? clock.value : 0);
+  const share = (span: number): string => `${((100 * span) / Math.max(1, end - begin)).toFixed(2)}%`;
+  const width = ({ begin: from, end: to = end }: Bar): number => Math.max(0, to - from);
+  return (
+    <details class="timeline">
+      <summary>Timeline: {((end - begin) / 1000).toFixed(1)} s</summary>
+      {some.length < bars.length && <p class="quiet">The last {some.length} of {bars.length}.</p>}
+      <div class="scroll" tabIndex={0} role="region" aria-label="Timeline">
+        <table>
+          <tbody>
+            {some.map((bar) => (
+              <tr key={bar.id} data-bar={bar.kind}>
+                <th scope="row">{plain(bar.name)}</th>
+                <td class="quiet">{(width(bar) / 1000).toFixed(2)} s</td>
+                <td class="lane">
+                  <div class={`bar ${bar.kind}`} style={{ marginLeft: share(bar.begin - begin), width: share(width(bar)) }} />
+                </td>
+                <td class="quiet cut">{plain(bar.note)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+    </details>
+  );
+}
+
+function row({ seq, type, time: _t, storeId: _s, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest }: RunEventJson): VNode {
+  return (
+    <li key={seq}>
+      <span class="quiet">{seq}</span> <strong>{type}</strong> <span class="quiet">{plain(JSON.stringify(rest).slice(0, 400))}</span>
+    </li>
+  );
+}
+
 /** The log as it is: rows of one height, of which only those in sight are there. */
-function Events({ runId }: { runId: string }): VNode {
+function Events({ events }: { events: RunEventJson[] }): VNode {
   const [shown, setShown] = useState(false);
-  const [events, setEvents] = useState<{ seq: number; type: string; time: string; text: string }[]>([]);
   const [top, setTop] = useState(0);
-  useEffect(() => {
-    if (!shown) return;
-    let seen = 0;
-    return pawl.streams.subscribe<{ events?: Record<string, any>[] }>({
-      method: "pawl.agent.v1.AgentService/WatchRun",
-      request: () => ({ runId, afterSeq: String(seen) }),
-      message: ({ events: more = [] }) => {
-        const rows = more
-          .filter((event) => Number(event["seq"]) > seen)
-          .map((event) => {
-            const { seq, type, time, storeId: _s, conversationId: _c, runId: _r, eventId: _e, attempt: _a, ...rest } = event;
-            return { seq: Number(seq), type: String(type), time: String(time), text: JSON.stringify(rest).slice(0, 400) };
-          });
-        seen = rows.at(-1)?.seq ?? seen;
-        setEvents((all) => [...all, ...rows]);
-      },
-    });
-  }, [shown, runId]);
   const height = 28;
   const first = Math.max(0, Math.floor(top / height) - 10);
   const some = events.slice(first, first + 60);
   return (
     <details onToggle={(event) => setShown(event.currentTarget.open)}>
-      <summary>Events</summary>
+      <summary>Events: {events.length}</summary>
       {shown && (
         <div class="events" tabIndex={0} role="region" aria-label="Events" onScroll={(event) => setTop(event.currentTarget.scrollTop)}>
           <div style={{ height: `${events.length * height}px` }}>
             <ol style={{ transform: `translateY(${first * height}px)` }}>
-              {some.map((event) => (
-                <li key={event.seq}>
-                  <span class="quiet">{event.seq}</span> <strong>{event.type}</strong> <span class="quiet">{plain(event.text)}</span>
-                </li>
-              ))}
+              {some.map(row)}
             </ol>
           </div>
         </div>
@@ -233,9 +270,9 @@ function tokens(run: RunJson): string {
   return sum ? sum.toLocaleString() : "";
 }
 
-function save(view: RunView): void {
+function save(view: RunView, events: RunEventJson[]): void {
   const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([JSON.stringify(view, null, 2)], { type: "application/json" }));
+  link.href = URL.createObjectURL(new Blob([JSON.stringify({ ...view, events }, null, 2)], { type: "application/json" }));
   link.download = `${view.run.runId}.json`;
   link.click();
   URL.revokeObjectURL(link.href);

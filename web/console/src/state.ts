@@ -74,10 +74,13 @@ export async function arrive(): Promise<void> {
   ];
 }
 
-document.addEventListener("visibilitychange", () => {
+/** Only what is seen has a stream: a browser opens six connections to a host, for all tabs together. */
+function seen(): void {
   if (document.hidden) pawl.streams.pause();
   else pawl.streams.resume();
-});
+}
+document.addEventListener("visibilitychange", seen);
+if (document.hidden) seen();
 
 export async function logOut(): Promise<void> {
   await pawl.logOut().catch(() => {});

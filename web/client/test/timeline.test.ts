@@ -1,0 +1,33 @@
+import { expect, it } from "vitest";
+
+import { lay, NO_BARS } from "../../console/src/timeline";
+import type { RunEventJson } from "../gen/pawl/event/v1/event_pb";
+
+const time = (second: number): string => new Date(1_000_000 + second * 1000).toISOString();
+const state = (name: string): RunEventJson => ({ runChanged: { run: { state: name as never } } });
+const call = (name: string): RunEventJson => ({ callChanged: { call: { callId: "c", toolName: "add", state: name as never } } });
+
+/** The bars of events that come a second after each other, each with the attempt of its worker. */
+function laid(...all: [RunEventJson, string][]): string[] {
+  const events = all.map(([event, attempt], index) => ({ ...event, attempt, seq: String(index + 1), time: time(index) }));
+  const { bars } = events.reduce((before, event) => lay(before, [event]), NO_BARS);
+  return bars.map((bar) => `${bar.kind} ${bar.name} ${(bar.begin - 1_000_000) / 1000}-${bar.end === undefined ? "" : (bar.end - 1_000_000) / 1000}`);
+}
+
+it("has one bar for a call, however many events it had", () => {
+  expect(laid([call("CALL_STATE_PROPOSED"), "1"], [call("CALL_STATE_RUNNING"), "1"], [call("CALL_STATE_SUCCEEDED"), "1"])).toEqual(["call add 0-2"]);
+});
+
+it("ends a wait when the run goes on, which is no takeover", () => {
+  const bars = laid([state("RUN_STATE_RUNNING"), "1"], [state("RUN_STATE_WAITING"), "1"], [state("RUN_STATE_RUNNING"), "2"]);
+  expect(bars).toEqual(["wait Waits 1-2"]);
+});
+
+it("shows a takeover, and ends with the run what was open", () => {
+  const begun: RunEventJson = { roundStarted: { round: 1 } };
+  expect(laid([begun, "1"], [call("CALL_STATE_RUNNING"), "2"], [state("RUN_STATE_COMPLETED"), "2"])).toEqual([
+    "round Round 1 0-2",
+    "takeover Taken over 1-1",
+    "call add 1-2",
+  ]);
+});
