@@ -10,6 +10,7 @@ PAWL = ROOT / "services/pawl"
 GENERATED = (
     "gen/pawl",
     "proto/baseline.binpb",
+    "docs/images",
     "requirements",
     "services/pawl/gateway/static",
     "web/client/gen",

@@ -1,0 +1,46 @@
+"""The pictures of the console in the docs: `make screenshots` takes them anew."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from playwright.async_api import expect
+
+from tests.system.console.conftest import NewPage
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+BYTES_MAX = 150_000
+"""The size of a picture that a reader of a README is to load."""
+IMAGES = Path(__file__).parents[3] / "docs/images"
+
+
+async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_path: Path) -> None:
+    folder = Path(os.environ.get("PAWL_SCREENSHOTS") or tmp_path)
+    folder.mkdir(exist_ok=True)
+    page = await open_page(user="ann", viewport={"width": 960, "height": 900}, color_scheme="light")
+    await page.get_by_label("Your message").fill("what is 17 * 23")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=30_000)
+    await page.get_by_label("Your message").fill("email bob@example.com about lunch")
+    await page.keyboard.press("Enter")
+    card = page.locator(".card.wait")
+    await expect(card).to_be_visible(timeout=30_000)
+    run_id = await page.locator(".turn").last.get_attribute("data-run")
+    await page.wait_for_timeout(500)
+    await page.screenshot(path=folder / "console-chat.png")
+    await page.get_by_role("link", name=re.compile("^Inbox")).click()
+    await expect(page.locator("[data-item]", has_text="lunch")).to_be_visible()
+    await page.screenshot(path=folder / "console-inbox.png")
+    await page.locator("[data-item]", has_text="lunch").get_by_role("button", name="Approve").click()
+    await page.goto("/".join(page.url.split("/")[:3]) + f"/runs/{run_id}")
+    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=30_000)
+    await page.get_by_text("Timeline:").click()
+    await page.get_by_role("region", name="Timeline").scroll_into_view_if_needed()
+    await page.screenshot(path=folder / "console-run.png")
+    taken = {path.name: path.stat().st_size for path in folder.glob("console-*.png")}
+    assert set(taken) == {path.name for path in IMAGES.iterdir()}
+    assert max(taken.values()) < BYTES_MAX
