@@ -10,20 +10,10 @@ from pawl.event.v1 import run_pb2
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import (
-    Cancel,
-    Command,
-    Decide,
-    Progress,
-    Redrive,
-    Resolve,
-    Send,
-    Steer,
-    ToolResult,
-    TopUp,
-)
+from pawl.job_store.domain.command import Cancel, Command, Progress, Redrive, Resolve, Send, Steer, ToolResult, TopUp
 from pawl.job_store.domain.commit import Commit, NewMessage
 from pawl.job_store.domain.conversations import UpdateConversation
+from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.offers import LeaseOffer

@@ -103,21 +103,21 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="a_credential_approves_twice",
-        module="pawl.job_store.domain.command",
+        module="pawl.job_store.domain.decisions",
         text="if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):",
         instead="if False:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="who_made_the_key_approves_too",
-        module="pawl.job_store.domain.command",
+        module="pawl.job_store.domain.decisions",
         text="people = {self.user_id, self.delegate_user_id, *self.people} - ",
         instead="people = {self.user_id, self.delegate_user_id} - ",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
         name="who_steered_it_approves_it",
-        module="pawl.job_store.domain.command",
+        module="pawl.job_store.domain.decisions",
         text="people_of(run).union(run.steered_by)",
         instead="people_of(run)",
         checker=REFERENCE_MODEL,
@@ -131,7 +131,7 @@ OF_THE_LEDGER = (
     ),
     Mutant(
         name="the_credential_that_started_it_approves_it",
-        module="pawl.job_store.domain.command",
+        module="pawl.job_store.domain.decisions",
         text="if several > 1 and is_same_credential(self.credential_id, run.credential_id):",
         instead="if False:",
         checker=REFERENCE_MODEL,

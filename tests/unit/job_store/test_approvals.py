@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, CommandId, UserId
 from pawl.errors import IllegalTransition, QueueFull, RequestIdReused
-from pawl.job_store.domain.command import Decide, Receipt, Steer
+from pawl.job_store.domain.command import Receipt, Steer
+from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.inbox import Limits
 from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, DecisionRight, MessagePolicy, RunState
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change, delegation

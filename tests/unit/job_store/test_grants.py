@@ -13,7 +13,8 @@ from pawl.chassis.ids import CallId
 from pawl.errors import IllegalTransition, InboxChanged
 from pawl.job_store.domain.approval import Series
 from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Decide, Receipt
+from pawl.job_store.domain.command import Receipt
+from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.states import CallState, DecisionKind, DecisionRight
 from tests.unit.job_store.world import DIGEST, EDITED_DIGEST, World, change
 

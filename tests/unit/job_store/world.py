@@ -11,8 +11,9 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey, SessionId, StoreId, UserId
 from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Cancel, Command, Decide, Receipt, Send, Steer, ToolResult
+from pawl.job_store.domain.command import Cancel, Command, Receipt, Send, Steer, ToolResult
 from pawl.job_store.domain.commit import Commit
+from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.offers import Leased, LeaseOffer
 from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, RunRow

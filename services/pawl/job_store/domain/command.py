@@ -24,28 +24,24 @@ from pawl.chassis.ids import (
     UserId,
 )
 from pawl.errors import (
-    AlreadyDecided,
     AttentionNotNeeded,
     CallNotFound,
     CallNotPending,
-    DeadlinePassed,
     NoTokenBudget,
     PawlError,
-    PermissionDenied,
     RequestIdReused,
     RunEnded,
     RunNotFound,
     TokenCeiling,
 )
-from pawl.job_store.domain import attention, grants, inbox, log, offers, stop, turn
-from pawl.job_store.domain.approval import Decision, Series
-from pawl.job_store.domain.calls import arguments_sha256, is_same_credential, people_of
+from pawl.job_store.domain import attention, inbox, log, offers, refusals, stop, turn
+from pawl.job_store.domain.decisions import Decide, Decider
 from pawl.job_store.domain.events import CallChanged, OperatorActed, ToolProgressed, ToppedUp
+from pawl.job_store.domain.refusals import Refused, Replaced
 from pawl.job_store.domain.rows import TOKENS_MAX, CallRow, CommandKey, CommandRow, RunRow
 from pawl.job_store.domain.states import (
     CallState,
     CommandOutcome,
-    DecisionKind,
     DecisionRight,
     OperatorAct,
     RunState,
@@ -64,21 +60,6 @@ class ToolResult(msgspec.Struct, frozen=True, kw_only=True):
     call_id: CallId
     client_id: ClientId
     offer_epoch: int
-
-
-class Decide(msgspec.Struct, frozen=True, kw_only=True):
-    """A person decides a gated call or answers a question, as far as `right` goes."""
-
-    name: ClassVar[str] = "decision"
-    call_id: CallId
-    kind: DecisionKind
-    digest: str
-    arguments: bytes
-    edited_digest: str
-    reason: str
-    right: DecisionRight = DecisionRight.OWN_RUNS
-    for_series: bool = False
-    edited_series: Series | None = None
 
 
 class Steer(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,8 +115,6 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     name: ClassVar[str] = inbox.PAUSE
 
 
-_WITH_KEYS: Final = "with a key that somebody else has made acts who made it"
-
 Command: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Redrive | Progress | TopUp | Pause
 
 
@@ -147,19 +126,6 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     run: RunRow | None = None
     pending: tuple[CallRow, ...] = ()
-
-
-class _Refused(Exception):
-    """A command is not taken; `error` says why."""
-
-    def __init__(self, outcome: CommandOutcome, error: PawlError) -> None:
-        self.outcome = outcome
-        self.error = error
-        super().__init__(error.reason)
-
-
-class _Replaced(_Refused):
-    """A command of a session that lost the call to another of its client. Not kept: that one may send it again."""
 
 
 class Send(msgspec.Struct, frozen=True, kw_only=True):
@@ -232,14 +198,24 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         )
         try:
             run = self._take(unit, run, incoming)
-        except _Refused as refusal:
+        except Refused as refusal:
             error = refusal.error
             if refusal.outcome is CommandOutcome.UNKNOWN:
                 return _unknown(error)
             incoming = replace(incoming, outcome=refusal.outcome, reason=error.reason, message=error.message)
-            if not isinstance(refusal, _Replaced):
+            if not isinstance(refusal, Replaced):
                 run = inbox.keep_receipt(unit, run, incoming, self.inbox_limits)
         return _receipt(unit, run, incoming)
+
+    @property
+    def _decider(self) -> Decider:
+        return Decider(
+            command_id=self.command_id,
+            user_id=self.user_id,
+            delegate_user_id=self.delegate_user_id,
+            people=self.people,
+            credential_id=self.credential_id,
+        )
 
     @property
     def _may_approve(self) -> bool:
@@ -263,27 +239,27 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         command = self.command
         if (run.state.is_terminal or run.is_stopping) and isinstance(command, Decide):
             # Whoever comes after somebody else's decision is told of it, also when the run has ended by then.
-            _check_undecided(_call_of_run(unit, run, command.call_id))
+            refusals.check_undecided(_call_of_run(unit, run, command.call_id))
         if run.state.is_terminal:
-            raise _Refused(CommandOutcome.LATE, RunEnded())
+            raise Refused(CommandOutcome.LATE, RunEnded())
         if isinstance(command, Cancel):
             return self._cancel(unit, run, incoming, command)
         if isinstance(command, TopUp | Pause) and run.is_stopping:
-            raise _Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
+            raise Refused(CommandOutcome.LATE, RunEnded("the run is being stopped"))
         if isinstance(command, TopUp):
             return self._top_up(unit, run, incoming, command)
         if isinstance(command, Pause):
             if not run.reports_to:
-                raise _Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is no job"))
+                raise Refused(CommandOutcome.UNKNOWN, RunNotFound("the run is no job"))
             return turn.wake(unit, inbox.accept_one_more(unit, run, incoming, self.inbox_limits))
         if isinstance(command, Redrive):
             if not run.is_quarantined:
-                raise _Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
+                raise Refused(CommandOutcome.REFUSED, AttentionNotNeeded("the run is not quarantined"))
             run = inbox.accept(unit, run, incoming, consumed=True)
             run = self._tell(unit, run, OperatorAct.REDRIVEN, reason=command.reason)
             return attention.redrive(unit, run)
         if run.is_stopping:
-            raise _Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
+            raise Refused(CommandOutcome.LATE, CallNotPending("the run is being stopped"))
         if isinstance(command, Steer):
             text_bytes = command.text_bytes
             run = inbox.accept_message(
@@ -292,12 +268,12 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
             return turn.wake(unit, run)
         call = _call_of_run(unit, run, command.call_id)
         if call is None:
-            raise _Refused(CommandOutcome.UNKNOWN, CallNotFound())
+            raise Refused(CommandOutcome.UNKNOWN, CallNotFound())
         match command:
             case ToolResult():
                 _check_result(call, command, self.session_id, unit.now)
             case Decide():
-                call = self._decide(run, call, command, unit.now)
+                call = self._decider.decide(run, call, command, unit.now)
                 if call.decision is None and call.state is not CallState.ASKED:
                     return _count(unit, run, call, incoming)
             case Resolve():
@@ -316,11 +292,11 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
     def _top_up(self, unit: UnitOfWork, run: RunRow, incoming: CommandRow, command: TopUp) -> RunRow:
         """Raise the budget at once, so that no two top-ups together pass the ceiling; the owner goes on by it."""
         if not run.token_budget:
-            raise _Refused(CommandOutcome.REFUSED, NoTokenBudget())
+            raise Refused(CommandOutcome.REFUSED, NoTokenBudget())
         budget, ceiling = run.token_budget + command.tokens, run.token_ceiling or TOKENS_MAX
         if budget > ceiling:
             left = max(0, ceiling - run.token_budget)
-            raise _Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
+            raise Refused(CommandOutcome.REFUSED, TokenCeiling(f"at most {left} tokens can still be added"))
         run = replace(run, token_budget=budget, topped_up_tokens=run.topped_up_tokens + command.tokens)
         run = inbox.accept_one_more(unit, run, incoming, self.inbox_limits)
         body = ToppedUp(tokens=command.tokens, token_budget=budget, user_id=incoming.user_id)
@@ -343,73 +319,6 @@ class Send(msgspec.Struct, frozen=True, kw_only=True):
         acted = OperatorActed(user_id=self.user_id, act=act, call_id=call_id, reason=reason)
         return log.write(unit, run, [acted])
 
-    def _decide(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> CallRow:
-        """Return the call with the decision, if it can be taken; without, if more people have to approve it."""
-        self._check_decidable(run, call, command, now)
-        if call.state is CallState.ASKED and call.start_time is not None:
-            return call  # Its tool asks: what was decided about the call itself stays.
-        edits = command.kind is DecisionKind.EDIT
-        decision = Decision(
-            command_id=self.command_id,
-            kind=command.kind,
-            user_id=self.user_id,
-            reason=command.reason,
-            time=now,
-            digest=command.edited_digest if edits else call.digest,
-            arguments_sha256=arguments_sha256(command.arguments if edits else call.arguments),
-            credential_id=self.credential_id,
-            delegate_user_id=self.delegate_user_id,
-            people=self.people,
-            series=command.edited_series if edits else call.series if command.for_series else None,
-        )
-        if call.state is CallState.ASKED or command.kind not in {DecisionKind.APPROVE, DecisionKind.EDIT}:
-            return replace(call, decision=decision)
-        if edits:
-            # Who approved what it was has not approved what it is, and has approved all the same.
-            call = replace(call, approvals=(), earlier_approvals=(*call.earlier_approvals, *call.approvals))
-        approvals = (*call.approvals, decision)
-        is_last = edits or len(approvals) >= call.approvals_required
-        return replace(call, approvals=approvals, decision=decision if is_last else None)
-
-    def _check_decidable(self, run: RunRow, call: CallRow, command: Decide, now: datetime) -> None:
-        _check_open(call)
-        if call.state is CallState.ASKED:
-            if command.kind not in {DecisionKind.ANSWER, DecisionKind.REJECT}:
-                raise _Refused(CommandOutcome.REFUSED, CallNotPending("a question is answered or refused"))
-        elif call.state is not CallState.AWAITING_APPROVAL:
-            _check_undecided(call)
-            raise _Refused(CommandOutcome.REFUSED, CallNotPending())
-        else:
-            self._check_approver(run, call, command)
-        _check_deadline(call, now)
-
-    def _check_approver(self, run: RunRow, call: CallRow, command: Decide) -> None:
-        if command.right is DecisionRight.QUESTIONS:
-            raise _Refused(CommandOutcome.REFUSED, PermissionDenied("this needs the role approver or admin"))
-        several = call.approvals_required
-        people = {self.user_id, self.delegate_user_id, *self.people} - {UserId("")}
-        if several > 1 and not people.isdisjoint(people_of(run).union(run.steered_by)):
-            message = f"{several} people who neither started nor steered the run decide this call: {_WITH_KEYS}"
-            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
-        if several > 1 and is_same_credential(self.credential_id, run.credential_id):
-            message = f"your credential started the run: {several} people decide this call, each with one of their own"
-            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
-        try:
-            grants.check_shown(call, command.digest, command.kind, for_series=command.for_series)
-        except PawlError as error:
-            raise _Refused(CommandOutcome.REFUSED, error) from None
-        if command.kind is not DecisionKind.APPROVE:
-            return
-        if any(approval.user_id == self.user_id for approval in call.approvals):
-            message = f"you have approved this call; {several} different people must"
-            raise _Refused(CommandOutcome.LATE, AlreadyDecided(message))
-        if not all(people.isdisjoint(people_of(approval)) for approval in call.approvals):
-            message = f"whoever acts here has approved this call under another name; {several} must: {_WITH_KEYS}"
-            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
-        if any(is_same_credential(self.credential_id, approval.credential_id) for approval in call.approvals):
-            message = f"your credential has approved this call; {several} people must, each with one of their own"
-            raise _Refused(CommandOutcome.REFUSED, PermissionDenied(message))
-
 
 def _call_of(command: Command) -> CallId | None:
     return None if isinstance(command, Steer | Cancel | Redrive | TopUp | Pause) else command.call_id
@@ -430,43 +339,27 @@ def _receipt(unit: UnitOfWork, run: RunRow, command: CommandRow) -> Receipt:
     return Receipt(outcome=command.outcome, reason=command.reason, message=command.message, run=run, pending=pending)
 
 
-def _check_open(call: CallRow) -> None:
-    if call.state.is_terminal or call.reserved_by:
-        _check_undecided(call)
-        raise _Refused(CommandOutcome.LATE, CallNotPending())
-
-
-def _check_undecided(call: CallRow | None) -> None:
-    if call is not None and call.decision is not None:
-        raise _Refused(CommandOutcome.LATE, AlreadyDecided())
-
-
 def _check_offered(call: CallRow) -> None:
-    _check_open(call)
+    refusals.check_open(call)
     if call.state is not CallState.OFFERED:
-        raise _Refused(CommandOutcome.REFUSED, CallNotPending())
-
-
-def _check_deadline(call: CallRow, now: datetime) -> None:
-    if call.deadline_time is not None and call.deadline_time <= now:
-        raise _Refused(CommandOutcome.LATE, DeadlinePassed())
+        raise Refused(CommandOutcome.REFUSED, CallNotPending())
 
 
 def _check_result(call: CallRow, command: ToolResult, session_id: SessionId, now: datetime) -> None:
     _check_offered(call)
-    _check_deadline(call, now)
+    refusals.check_deadline(call, now)
     if command.client_id:
         _check_holder(call, command, session_id)
     elif call.offer is not None and call.offer.is_held(now):
-        raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
+        raise Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("a client runs the call"))
 
 
 def _check_holder(call: CallRow, command: ToolResult | Progress, session_id: SessionId) -> None:
     offer = call.offer
     if offer is None or (offer.client_id, offer.epoch) != (command.client_id, command.offer_epoch):
-        raise _Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
+        raise Refused(CommandOutcome.WRONG_HOLDER, CallNotPending("the client does not hold the call"))
     if session_id and session_id != offer.session_id:
-        raise _Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
+        raise Replaced(CommandOutcome.WRONG_HOLDER, CallNotPending("another stream of the client holds the call"))
 
 
 def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -> RunRow:
@@ -478,10 +371,10 @@ def _count(unit: UnitOfWork, run: RunRow, call: CallRow, incoming: CommandRow) -
 
 
 def _check_resolve(run: RunRow, call: CallRow) -> None:
-    _check_open(call)
+    refusals.check_open(call)
     in_doubt = run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     if not in_doubt or call.state is not CallState.RUNNING:
-        raise _Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
+        raise Refused(CommandOutcome.REFUSED, CallNotPending("the outcome of the call is not in doubt"))
 
 
 def _progress(unit: UnitOfWork, run: RunRow, call: CallRow, command: Progress, incoming: CommandRow) -> RunRow:

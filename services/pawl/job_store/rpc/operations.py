@@ -32,7 +32,6 @@ from pawl.job_store.domain.calls import CallChange
 from pawl.job_store.domain.command import (
     Cancel,
     Command,
-    Decide,
     Pause,
     Progress,
     Redrive,
@@ -44,6 +43,7 @@ from pawl.job_store.domain.command import (
 )
 from pawl.job_store.domain.commit import Commit, NewMessage
 from pawl.job_store.domain.conversations import key_hash, made_title
+from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.events import OwnerEvent
 from pawl.job_store.domain.jobs import Entered
