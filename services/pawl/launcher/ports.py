@@ -6,11 +6,15 @@ import contextlib
 import errno
 import random
 import socket
+from collections.abc import Iterator
 
 from pawl.chassis.start import StartError
 
 _NEVER_HANDED_OUT = range(12_000, 32_768)
 """Systems give connections their ports above these: Linux from 32768, macOS and Windows from 49152."""
+
+_BLOCK = 64
+"""So many ports a process takes at a time."""
 
 HOST = "127.0.0.1"
 """Everything that the launcher starts listens here and nowhere else."""
@@ -34,17 +38,39 @@ def check_port(port: int, purpose: str) -> None:
 
 
 def free_port() -> int:
-    """A port that nothing listens on at this moment.
+    """A port that nothing listens on at this moment, and that no launcher on this machine is given a second time.
 
     It is none that the system itself may hand to the next connection, which would take it before its server does.
     """
     while True:
-        port = random.choice(_NEVER_HANDED_OUT)  # noqa: S311 - no secret
+        port = next(_own_ports)
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
             probe.bind((HOST, port))
             return port
 
 
+def _blocks_of_ports() -> Iterator[int]:
+    """Yield ports of blocks that this process takes: whose a block is says a datagram socket at its first port."""
+    held = []  # Their ends would give the blocks back.
+    while True:
+        first = random.randrange(_NEVER_HANDED_OUT.start, _NEVER_HANDED_OUT.stop - _BLOCK, _BLOCK)  # noqa: S311 - no secret
+        sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        try:
+            sign.bind((HOST, first))
+        except OSError:
+            sign.close()
+            continue
+        held.append(sign)
+        yield from range(first, first + _BLOCK)
+
+
+_own_ports = _blocks_of_ports()
+
+
 def address(port: int) -> str:
-    """That port on the loopback interface, as host:port."""
-    return f"{HOST}:{port}"
+    """That port on the loopback interface, as host:port; one that is free for 0.
+
+    No server of the launcher lets the system choose, since it may give that port to a connection while the server is
+    down for a moment.
+    """
+    return f"{HOST}:{port or free_port()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import signal
@@ -150,8 +151,9 @@ class Suite:
     # What tests do to it.
 
     def kill(self, name: str, replica: int = 0, number: signal.Signals = signal.SIGKILL) -> None:
-        """Sends a signal to a process, which is started again if it dies of it."""
-        self.process(name, replica).send_signal(number)
+        """Sends a signal to a process, which is started again if it dies of it; one that is down is killed already."""
+        with contextlib.suppress(*((ProcessLookupError,) if number == signal.SIGKILL else ())):
+            self.process(name, replica).send_signal(number)
 
     async def wait_ready(self, name: str, replica: int = 0) -> None:
         """Returns when that process is ready, after a kill: when its next incarnation is."""

@@ -132,7 +132,7 @@ async def _start_slow(agent: Agent, tool: str, effects: Path, seconds: float) ->
     run = await agent.start(f"call {tool} with {arguments}")
 
     async def happened() -> bool:
-        return effects.exists()
+        return effects.exists() and bool(effects.read_text())  # not between its opening and its writing
 
     await until(happened)
     return run.run_id

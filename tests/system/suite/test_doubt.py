@@ -51,7 +51,7 @@ async def test_a_call_in_doubt_waits_for_an_operator_who_says_what_became_of_it(
     run = await agent.start(f"call act_once with {arguments}", options=ASK_SOMEBODY)
 
     async def happened() -> bool:
-        return effects.exists()
+        return effects.exists() and bool(effects.read_text())  # not between its opening and its writing
 
     await until(happened)
     suite.kill("tool-registry")

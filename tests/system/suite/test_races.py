@@ -166,7 +166,7 @@ async def test_a_cancel_stops_a_slow_tool(agent: Agent, tmp_path: Path) -> None:
     run = await agent.start(f"call act_once with {arguments}")
 
     async def happened() -> bool:
-        return effects.exists()
+        return effects.exists() and bool(effects.read_text())  # not between its opening and its writing
 
     await until(happened)
     await _cancel(agent, run.run_id)
@@ -187,7 +187,7 @@ async def test_a_stopped_owner_that_wakes_up_after_its_lease_changes_nothing(sui
         run = await agent.start(f"call act_once with {json.dumps({'path': str(effects), 'seconds': 3})}")
 
     async def happened() -> bool:
-        return effects.exists()
+        return effects.exists() and bool(effects.read_text())  # not between its opening and its writing
 
     await until(happened)
     stopped = await owner(suite)

@@ -47,6 +47,18 @@ def test_a_free_port_is_free() -> None:
     check_port(free_port(), "nats")
 
 
+def test_free_ports_are_given_once_also_by_two_processes() -> None:
+    """Suites that start side by side choose all their ports before their servers listen."""
+    program = "from pawl.launcher.ports import free_port; print(*[free_port() for _ in range(200)]); input()"
+    other = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with other:
+        assert other.stdout is not None
+        theirs = other.stdout.readline().split()
+        ours = [str(free_port()) for _ in range(200)]
+        other.communicate("")
+    assert len({*theirs, *ours}) == 400
+
+
 def test_a_log_is_rotated_by_size_and_its_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logfile, "SIZE_MAX_BYTES", 10)
     log = LogFile(tmp_path / "x.log")
