@@ -22,7 +22,7 @@ PROTO_BIN := $(PROTO_VENV)/bin
 TESTS := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto web screenshots proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -75,6 +75,9 @@ proto: $(PROTO_VENV)/.installed ## Write gen/ anew from proto/
 
 web: $(VENV)/.installed ## Build the console of the gateway anew from web/
 	@$(BIN)/python web/build.py
+
+client: $(VENV)/.installed ## Build @pawl/client, the client for TypeScript, as a package that npm installs (in build/)
+	@$(BIN)/python web/build.py --client build
 
 screenshots: $(VENV)/.installed ## Take the pictures of the console in docs/images anew
 	@PAWL_SCREENSHOTS=$(CURDIR)/docs/images $(BIN)/python -m pytest -q -m long tests/system/console/test_screenshots.py

@@ -52,6 +52,7 @@ PARTS: Final = tuple(
         Part(("P13",), "bench.schedules"),
         Part(("P14",), "bench.deliveries"),
         Part(("P15",), "bench.series"),
+        Part(("P16",), "bench.gateway"),
     )
     if importlib.util.find_spec(part.module)
 )

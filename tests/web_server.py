@@ -30,6 +30,8 @@ class Reply:
     """The last byte of the body comes again and again."""
     waits: bool = False
     """Nothing comes at all."""
+    held: asyncio.Event | None = None
+    """Nothing comes before this is set."""
     interim: bytes = b""
     """What comes first, before the answer."""
     breaks: bool = False
@@ -76,6 +78,8 @@ class WebServer:
         if reply.waits:
             await reader.read()
             return
+        if reply.held is not None:
+            await reply.held.wait()
         length = {} if reply.is_endless else {"Content-Length": str(len(reply.body))}
         fields = {"Connection": "close", "Content-Type": "text/html; charset=utf-8"} | length | dict(reply.headers)
         writer.write(reply.interim)

@@ -1,12 +1,15 @@
 """Build the console into services/pawl/gateway/static, or with --check see whether it is what would be built.
 
-Run by `make web` and `make check` with the node of a wheel, so nobody needs to have one. The same sources give the same
-bytes in every folder.
+With `--client FOLDER` build @pawl/client as a package that npm installs, into that folder.
+
+Run by `make web`, `make client` and `make check` with the node of a wheel, so nobody needs to have one. The same
+sources give the same bytes in every folder.
 """
 
 from __future__ import annotations
 
 import filecmp
+import json
 import os
 import shutil
 import subprocess
@@ -28,8 +31,12 @@ def main(arguments: list[str]) -> int:
     if not install():
         print("web/ was not checked: npm reaches no registry", file=sys.stderr)
         return 0 if arguments == ["--check"] else 1
-    run(str(Path(sys.executable).parent / "buf"), "generate")
+    if arguments[:1] == ["--client"]:
+        print(package(Path(arguments[1])))
+        return 0
+    generate(WEB)
     run(*node("typescript/bin/tsc"), "--noEmit", "-p", ".")
+    run(*node("typescript/bin/tsc"), "--noEmit", "-p", "client")
     run(*node("vitest/vitest.mjs"), "run", "--silent=passed-only", "--reporter=dot")
     with tempfile.TemporaryDirectory(prefix="pawl-web-") as folder:
         built = Path(folder) / "static"
@@ -39,6 +46,30 @@ def main(arguments: list[str]) -> int:
         shutil.rmtree(STATIC, ignore_errors=True)
         shutil.copytree(built, STATIC)
     return 0
+
+
+def generate(folder: Path) -> None:
+    """Generate the types of the contract into client/gen of a folder, and an index of all of them."""
+    run(str(Path(sys.executable).parent / "buf"), "generate", "-o", str(folder))
+    gen = folder / "client/gen"
+    names = sorted(path.relative_to(gen).as_posix().removesuffix(".d.ts") for path in gen.rglob("*_pb.d.ts"))
+    (gen / "index.d.ts").write_text("".join(f'export type * from "./{name}.js";\n' for name in names))
+
+
+def package(target: Path) -> Path:
+    """Return a package of the client, made away from web/, so that others may build meanwhile."""
+    with tempfile.TemporaryDirectory(prefix="pawl-client-") as folder:
+        client = Path(folder) / "client"
+        shutil.copytree(WEB / "client", client, ignore=shutil.ignore_patterns("gen", "dist", "test"))
+        shutil.copy(WEB.parent / "LICENSE", client)
+        shutil.copy(WEB / "tsconfig.json", folder)
+        (Path(folder) / "node_modules").symlink_to(WEB / "node_modules")
+        generate(Path(folder))
+        run(*node("typescript/bin/tsc"), "-p", str(client))
+        target.mkdir(parents=True, exist_ok=True)
+        run(*NPM, "pack", "--silent", str(client), "--pack-destination", str(target.resolve()))
+    version = json.loads((WEB / "client/package.json").read_text())["version"]
+    return target / f"pawl-client-{version}.tgz"
 
 
 def install() -> bool:

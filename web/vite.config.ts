@@ -5,7 +5,7 @@ export default defineConfig({
   base: "/",
   resolve: { alias: { "@pawl/client": new URL("client/src/index.ts", import.meta.url).pathname } },
   oxc: { jsx: { runtime: "automatic", importSource: "preact" } },
-  test: { root: "client" },
+  test: { root: "." },
   build: {
     outDir: "../../services/pawl/gateway/static",
     emptyOutDir: true,

@@ -9,7 +9,7 @@ a reason that comes from a peer back into the same class.
         InvalidPageToken, DigestRequired, HelloRequired, InvalidHistory, UnsupportedPart
       NotFound: RunNotFound, ConversationNotFound, CallNotFound, ToolNotFound, SourceNotFound, RuleNotFound,
         DocumentNotFound, NotificationNotFound, KeyNotFound, AgentNotFound, ChannelNotFound, DeliveryNotFound,
-        ScheduleNotFound, TriggerNotFound
+        ScheduleNotFound, TriggerNotFound, CompletionNotFound
       Unimplemented: MethodNotFound
       AlreadyExists: RequestIdReused, ToolExists, SourceExists, ConversationExists, ScheduleExists,
         TriggerExists
@@ -209,6 +209,10 @@ class TriggerNotFound(NotFound):
     """You have no such trigger."""
 
 
+class CompletionNotFound(NotFound):
+    """The token completes no call of this store. Look whether it is whole."""
+
+
 class Unimplemented(PawlError):
     """The service does not have the method."""
 
@@ -293,7 +297,7 @@ class RunOfAnotherUser(FailedPrecondition):
 
 
 class DeadlinePassed(FailedPrecondition):
-    """The approval, question or offer has passed its deadline."""
+    """The approval, question, offer or completion has passed its deadline."""
 
 
 class ApprovalRequired(FailedPrecondition):
@@ -360,7 +364,10 @@ class Overloaded(ResourceExhausted):
 
 
 class QueueFull(ResourceExhausted):
-    """The conversation's queue of waiting messages, or the inbox of the run, is full."""
+    """The conversation's queue of waiting messages, the inbox of the run, or the queue of the store is full.
+
+    The same request may be sent again later.
+    """
 
 
 class TokenCeiling(ResourceExhausted):
@@ -369,6 +376,10 @@ class TokenCeiling(ResourceExhausted):
 
 class PastTooLong(ResourceExhausted):
     """The past of the fork would have more than 64 parts. Fork an earlier conversation, or at an earlier message."""
+
+
+class TooManyJobs(ResourceExhausted):
+    """Ten jobs of the conversation are open. Stop one, or wait until one ends."""
 
 
 class SlowConsumer(ResourceExhausted):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, PROGRESS_TURNS_MAX
 from pawl.notify.v1 import notify_pb2
+from tests.chaos import starter_checkers
 from tests.chaos.faults import WIPE
 from tests.chaos.front_ends import digest
 from tests.chaos.history import MESSAGES, Kind, Operation, Outcome
@@ -225,19 +226,35 @@ def intent_before_effect(record: Record) -> Iterator[str]:
 
 
 def gated_effects_were_approved(record: Record) -> Iterator[str]:
-    """I9, I10: a gated effect has its owner's approval of exactly these arguments."""
+    """I9, I10: a gated effect has its owner's approval of exactly these arguments, or its series has."""
     approved: dict[str, list[Operation]] = defaultdict(list)
     for operation in record.history.operations:
         if operation.kind in {Kind.APPROVE, Kind.EDIT}:
-            approved[operation.call_id].append(operation)
+            approved[operation.run_id if operation.series else operation.call_id].append(operation)
     for effect in record.effects:
         if effect.tool_name == GATED and not any(
             json.loads(operation.content) == effect.arguments
             and (operation.store_id, operation.user_id) == (effect.store_id, effect.user_id)
             and any(answer.outcome is not Outcome.REFUSED for answer in record.history.answers[operation.number])
-            for operation in approved[effect.key]
+            for operation in (*approved[effect.key], *approved[effect.run_id])
         ):
             yield f"{effect.tool_name} {effect.key} happened as nobody approved it: {effect.arguments}"
+
+
+def grants_are_used_as_often_as_given(record: Record) -> Iterator[str]:
+    """I9, I10: under the grant of a series no more calls have their effect than were granted."""
+    granted: dict[tuple[str, str], int] = {}
+    for operation in record.history.operations:
+        answers = record.history.answers[operation.number]
+        if operation.series and any(answer.outcome is not Outcome.REFUSED for answer in answers):
+            key = (operation.run_id, operation.content)
+            granted[key] = max(granted.get(key, 0), int(operation.series))
+    used: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for effect in record.effects:
+        used[effect.run_id, json.dumps(effect.arguments, sort_keys=True)].add(effect.key)
+    for key, most in granted.items():
+        if len(used[key]) > most:
+            yield f"run {key[0]} was granted {most} calls with {key[1]}, and {len(used[key])} happened"
 
 
 def nothing_crosses_stores_or_users(record: Record) -> Iterator[str]:
@@ -347,12 +364,14 @@ CHECKERS: tuple[Checker, ...] = (
     effects_happen_as_their_class_allows,
     intent_before_effect,
     gated_effects_were_approved,
+    grants_are_used_as_often_as_given,
     nothing_crosses_stores_or_users,
     people_are_told_of_every_end,
     nobody_saw_what_never_should_be_seen,
     ends_of_jobs_are_told,
     *LEDGER_CHECKERS,
     *jobs.LEDGER_CHECKERS,
+    *starter_checkers.CHECKERS,
 )
 
 

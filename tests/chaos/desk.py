@@ -16,6 +16,7 @@ from tests.chaos.history import Kind, Operation
 from tests.simulation.record import call_state, run_state
 
 _PATIENCE_SECONDS = 8.0
+_GRANTS = 0.8
 
 
 class Desk:
@@ -89,6 +90,11 @@ class Desk:
             kind=call_pb2.DecisionKind.Value(f"DECISION_KIND_{kind.name}"),
             digest=call.approval.digest if self._draw.random() < 0.95 else "0" * 64,
         )
+        series = call.approval.series
+        if kind is Kind.APPROVE and series.digest and self._draw.random() < _GRANTS:
+            decision.digest, decision.for_series = series.digest, True
+            content = json.dumps(arguments, sort_keys=True)
+            return self._operation(kind, call, content, series=str(series.iterations_max)), decision
         if kind is Kind.EDIT:
             arguments["tag"] = self._caller.next_id("edited")
             decision.arguments_json = json.dumps(arguments).encode()
@@ -119,10 +125,9 @@ class Desk:
             lambda: self._caller.ask(operation, send, lambda answer: (status_name(answer.receipt), answer.run))
         )
 
-    def _operation(self, kind: Kind, call: call_pb2.Call, content: str) -> Operation:
-        return self._caller.invoke(
-            kind, self._caller.next_id(kind), run_id=call.run_id, call_id=call.call_id, content=content
-        )
+    def _operation(self, kind: Kind, call: call_pb2.Call, content: str, **about: str) -> Operation:
+        about |= {"run_id": call.run_id, "call_id": call.call_id, "content": content}
+        return self._caller.invoke(kind, self._caller.next_id(kind), **about)
 
     async def _perhaps_twice(self, ask: Callable[[], Awaitable[object]]) -> None:
         """Ask, and at times ask a second time at once with the same request id."""

@@ -54,6 +54,8 @@ class Operation:
     run_id: str = ""
     call_id: str = ""
     content: str = ""
+    series: str = ""
+    """How many calls of a series were granted with it, if they were."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

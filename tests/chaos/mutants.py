@@ -17,14 +17,14 @@ from pathlib import Path
 import msgspec
 
 from pawl.chassis import logs
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2
 from tests.chaos import nemesis, unmended
 from tests.chaos.checkers import judge
 from tests.chaos.faults import DEMOTE
 from tests.chaos.history import Kind, Operation, Outcome
 from tests.chaos.play import Game, play
 from tests.chaos.record import Record
-from tests.chaos.story import BUTTON, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, told, watch
+from tests.chaos.story import BUTTON, EVENT, FIRST_DUE, FOREIGN, JOB, MAIN, OWNERS, PANEL_CALL, STOPPED, told, watch
 
 
 def _operation(record: Record, kind: Kind) -> Operation:
@@ -283,6 +283,36 @@ def series_keep_their_beat() -> Record:
     return record
 
 
+def grants_are_used_as_often_as_given() -> Record:
+    """More calls were made than granted."""
+    record = told()
+    operations = record.history.operations
+    operations[:] = [replace(o, series="0") if o.kind is Kind.APPROVE else o for o in operations]
+    return record
+
+
+def no_fire_is_lost_or_doubled() -> Record:
+    """A due time has not fired."""
+    record = told()
+    del record.started[OWNERS[MAIN]].fires[FIRST_DUE]
+    return record
+
+
+def each_event_starts_one_run() -> Record:
+    """An event that was sent again has started another run."""
+    record = told()
+    record.started[OWNERS[MAIN]].events[EVENT][1] = schedule_pb2.ScheduleFire(run_id=MAIN)
+    return record
+
+
+def deliveries_arrive_and_stay_the_same() -> Record:
+    """A delivery that was tried again had other bytes."""
+    record = told()
+    received = record.started[OWNERS[MAIN]].received
+    received[1] = replace(received[1], body=received[1].body + b" ")
+    return record
+
+
 MUTANTS: Mapping[str, Callable[[], Record]] = {
     mutant.__name__: mutant
     for mutant in (
@@ -301,6 +331,7 @@ MUTANTS: Mapping[str, Callable[[], Record]] = {
         effects_happen_as_their_class_allows,
         intent_before_effect,
         gated_effects_were_approved,
+        grants_are_used_as_often_as_given,
         nothing_crosses_stores_or_users,
         people_are_told_of_every_end,
         nobody_saw_what_never_should_be_seen,
@@ -316,6 +347,9 @@ MUTANTS: Mapping[str, Callable[[], Record]] = {
         calls_in_the_background_have_their_job,
         turns_wait_for_nobody,
         series_keep_their_beat,
+        no_fire_is_lost_or_doubled,
+        each_event_starts_one_run,
+        deliveries_arrive_and_stay_the_same,
     )
 }
 

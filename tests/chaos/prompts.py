@@ -30,7 +30,9 @@ def _stage(draw: random.Random, tag: str) -> str:
             return call(PANEL, title=tag)
         case "job":
             how = draw.choice(("", "", ", every 2 seconds 2 times"))
-            wanted = call(GATED, tag=tag, seconds=_seconds(draw)) if draw.random() < 0.2 else _back_end(draw, tag)
+            is_gated = draw.random() < 0.3
+            wanted = call(GATED, tag=tag, seconds=_seconds(draw)) if is_gated else _back_end(draw, tag)
+            how = ", every 1 seconds 3 times" if is_gated and draw.random() < 0.7 else how
             return f"in the background{how}: {wanted}"
         case "question":
             return f"ask me whether {tag} is right"

@@ -14,6 +14,7 @@ from tests.chaos.caller import Caller, Stub
 from tests.chaos.effects import Effect
 from tests.chaos.history import History
 from tests.chaos.logs import Scan
+from tests.chaos.starters import Started
 from tests.chaos.world import STORES, USERS, World
 from tests.keys import keyed_channel
 
@@ -39,6 +40,8 @@ class Record:
     logs: dict[str, list[event_pb2.RunEvent]] = field(default_factory=dict)
     messages: dict[str, list[message_pb2.Message]] = field(default_factory=dict)
     notifications: dict[Owner, list[notify_pb2.Notification]] = field(default_factory=dict)
+    started: dict[Owner, Started] = field(default_factory=dict)
+    """Of users whose runs begin by themselves."""
     process_logs: Scan = field(default_factory=Scan)
 
 
@@ -64,10 +67,12 @@ async def read(world: World) -> Record:
 
 
 async def read_notifications(world: World, record: Record) -> None:
-    """Read the inbox of every user, afresh."""
+    """Read the inbox of every user, afresh, and what came to receivers."""
     for store_id in STORES:
         for user_id in USERS:
             record.notifications[store_id, user_id] = await _notifications(world, store_id, user_id)
+    for starter in world.starters:
+        record.started[starter.caller.store_id, starter.caller.user_id] = await starter.read()
 
 
 async def _read_runs(record: Record, caller: Caller) -> list[str]:

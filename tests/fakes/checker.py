@@ -7,13 +7,17 @@ from collections.abc import Sequence
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.agents import OfferedTool
-from pawl.agent_loop.domain.call import Series
+from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
-from pawl.agent_loop.domain.tool import Tool
+from pawl.agent_loop.domain.run import JobReports, ReportPolicy, Run
+from pawl.agent_loop.domain.tool import Disposition, Tool, Verdict
 from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CallId
 from pawl.errors import DependencyUnavailable, DocumentNotFound, InvalidArguments, InvalidSchema, ToolExists
 from pawl.tool.v1 import tool_pb2
+
+_DIGEST = ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)
 
 
 class FakeChecker:
@@ -28,6 +32,8 @@ class FakeChecker:
         self.documents = {"handbook.md": "Water the plants."}
         self.taken = frozenset({"look"})
         self.edited_with: list[str] = []
+        self.gone = {"missing"}
+        self.jobs_of: list[tuple[str, str]] = []
 
     async def check_answer(self, store_id: str, answer_schema_json: bytes, answer: str) -> None:
         if "bad" in answer:
@@ -49,7 +55,29 @@ class FakeChecker:
         self.edited_with += [tool.name for tool in run.brought_tools if tool.name == call.tool_name]
         if b"bad" in arguments_json:
             raise InvalidArguments("to: not an address; subject: missing")
-        return EditVerdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32)
+        return EditVerdict(arguments_json=arguments_json.replace(b" ", b""), digest="ef" * 32, series_digest="cd" * 32)
+
+    async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
+        """Return the verdict on the call of a job: `denied`, `show`, `here` and `digest` have their own."""
+        assert run.job is not None
+        self.jobs_of.append((run.reports_to_conversation_id, run.run_id))
+        name, data = run.job.tool_name, run.job.arguments_json
+        refused = {
+            "denied": ("NOT_ALLOWED", "a rule"),
+            **dict.fromkeys(self.gone, ("TOOL_NOT_FOUND", "there is no tool")),
+        }
+        reason, message = refused.get(name, ("INVALID_ARGUMENTS", "to: missing") if b"bad" in data else ("", ""))
+        return Verdict(
+            call_id=CallId("call"),
+            disposition=Disposition.REFUSE if reason else Disposition.RUN,
+            error_reason=reason,
+            error_message=message,
+            context=ExecutionContext.FRONTEND if name == "show" else ExecutionContext.BACKEND,
+            arguments_json=data.replace(b" ", b""),
+            without_background=name == "here",
+            async_timeout_seconds=7200.0,
+            reports=_DIGEST if name == "digest" else None,
+        )
 
     async def count_tools(self, caller: Principal) -> int:
         if self.is_away:

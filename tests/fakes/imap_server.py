@@ -10,20 +10,27 @@ from types import TracebackType
 from typing import Final, Self
 
 _FETCH: Final = re.compile(r"UID FETCH (\d+) \(UID RFC822\.SIZE BODY\.PEEK\[\]<0\.(\d+)>\)", re.IGNORECASE)
-_SEARCH: Final = re.compile(r"UID SEARCH UID (\d+):\*", re.IGNORECASE)
+_SEARCH: Final = re.compile(r"UID SEARCH UID (\d+):(\d+|\*)", re.IGNORECASE)
+_STRING: Final = re.compile(r'"((?:[^"\\]|\\.)*)"|([^\s"\\(){%*]+)')
 _EXAMINE: Final = re.compile(r'EXAMINE "?([^"]*)"?', re.IGNORECASE)
 
 
 class ImapServer:
-    """A server on a free port; a context manager. `says` replaces the answers to commands by their first words."""
+    """A server on a free port; a context manager. `says` replaces the answers to commands by their first words.
 
-    def __init__(self, *, tls: ssl.SSLContext | None = None, password: str = "secret") -> None:
+    It hangs while `answers` is not set.
+    """
+
+    def __init__(self, *, tls: ssl.SSLContext | None = None, username: str = "ann", password: str = "secret") -> None:
         self._tls = tls
+        self._username = username
         self._password = password
         self.uid_validity = 7
         self.mails: dict[int, bytes] = {}
         self.says: dict[str, bytes] = {}
         self.sessions = 0
+        self.answers = asyncio.Event()
+        self.answers.set()
         self._server: asyncio.Server | None = None
 
     @property
@@ -53,6 +60,7 @@ class ImapServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.sessions += 1
         try:
+            await self.answers.wait()
             writer.write(self.says.get("greeting", b"* OK ready\r\n"))
             while line := await reader.readline():
                 tag, _, command = line.decode().strip().partition(" ")
@@ -75,14 +83,17 @@ class ImapServer:
         if command.upper() == "AUTHENTICATE PLAIN":
             writer.write(b"+ \r\n")
             shown = base64.b64decode(await reader.readline()).decode().split("\0")[1:]
-            return self._logged_in(shown == ["ann", self._password])
+            return self._logged_in(shown == [self._username, self._password])
         if command.upper().startswith("LOGIN"):
-            return self._logged_in(command[6:] == f'ann "{self._password}"')
+            shown = [re.sub(r"\\(.)", r"\1", quoted) or atom for quoted, atom in _STRING.findall(command[6:])]
+            return self._logged_in(shown == [self._username, self._password])
         if (match := _EXAMINE.fullmatch(command)) is not None:
             return self._opened(match[1])
         if (match := _SEARCH.fullmatch(command)) is not None:
             # The last mail belongs to every range that ends with it.
-            found = [uid for uid in self.mails if uid >= int(match[1]) or uid == max(self.mails)]
+            last = max(self.mails, default=0)
+            end = last if match[2] == "*" else int(match[2])
+            found = [uid for uid in self.mails if int(match[1]) <= uid <= end or (match[2] == "*" and uid == last)]
             return f"* SEARCH {' '.join(map(str, sorted(found)))}".rstrip().encode() + b"\r\nTAG OK done\r\n"
         if (match := _FETCH.fullmatch(command)) is not None:
             return self._fetched(int(match[1]), int(match[2]))

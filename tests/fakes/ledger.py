@@ -35,7 +35,10 @@ from tests.simulation.store import Database, MemoryJournal, Tables
 # A request and its answer take this long each.
 _WAY_SECONDS = 0.001
 
-_OF_THE_LEDGER = {"run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up", "starter_paused"}
+_OF_THE_LEDGER = {
+    *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
+    *("starter_paused", "starter_fired"),
+}
 
 STORE, USER = "store", "user"
 _PLACES = PlaceLimits(per_store=1000, per_user=1000)
@@ -119,21 +122,28 @@ class MemoryLedger(WorkerLedgerClient):
         key: RunKey = submitted.run.key
         return key
 
-    async def send(self, key: RunKey, kind: CommandKind, command_id: str = "") -> CommandOutcome:
-        """Send a command to a run; return the receipt's outcome."""
+    async def send(self, key: RunKey, kind: CommandKind, command_id: str = "", *, approver: str = "") -> CommandOutcome:
+        """Send a command to a run, as its user or as an approver of the store; return the receipt's outcome."""
         command = ledger_pb2.Command(command_id=command_id or self.ids.new("cmd"), **wire_events.KIND.fields(kind))
         call = self.tables.calls.get(CallKey(key.store_id, CallId(command.decision.call_id)))
         if call is not None:
-            command.decision.digest = call.digest
+            is_of_series = command.decision.for_series and call.series is not None
+            command.decision.digest = call.series.digest if is_of_series and call.series else call.digest
         request = ledger_pb2.SendCommandRequest(
             store_id=key.store_id,
             run_id=key.run_id,
-            user_id=USER,
+            user_id=approver or USER,
             command=command,
             as_operator=command.HasField("resolve"),
+            decision_right=ledger_pb2.DECISION_RIGHT_STORE if approver else ledger_pb2.DECISION_RIGHT_UNSPECIFIED,
         )
         outcome: CommandOutcome = self._apply(operations.send(request, self._limits)).outcome
         return outcome
+
+    async def note_completion(self, key: RunKey, call_id: CallId) -> None:
+        """Tell a run that one of its calls was completed."""
+        request = ledger_pb2.NoteCompletionRequest(store_id=key.store_id, run_id=key.run_id, call_id=call_id)
+        self._apply(operations.note_completion(request))
 
     def time(self) -> datetime:
         return self._database.now()

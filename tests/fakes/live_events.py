@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from pawl.agent_loop.adapters.views import logged_event
@@ -19,6 +19,7 @@ class FakeLive:
         self.lose: Callable[[int], bool] = lambda _seq: False
         self.takers: defaultdict[str, list[Callable[[LoggedEvent], Awaitable[None]]]] = defaultdict(list)
         self.subscriptions = 0
+        self.viewers: list[tuple[str, str, str]] = []
 
     async def subscribe(
         self, store_id: str, run_id: str, take: Callable[[LoggedEvent], Awaitable[None]]
@@ -26,6 +27,9 @@ class FakeLive:
         self.subscriptions += 1
         self.takers[run_id].append(take)
         return FakeSubscription(self, run_id, take)
+
+    async def tell_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:
+        self.viewers += viewers
 
     @property
     def subscriber_count(self) -> int:

@@ -72,6 +72,16 @@ def flood() -> None:
         notify("notifications/message", level="info", data="x" * 100)
 
 
+def say_nothing() -> None:
+    while True:
+        sys.stdout.write("\n" * 100_000)
+
+
+def answer_others() -> None:
+    while True:
+        send(id=1_000_000, result=text("of no call"))
+
+
 def spawn() -> dict[str, Any]:
     for session in (False, True):
         child = subprocess.Popen(["sleep", "1000"], start_new_session=session)
@@ -130,11 +140,14 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
     "die": lambda _, __: os._exit(3),
     "die_once": lambda _, __: die_once(),
     "flood": lambda _, __: flood(),
+    "say_nothing": lambda _, __: say_nothing(),
+    "answer_others": lambda _, __: answer_others(),
     "huge": lambda _, __: text("x" * 6_000_000),
     "brackets": lambda _, __: text("[" * 200_001),
     "wrong": lambda _, __: {"content": [{"type": "text"}]},
     "ask": lambda arguments, _: ask(arguments),
     "progress": lambda _, token: progress(token),
+    "log_in": lambda _, __: text("welcome"),
     "kinds": lambda arguments, _: every_kind(arguments),
     "change": lambda arguments, _: change(arguments),
     "spawn": lambda _, __: spawn(),
@@ -143,13 +156,93 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
 }
 
 
-def log_in(request_id: Any) -> None:
-    """Want a page to be opened before the first call."""
+def wants_page(message: dict[str, Any]) -> bool:
+    """Want a page to be opened before the first call of log_in, or before all while FOLDER/closed is there."""
+    is_open = "call log_in" in (FOLDER / "log").read_text().splitlines()[:-1] and not (FOLDER / "closed").exists()
+    if message["params"]["name"] != "log_in" or is_open:
+        return False
     page = {"mode": "url", "message": "Log in.", "url": "https://login.example.com/", "elicitationId": "e1"}
-    if "call log_in" in (FOLDER / "log").read_text().splitlines()[:-1]:
-        send(id=request_id, result=text("welcome"))
-    else:
-        send(id=request_id, error={"code": -32042, "message": "log in first", "data": {"elicitations": [page]}})
+    send(id=message["id"], error={"code": -32042, "message": "log in first", "data": {"elicitations": [page]}})
+    return True
+
+
+BEGUN_HERE: set[str] = set()
+
+
+def begin_task(message: dict[str, Any]) -> None:
+    """Begin a call as a task, of which any other process of this server knows, unless FOLDER/forgetful is there.
+
+    FOLDER/at_once is answered in place of it.
+    """
+    params = message["params"]
+    if (FOLDER / "at_once").exists():
+        send(id=message["id"], result=json.loads((FOLDER / "at_once").read_text()))
+        return
+    task_id = f"task-{len(list(FOLDER.glob('task-*')))}"
+    if (FOLDER / "task_id").exists():
+        task_id = json.loads((FOLDER / "task_id").read_text())
+        send(id=message["id"], result={"task": task(task_id)})
+        return
+    (FOLDER / task_id).write_text(json.dumps(params))
+    BEGUN_HERE.add(task_id)
+    log(f"begun {task_id} {params['name']}")
+    send(id=message["id"], result={"task": task(task_id)})
+
+
+def task(task_id: str) -> dict[str, Any]:
+    """Describe a task, which works until FOLDER/ends says how they end."""
+    ends = FOLDER / "ends"
+    status = ends.read_text() if ends.exists() else "working"
+    if (FOLDER / f"cancelled-{task_id}").exists():
+        status = "cancelled"
+    ago = "2026-01-01T00:00:00Z"
+    made = {"taskId": task_id, "status": status, "statusMessage": f"it is {status}", "ttl": None, "pollInterval": 50}
+    return made | {"createdAt": ago, "lastUpdatedAt": ago}
+
+
+def misbehaved(message: dict[str, Any], method: str, kind: str) -> None:
+    """Answer what is asked of a task as no server should."""
+    match kind:
+        case "die":
+            os._exit(3)
+        case "busy":
+            send(id=message["id"], error={"code": -32603, "message": "come back later"})
+        case "unknown":
+            send(id=message["id"], error={"code": -32602, "message": "no such task"})
+        case "wrong":
+            send(id=message["id"], result={"status": "confused", "content": [{"type": "text"}]})
+        case "another" if method == "get":
+            send(id=message["id"], result=task("another"))
+        case "another":
+            related = {"io.modelcontextprotocol/related-task": {"taskId": "another"}}
+            send(id=message["id"], result=text("of another task", _meta=related))
+        case "huge":
+            send(id=message["id"], result=text("x" * 6_000_000))
+        case said:
+            send(id=message["id"], result=task(message["params"]["taskId"]) | json.loads(said))
+
+
+def of_task(message: dict[str, Any]) -> None:
+    """Answer what is asked of a task."""
+    task_id = message["params"]["taskId"]
+    method = message["method"].removeprefix("tasks/")
+    log(f"{method} {task_id}")
+    fault = FOLDER / f"fault-{method}"
+    if fault.exists():
+        misbehaved(message, method, fault.read_text())
+        return
+    if not (FOLDER / task_id).exists() or ((FOLDER / "forgetful").exists() and task_id not in BEGUN_HERE):
+        send(id=message["id"], error={"code": -32602, "message": "no such task"})
+        return
+    params = json.loads((FOLDER / task_id).read_text())
+    if method == "cancel":
+        (FOLDER / f"cancelled-{task_id}").touch()
+    if method == "result":
+        result = DONE[params["name"]](params.get("arguments") or {}, None)
+        if result is not None:
+            send(id=message["id"], result=result)
+        return
+    send(id=message["id"], result=task(task_id))
 
 
 def garbage() -> dict[str, Any]:
@@ -162,12 +255,11 @@ def garbage() -> dict[str, Any]:
 def call(message: dict[str, Any]) -> None:
     params = message["params"]
     name, arguments = params["name"], params.get("arguments") or {}
-    log(f"call {name}")
+    if name == "terminate":
+        send(id=message["id"], error={"code": -32600, "message": "Session terminated"})
+        return
     if name == "refuse":
         send(id=message["id"], error={"code": -32000, "message": "out of order"})
-        return
-    if name == "log_in":
-        log_in(message["id"])
         return
     try:
         if name == "garbage":
@@ -201,10 +293,18 @@ def main() -> None:
                     id=message["id"],
                     result={"protocolVersion": version, "capabilities": capabilities, "serverInfo": info},
                 )
+            case "tools/list" if mode == "endless":
+                cursor = int((message.get("params") or {}).get("cursor") or 0) + 1
+                tool = {"name": f"tool{cursor}", "description": "x" * 2_000_000, "inputSchema": {"type": "object"}}
+                send(id=message["id"], result={"tools": [tool], "nextCursor": str(cursor)})
             case "tools/list":
                 send(id=message["id"], result={"tools": json.loads((FOLDER / "tools.json").read_text())})
             case "tools/call":
-                call(message)
+                log(f"call {message['params']['name']}")
+                if not wants_page(message):
+                    (begin_task if "task" in message["params"] else call)(message)
+            case "tasks/get" | "tasks/result" | "tasks/cancel":
+                of_task(message)
             case "notifications/cancelled":
                 log("cancelled")
             case _ if "id" in message and "method" in message:

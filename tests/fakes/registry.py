@@ -40,6 +40,8 @@ CANCELLED = ExecutionResult(
     result=CallResult(content_json=b'{"error":"cancelled"}', is_error=True, error_reason="CANCELLED"),
 )
 
+NOT_COMPLETED = CallResult(content_json=b'{"error":"nobody"}', is_error=True, error_reason="NOT_COMPLETED")
+
 
 @dataclass
 class FakeRegistry:
@@ -55,6 +57,10 @@ class FakeRegistry:
     """True if calls that only read run as soon as they are checked, where that is asked for."""
     forgets: set[str] = field(default_factory=set)
     """Tools of which it is not known whether they ran."""
+    awaited: dict[str, float] = field(default_factory=dict)
+    """Tools whose calls somebody outside completes, and how long each call waits for that once it has run."""
+    completed: dict[str, CallResult] = field(default_factory=dict)
+    """What somebody has brought for calls, by their ids."""
     running: int = 0
     running_max: int = 0
     unreachable: int = 0
@@ -72,6 +78,7 @@ class FakeRegistry:
     outputs: list[str | None] = field(default_factory=list)
     unchecked_outputs: int = 0
     """How many of the next answers cannot be checked at once."""
+    _awaited_until: dict[str, float] = field(default_factory=dict)
     _journal: dict[str, asyncio.Task[ExecutionResult]] = field(default_factory=dict)
 
     async def resolve(
@@ -158,7 +165,19 @@ class FakeRegistry:
         task = self._journal.get(call_id)
         if task is None:
             task = self._journal[call_id] = asyncio.get_running_loop().create_task(self._perform(call_id, name))
-        yield await asyncio.shield(task)
+        ended = await asyncio.shield(task)
+        yield self._awaited(call_id, name, ended) if name in self.awaited else ended
+
+    def _awaited(self, call_id: str, name: str, ended: ExecutionResult) -> ExecutionResult:
+        if ended.outcome is not Outcome.SUCCEEDED:
+            return ended
+        now = asyncio.get_running_loop().time()
+        left = self._awaited_until.setdefault(call_id, now + self.awaited[name]) - now
+        if call_id in self.completed:
+            return replace(ended, result=self.completed[call_id])
+        if left <= 0:
+            return ExecutionResult(outcome=Outcome.FAILED, result=NOT_COMPLETED)
+        return replace(ended, outcome=Outcome.AWAITING_COMPLETION, completion_seconds_left=left)
 
     async def cancel(self, context: CallContext, call_id: str, *, wait_seconds: float) -> Stopped:
         self._answer()
@@ -168,6 +187,9 @@ class FakeRegistry:
             # From now on it cannot begin any more.
             self._journal[call_id] = asyncio.get_running_loop().create_task(_value(CANCELLED))
             return Stopped(stopped=True)
+        if call_id in self._awaited_until and call_id not in self.completed:
+            self._journal[call_id] = asyncio.get_running_loop().create_task(_value(CANCELLED))
+            return Stopped(stopped=True, result=CANCELLED)
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

@@ -15,7 +15,7 @@ from pawl.chassis import logs
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.leaks.load import people
-from tests.leaks.measure import Sample, Tolerance, census, grown, growths, renew_connections, table, take
+from tests.leaks.measure import Sample, Tolerance, census, grown, growths, table, take
 from tests.leaks.world import running
 
 _CYCLES_WARM = 1
@@ -27,7 +27,7 @@ _CYCLE_TOLERANCE = Tolerance(tasks=0.2, descriptors=0.5, threads=0.2, objects=10
 # Of an operation. What each leaves behind would show as one or more; the rest is buffers that fill, and noise.
 _TOLERANCE = Tolerance(tasks=0.02, descriptors=0.02, threads=0.01, objects=2.0, blocks=6.0, kib=2.0)
 # The fewer the operations, the more weighs what only fills up, such as the last 4,096 claims of a worker.
-_SHORT_TOLERANCE = Tolerance(tasks=0.05, descriptors=0.05, threads=0.02, objects=10.0, blocks=60.0, kib=20.0)
+_SHORT_TOLERANCE = Tolerance(tasks=0.05, descriptors=0.05, threads=0.02, objects=20.0, blocks=200.0, kib=20.0)
 _LONG_OPERATIONS = 4000
 
 
@@ -60,7 +60,6 @@ async def _long(suite: Suite, folder: Path, runs: int, streams: int) -> list[str
     async with running(suite, folder) as services, people(services) as load:
         types = census()
         for window in range(1, windows + 1):
-            await renew_connections()
             await load.work(runs=runs // windows, streams=streams // windows)
             samples.append(await take(window * (runs + streams) // windows, samples[-1] if samples else None))
             _say(samples[-1])

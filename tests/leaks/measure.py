@@ -59,6 +59,7 @@ async def take(operations: int, before: Sample | None) -> Sample:
         ):
             break
         await asyncio.sleep(0.1)
+    await _renew_connections()
     for _ in range(2):
         gc.collect()
     _give_back()
@@ -74,11 +75,14 @@ async def take(operations: int, before: Sample | None) -> Sample:
     )
 
 
-async def renew_connections() -> None:
-    """Have every pool replace its connections at their next use: each keeps up to 100 prepared statements."""
+async def _renew_connections() -> None:
+    """Replace the connections of every pool: each keeps up to 100 prepared statements, which differ with its work."""
     for found in gc.get_objects():
         if type(found) is asyncpg.Pool and not found.is_closing():
             await found.expire_connections()
+            taken = [await found.acquire() for _ in range(found.get_idle_size())]
+            for connection in taken:
+                await found.release(connection)
 
 
 def _give_back() -> None:

@@ -29,7 +29,8 @@ from pawl.job_store.app.ports import AttentionRepository, Journal, OfferReposito
 from pawl.job_store.app.reading import ConversationReads, Leases, Reads
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import ConversationKey, SegmentRow
-from pawl.job_store.rpc.messages import encode_event, usage_of
+from pawl.job_store.rpc.events import encode_event
+from pawl.job_store.rpc.messages import usage_of
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.conversations import MemoryConversations
 from tests.simulation.history import History

@@ -13,6 +13,7 @@ from itertools import groupby
 
 from pawl.agent_loop.domain.call import EffectClass
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2
+from tests.simulation import grants
 from tests.simulation.history import Sent
 from tests.simulation.record import Ledger, Record, call_state, run_state
 from tests.simulation.reference import CALL_MOVES, ENDED, RUN_MOVES, SETTLED
@@ -167,15 +168,18 @@ def seqs_without_gaps(record: Record) -> Iterator[str]:
 def gated_calls_run_as_approved(record: Record) -> Iterator[str]:
     """I9, I10, D6: a gated effect has the approval of exactly these arguments by as many people as it needs.
 
-    Of two and more none is the user of the run.
+    Or its series has: a grant of just this version of the tool. Of two and more none is the user of the run.
     """
     said: dict[str, list[Sent]] = defaultdict(list)
+    given = grants.grants(record)
     for sent in record.history.commands:
         said[sent.call_id].append(sent)
     for effect in record.history.effects:
         if TOOLS[effect.tool_name].disposition != "APPROVE":
             continue
         words = [sent for sent in said[effect.call_id] if sent.user_id != "stranger"]
+        if grants.of_effect(given, record, effect) is not None:
+            continue
         people = {
             sent.user_id for sent in words if sent.kind in {"APPROVE", "EDIT"} and sent.content == effect.arguments_json
         }

@@ -9,31 +9,37 @@ from typing import Any
 from pawl.agent_loop.adapters.live import BusEvents
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.schedule_ledger import ScheduleLedgerClient
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.adapters.wakeups import BusWakeups
 from pawl.agent_loop.adapters.worker_ledger import WorkerLedgerClient
+from pawl.agent_loop.app.public_values import MailboxView, MailPlace
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.schedules import Schedules as AgentLoopSchedules
 from pawl.agent_loop.app.session_stream import SessionTimes
 from pawl.agent_loop.app.starting import Starting
+from pawl.agent_loop.app.triggers import Triggers as AgentLoopTriggers
 from pawl.agent_loop.app.worker import Worker, WorkerLimits
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.wiring import ClientSide, ClientTimes
+from pawl.chassis.auth import Principal
 from pawl.chassis.ids import IdSource, WorkerId
 from pawl.chassis.lifecycle import Background
-from pawl.errors import TooLarge
+from pawl.errors import MailboxUnreachable, TooLarge
 from pawl.job_store.adapters.announcer import NatsAnnouncer
 from pawl.job_store.app.ports import Limits as JobStoreLimits
 from pawl.job_store.app.schedules import Schedules
+from pawl.job_store.app.triggers import Triggers
 from pawl.job_store.domain import inbox
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
 from pawl.job_store.rpc.servicer import LedgerServicer
+from pawl.job_store.rpc.trigger_servicer import TriggerLedgerServicer
 from pawl.job_store.wiring import wire
 from tests.fakes.agents import MemoryAgents
 from tests.fakes.checker import FakeChecker
 from tests.fakes.virtual_time import VirtualClock
-from tests.simulation import registry
+from tests.simulation import registry, triggers
 from tests.simulation.bus import Broker, SimulatedBus
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
@@ -43,6 +49,7 @@ from tests.simulation.network import Network
 from tests.simulation.process import Process
 from tests.simulation.schedules import MemorySchedules, are_played
 from tests.simulation.store import Database, Tables
+from tests.simulation.triggers import MemoryTriggers
 
 LIMITS = Limits(
     run_timeout_seconds=200.0,
@@ -70,6 +77,15 @@ _STORE_QUEUE_MAX = 6
 _CRASHES_MAX = 3
 
 
+class NoMailboxes:
+    """See `starting_ports.MailboxReader`: there is none."""
+
+    async def read_mailbox(
+        self, caller: Principal, mailbox: object, place: MailPlace, *, mails_max: int, documents_prefix: str = ""
+    ) -> MailboxView:
+        raise MailboxUnreachable("there is no mailbox")
+
+
 class JobStore:
     """One process of job-store."""
 
@@ -92,7 +108,10 @@ class JobStore:
         self._ids = IdSource(VirtualClock(), chance.stream("ids", process.name).getrandbits)
         self._servicer: LedgerServicer | None = None
         self._schedules: ScheduleLedgerServicer | None = None
+        self._triggers: TriggerLedgerServicer | None = None
         self._of_schedules = MemorySchedules(Database(tables, chance, history, f"schedules of {process.name}"))
+        self._of_triggers = MemoryTriggers(Database(tables, chance, history, f"triggers of {process.name}"))
+        self._random_bytes = chance.stream("secrets", process.name).randbytes
 
     async def serve(self) -> None:
         """Serve until the process ends."""
@@ -104,6 +123,10 @@ class JobStore:
                 background.start(name, loop)
             schedules = Schedules(self._of_schedules, parts.group_commit, Unmetered(), self._ids)
             self._schedules = ScheduleLedgerServicer(schedules, self._limits)
+            of_events = Triggers(
+                self._of_triggers, parts.group_commit, Unmetered(), self._ids, random_bytes=self._random_bytes
+            )
+            self._triggers = TriggerLedgerServicer(of_events, self._limits)
             self._servicer = parts.servicer
             await asyncio.Event().wait()
 
@@ -111,7 +134,8 @@ class JobStore:
         """Serve one request; returns all responses."""
         while self._servicer is None:
             await asyncio.sleep(0.001)
-        return await answer(self._servicer if hasattr(self._servicer, method) else self._schedules, method, request)
+        servicers = (self._servicer, self._schedules, self._triggers)
+        return await answer(next(each for each in servicers if hasattr(each, method)), method, request)
 
 
 class Replicas:
@@ -187,7 +211,16 @@ class AgentLoop:
             starting=Starting(self.clients.messages, lambda _: False),
             clock=clock,
         )
+        network = Network(chance, history, f"triggers of {process.name}")
+        self.triggers = AgentLoopTriggers(
+            ledger=TriggerLedgerClient(Channel(Replicas(network, job_stores, draw.randrange).call)),  # type: ignore[arg-type]  # as above
+            reader=NoMailboxes(),
+            starting=Starting(self.clients.messages, lambda _: False),
+            clock=clock,
+            ids=IdSource(VirtualClock(), chance.stream("event ids", process.name).getrandbits),
+        )
         self._fires = are_played(chance)
+        self._is_triggered = triggers.are_played(chance)
         self._wakeups = BusWakeups(bus)
         self.stop = asyncio.Event()
 
@@ -201,5 +234,7 @@ class AgentLoop:
             background.start("fence", worker.fence_forever)
             if self._fires:
                 background.start("schedules", self.schedules.fire_forever)
+            if self._is_triggered:
+                background.start("triggers", self.triggers.fire_forever)
             await self.stop.wait()
             await worker.hand_over()

@@ -41,6 +41,8 @@ class Sent:
     digest: str = ""
     tokens: int = 0
     sent_at: float = 0.0
+    grants: Any = None
+    """The terms on which a series was granted with it; see `grants.Terms`."""
     outcomes: list[str] = field(default_factory=list)
     taken_at: float | None = None
 
@@ -59,6 +61,12 @@ class Effect:
     user_id: str
     tool_name: str
     arguments_json: bytes
+    begin: float
+    """The time at which its call was let in."""
+    version: int
+    """The version of the tool that was in force then."""
+    is_asked_for: bool
+    """True if a rule asked for an approval then."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,6 +95,43 @@ class Seen:
     payload: bytes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivered:
+    """An event that a trigger has taken, as its sender was told, with the run that it had started by then."""
+
+    trigger_id: str
+    event_id: str
+    run_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """A request that came to the receiver of a channel, and with which status it was answered, in time or not."""
+
+    time: float
+    url: str
+    webhook_id: str
+    body: bytes
+    status: int
+    is_signed: bool
+
+    @property
+    def is_taken(self) -> bool:
+        return self.status == 200
+
+
+@dataclass(slots=True, kw_only=True)
+class ChannelAct:
+    """An act of a user on their channels, from when it was asked for to when that was acknowledged, if it was."""
+
+    kind: str
+    user_id: str
+    begin: float
+    end: float | None = None
+    channel_id: str = ""
+    conversation_id: str = ""
+
+
 @dataclass
 class History:
     """Everything that is judged, and the trace that proves that a seed replays."""
@@ -96,6 +141,9 @@ class History:
     effects: list[Effect] = field(default_factory=list)
     served: list[Served] = field(default_factory=list)
     seen: list[Seen] = field(default_factory=list)
+    delivered: list[Delivered] = field(default_factory=list)
+    received: list[Received] = field(default_factory=list)
+    channel_acts: list[ChannelAct] = field(default_factory=list)
     decided: set[tuple[str, str, str]] = field(default_factory=set)
     """Call, kind and person of the decisions in the audit chain; of a front-end call the state that it ended in."""
     jumps: list[float] = field(default_factory=list)

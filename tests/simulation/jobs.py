@@ -226,17 +226,25 @@ def _iterations(record: Ledger, run: run_pb2.Run) -> list[call_pb2.Call]:
 
 
 def _off_beat(run: run_pb2.Run, calls: list[call_pb2.Call]) -> Iterator[str]:
+    """Yield what is not on the beat of a job: on that which it has since it was granted last, and perhaps edited."""
     job, begin = run.job, run.job.begin_time.ToNanoseconds() / 1e9
+    granted = next((number for number, call in enumerate(calls) if call.call_id == run.grant.call_id), None)
+    calls = calls[granted:]
     places = [
         math.floor((call.create_time.ToNanoseconds() / 1e9 - begin + _TINY_SECONDS) / job.interval_seconds)
         for call in calls
     ]
-    if places and places[0] < job.delay_first:
+    if places and granted is None and places[0] < job.delay_first:
         yield f"job {run.run_id} began at once, and was to wait for one interval"
+    # No iteration is due after the end of its job; one that is late may begin then.
+    has_end = job.HasField("end_time")
+    last = (job.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds if has_end else math.inf
     for (first, after), (earlier, later) in zip(pairwise(places), pairwise(calls), strict=True):
         ended = (earlier.end_time.ToNanoseconds() / 1e9 - begin) / job.interval_seconds
         if later.create_time.ToNanoseconds() < earlier.create_time.ToNanoseconds():
             continue  # They come one after the other: the clock of the database was set back.
+        if first + 1 > last + _TINY_SECONDS:
+            yield f"job {run.run_id} went on with call {later.round} after its end"
         if after <= first or after < math.floor(ended):
             yield f"job {run.run_id} made call {earlier.round + 1} in interval {after}, and the one before in {first}"
 

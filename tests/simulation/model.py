@@ -171,6 +171,7 @@ def _watch(draw: random.Random) -> dict[str, object]:
     return {
         "_when": condition | limits,
         "_stopAfter": draw.choice([5, 12, 20]),
+        "_duration": 600,
         "_reports": draw.choice(["every", "end"]),
     }
 

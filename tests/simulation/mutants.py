@@ -9,16 +9,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
-from types import CodeType, ModuleType
 
 from tests.simulation.planted import OF_THE_LEDGER, REFERENCE_MODEL, Mutant
+from tests.simulation.planted_channels import OF_CHANNELS
 from tests.simulation.planted_jobs import OF_JOBS
 from tests.simulation.planted_outages import OF_OUTAGES
+from tests.simulation.planted_starters import OF_STARTERS
+from tests.simulation.planting import Finder
 
 # Far beyond what one takes, also on a machine that is busy with other things.
 _SECONDS_MAX = 900
@@ -173,6 +172,7 @@ MUTANTS = (
         text="if call.state.is_terminal or call.reserved_by:",
         instead="if call.state.is_terminal:",
         checker="one_front_end_result",
+        first=200,
     ),
     Mutant(
         name="stopped_runs_go_on",
@@ -312,7 +312,7 @@ MUTANTS = (
     Mutant(
         name="one_approves_for_two",
         module="pawl.job_store.domain.calls",
-        text="return counted >= call.approvals_required",
+        text="return approvers(run, of_it) >= call.approvals_required",
         instead="return True",
         checker=REFERENCE_MODEL,
         also=(("pawl.job_store.domain.decisions", "len(approvals) >= call.approvals_required", "True"),),
@@ -364,8 +364,8 @@ MUTANTS = (
     Mutant(
         name="queues_are_one_too_long",
         module="pawl.job_store.domain.submit",
-        text=">= self.store_queue_max:",
-        instead="> self.store_queue_max:",
+        text="of_store.waiting < self.store_queue_max:",
+        instead="of_store.waiting <= self.store_queue_max:",
         checker=REFERENCE_MODEL,
     ),
     Mutant(
@@ -399,41 +399,15 @@ MUTANTS = (
     *OF_THE_LEDGER,
     *OF_OUTAGES,
     *OF_JOBS,
+    *OF_CHANNELS,
+    *OF_STARTERS,
 )
-
-
-class _Planter(SourceFileLoader):
-    def __init__(self, spec: ModuleSpec, edits: Sequence[tuple[str, str]]) -> None:
-        super().__init__(spec.name, str(spec.origin))
-        self._edits = edits
-
-    def get_code(self, fullname: str) -> CodeType:
-        source = self.get_data(self.path).decode()
-        for text, instead in self._edits:
-            if text not in source:
-                raise SystemExit(f"{fullname} has no {text!r} any more: the mutant needs a new place")
-            source = source.replace(text, instead, 1)
-        return compile(source, self.path, "exec")
-
-
-class _Finder(MetaPathFinder):
-    def __init__(self, mutant: Mutant) -> None:
-        self._mutant = mutant
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        edits = [(text, instead) for module, text, instead in self._mutant.edits if module == fullname]
-        spec = PathFinder.find_spec(fullname, path, target) if edits else None
-        if spec is not None:
-            spec.loader = _Planter(spec, edits)
-        return spec
 
 
 def play(name: str) -> str:
     """Play seeds with a mutant; return what its checker said, empty if nothing."""
     mutant = next(mutant for mutant in MUTANTS if mutant.name == name)
-    sys.meta_path.insert(0, _Finder(mutant))
+    sys.meta_path.insert(0, Finder(mutant))
     # No import of the product before the mutant is planted.
     if mutant.checker == REFERENCE_MODEL:
         from tests.ledger.game import first_difference  # noqa: PLC0415
@@ -441,8 +415,10 @@ def play(name: str) -> str:
         return first_difference(range(mutant.seeds))
     from tests.simulation.simulate import simulate  # noqa: PLC0415
 
-    for seed in range(mutant.seeds):
-        for violation in simulate(seed).violations:
+    # What goes on outside costs most of the time of a seed, and most mutants do not need it.
+    has_outside = mutant in (*OF_CHANNELS, *OF_STARTERS)
+    for seed in range(mutant.first, mutant.first + mutant.seeds):
+        for violation in simulate(seed, has_outside=has_outside).violations:
             if violation.startswith(f"{mutant.checker}:"):
                 return f"seed {seed}: {violation}"
     return ""

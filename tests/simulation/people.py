@@ -27,7 +27,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import ConversationId, RequestId, RunId, StoreId, UserId
 from pawl.errors import ConversationBusy, ConversationNotFound, PawlError, QueueFull
 from pawl.event.v1 import run_pb2
-from tests.simulation import own_tools
+from tests.simulation import grants, own_tools
 from tests.simulation.cluster import AgentLoop
 from tests.simulation.history import Message, Sent
 from tests.simulation.model import MODELS
@@ -226,10 +226,18 @@ class User:
         kind = draw.choice([DecisionKind.APPROVE, DecisionKind.APPROVE, DecisionKind.EDIT, DecisionKind.REJECT])
         digest: str = document.approval.digest if draw.random() < 0.95 else "0" * 64  # type: ignore[attr-defined]
         edited = msgspec.json.encode({"n": 1000 + draw.randrange(100)}) if kind is DecisionKind.EDIT else b""
+        wished = grants.wish(self.world.chance, command_id, document.approval, kind)  # type: ignore[attr-defined]
         decision = CallDecision(
-            run_id=call.run_id, call_id=call.call_id, kind=kind, digest=digest, arguments_json=edited
+            run_id=call.run_id,
+            call_id=call.call_id,
+            kind=kind,
+            digest=wished.digest if wished else digest,
+            arguments_json=edited,
+            for_series=wished is not None,
+            edited_series=wished.edited if wished else None,
         )
         sent = self._sent(caller, command_id, call, kind.value, content=edited or arguments, digest=digest)
+        sent.grants = grants.granted(call.run_id, edited or arguments, self.world.journal.version, wished)
         await self._send(sent, lambda agent: agent.clients.inbox.decide(caller, RequestId(command_id), decision))
 
     async def _answer(self, caller: Principal, call: CallView, command_id: str) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mutant:
-    """In `module`, `text` becomes `instead`; `checker` must see it within `seeds`."""
+    """In `module`, `text` becomes `instead`; `checker` must see it within `seeds`, counted from the `first`."""
 
     name: str
     module: str
@@ -15,6 +15,7 @@ class Mutant:
     instead: str
     checker: str
     seeds: int = 200
+    first: int = 0
     also: tuple[tuple[str, str, str], ...] = ()
 
     @property

@@ -9,6 +9,33 @@ _LOOP = "pawl.agent_loop.domain.jobs"
 
 OF_JOBS = (
     Mutant(
+        name="agents_are_limited_by_nothing",
+        module="pawl.agent_loop.domain.delegation",
+        text="return run.depth < run.options.limits.agent_depth_max",
+        instead="return True",
+        checker="each_call_has_its_run",
+    ),
+    Mutant(
+        name="series_go_on_beyond_their_grant",
+        module="pawl.job_store.domain.grants",
+        text="and grant.uses < grant.series.iterations_max",
+        instead="",
+        checker="grants_cover_what_was_shown",
+        also=(
+            ("pawl.agent_loop.domain.job_program", "run.round >= job.iterations_max", "run.round > job.iterations_max"),
+            ("tests.simulation.registry", "if len(used | {call.call_id}) <= series.iterations_max:", "if True:"),
+        ),
+    ),
+    Mutant(
+        name="agents_end_twice",
+        module="pawl.job_store.domain.stop",
+        text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",
+        instead="    parent = inbox.accept(unit, parent, incoming)\n"
+        "    again = inbox.arrived(unit, parent, name=inbox.AGENT_ENDED, payload=payload, call_id=call.call_id)\n"
+        "    turn.wake(unit, inbox.accept(unit, parent, again))",
+        checker="agents_end_once",
+    ),
+    Mutant(
         name="agents_of_agents_begin_jobs",
         module=_LOOP,
         text="if run.depth or run.job is not None:",
@@ -84,6 +111,28 @@ OF_JOBS = (
         text="math.floor(began + _TINY) + 1",
         instead="math.floor(began + _TINY)",
         checker="series_keep_their_beat",
+        also=(("pawl.agent_loop.domain.job_program", "math.ceil(ended - _TINY)", "math.floor(ended)"),),
+    ),
+    Mutant(
+        name="series_that_are_to_wait_begin_at_once",
+        module="pawl.agent_loop.domain.job_program",
+        text="first = job.delay_first if last is None",
+        instead="first = 0 if last is None",
+        checker="series_keep_their_beat",
+    ),
+    Mutant(
+        name="series_go_on_after_their_end",
+        module="pawl.agent_loop.domain.job_program",
+        text="(due > job.end_time or (paused and now >= job.end_time))",
+        instead="(paused and now >= job.end_time)",
+        checker="series_keep_their_beat",
+    ),
+    Mutant(
+        name="iterations_wait_beside_each_other",
+        module=_LEDGER,
+        text="if each.run_id != job.run_id or each.occasion == 0 or each.entered_by)",
+        instead="if True)",
+        checker="one_iteration_waits",
     ),
     Mutant(
         name="monitors_fire_while_it_stays_so",
@@ -112,7 +161,7 @@ OF_JOBS = (
         text="if any(command.name == inbox.PAUSE for command in unit.inbox(run)):",
         instead="if False:",
         checker="paused_jobs_begin_nothing",
-        seeds=600,
+        first=400,
     ),
     Mutant(
         name="silent_jobs_tell_of_their_end",

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.labels import has_all
 from pawl.errors import CallNotFound, ConversationNotFound, LeaseLost, RunNotFound
 from pawl.event.v1 import run_pb2
@@ -31,8 +31,8 @@ from pawl.job_store.app.reading import (
 )
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
-from pawl.job_store.domain.rows import CallRow, CommandRow, ConversationKey, ConversationRow, RunRow
-from pawl.job_store.domain.states import CallState, RunState
+from pawl.job_store.domain.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
+from pawl.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause
 from pawl.job_store.domain.waiting import Situation
 from tests.simulation.store import Database, with_lease
 
@@ -314,6 +314,12 @@ class MemoryReads:
             raise CallNotFound
         return row
 
+    def _is_running_or_stopped(self, job: RunRow, stopped_by: CommandId) -> bool:
+        stop = self._tables.commands.get(CommandKey(job.store_id, job.run_id, stopped_by))
+        if stop is not None and job.stop_cause is StopCause.OPERATOR:
+            return stop.outcome is CommandOutcome.ACCEPTED
+        return bool(job.reports_to) and job.stop_cause is None and not job.state.is_terminal
+
     async def runs(
         self,
         store_id: StoreId,
@@ -327,7 +333,9 @@ class MemoryReads:
         rows = [
             row
             for row in self._tables.runs.values()
-            if (row.store_id, row.user_id, row.imported) == (store_id, user_id, False)
+            if (row.store_id, row.imported) == (store_id, False)
+            and (row.user_id == user_id or (wanted.running_jobs_of_store and not user_id))
+            and not (wanted.running_jobs_of_store and not self._is_running_or_stopped(row, wanted.stopped_by))
             and wanted.conversation_id in {"", row.conversation_id}
             and (not wanted.states or row.state in wanted.states)
             and (wanted.create_time_from is None or row.create_time >= wanted.create_time_from)

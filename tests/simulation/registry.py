@@ -19,7 +19,9 @@ from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
 from pawl.agent_loop.domain.call import REPEATABLE, CallResult, EffectClass, Series
 from pawl.agent_loop.domain.fact import OutputChecked
-from pawl.agent_loop.domain.run import PinnedTool
+from pawl.agent_loop.domain.jobs import draft
+from pawl.agent_loop.domain.proposals import to_check
+from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
     Disposition,
     ExecutionPiece,
@@ -36,10 +38,13 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.auth import Principal
+from pawl.chassis.ids import RunId, StoreId
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
 from pawl.tool_registry.domain import execution as recorded
 from pawl.tool_registry.domain.definition import EffectClass as EffectOf
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from pawl.tool_registry.domain.verdict import Series as RegisteredSeries
+from pawl.tool_registry.domain.verdict import grant_digest
 from tests.fakes.registry import tool
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, History
@@ -53,6 +58,8 @@ LEASE_SECONDS = 4.0
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 # A read that ends in that time comes with the verdict on it.
 _MOMENT_SECONDS = 0.3
+# So late an iteration may begin that was due before the end of its series.
+_LATE_SECONDS = 60.0
 _OFFERED = tool("OFFER", context="FRONTEND")
 OUTCOMES = ("done", "done again")
 _NULL = CallResult(content_json=b"null")
@@ -76,6 +83,10 @@ class Journal:
     entries: dict[str, _Entry] = field(default_factory=dict)
     grants: dict[str, set[str]] = field(default_factory=dict)
     """The calls that began under each grant."""
+    version: int = 1
+    """The version of the gated tools that is in force."""
+    asks: bool = False
+    """True while a rule asks for an approval of each call of them."""
 
 
 def _error(reason: str, outcome: Outcome = Outcome.FAILED) -> ExecutionResult:
@@ -92,6 +103,16 @@ class Server:
         self._draw = journal.chance.stream("registry", process.name)
         self._running: dict[str, asyncio.Task[ExecutionResult]] = {}
         self.died_at: float | None = None
+
+    @property
+    def version(self) -> int:
+        """The version of the gated tools that is in force."""
+        return self._journal.version
+
+    @property
+    def asks(self) -> bool:
+        """True while a rule asks for an approval of each call of them."""
+        return self._journal.asks
 
     async def resolve(self, names: Sequence[str]) -> Resolved:
         for name in names:
@@ -113,7 +134,7 @@ class Server:
     async def check(
         self, context: CallContext, calls: Sequence[ProposedCall], reads: ReadTimeouts | None
     ) -> tuple[Verdict, ...]:
-        verdicts = tuple(_verdict(context, call) for call in calls)
+        verdicts = tuple(self._verdict(context, call) for call in calls)
         not_refused = [verdict for verdict in verdicts if verdict.disposition is not Disposition.REFUSE]
         if reads is None or any(verdict.effect_class is not EffectClass.READ_ONLY for verdict in not_refused):
             return verdicts
@@ -148,13 +169,38 @@ class Server:
     async def record_results(self, results: Sequence[RecordedResult]) -> None:
         self._journal.history.decided.update((result.call_id, result.state.value, result.user_id) for result in results)
 
-    def _is_granted(self, series: Series, context: CallContext, call: Execution) -> bool:
+    def _is_granted(self, series: Series, context: CallContext, call: Execution | ProposedCall) -> bool:
         """Return whether a grant is of exactly this call, and counts it, once."""
-        digest = _series_digest(series, context.store_id, context.run_id, call.tool_name, call.arguments_json)
+        digest = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
+        if series.digest != digest or self._journal.asks or _is_over(series):
+            return False
         used = self._journal.grants.setdefault(digest, set())
-        if series.digest == digest and len(used | {call.call_id}) <= series.iterations_max:
+        if len(used | {call.call_id}) <= series.iterations_max:
             used.add(call.call_id)
         return call.call_id in used
+
+    def _verdict(self, context: CallContext, call: ProposedCall) -> Verdict:
+        verdict = TOOLS.get(call.tool_name) if call.own_tool is None else _OFFERED
+        if verdict is None or b'"bad"' in call.arguments_json:
+            reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
+            said = "It may not run."
+            return Verdict(
+                call_id=call.call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message=said
+            )
+        is_gated, series = verdict.disposition is Disposition.APPROVE, call.series
+        granted = ""
+        if is_gated and series is not None and not self._journal.asks:
+            granted = _series_digest(series, context.run_id, call.tool_name, call.arguments_json, self.version)
+            if self._is_granted(series, context, call):
+                verdict = replace(verdict, disposition=Disposition.RUN)
+        return replace(
+            verdict,
+            series_digest=granted,
+            call_id=call.call_id,
+            tool_version=call.tool_version or 1,
+            arguments_json=call.arguments_json,
+            digest=digest_of(context.store_id, call.call_id, call.tool_name, call.arguments_json) if is_gated else "",
+        )
 
     async def execute(self, context: CallContext, execution: Execution) -> ExecutionResult:
         """Run a call, join it, or say what is in the journal."""
@@ -237,7 +283,8 @@ class Server:
         return entry.result
 
     async def _perform(self, context: CallContext, execution: Execution) -> ExecutionResult:
-        draw = self._draw
+        draw, begin = self._draw, asyncio.get_running_loop().time()
+        version, is_asked_for = self.version, self.asks
         seconds = draw.choice([0.01, 0.2, 1.0, 3.0]) * draw.random()
         fails = self._journal.chance.strikes(draw, "tool failed", 0.1)
         try:
@@ -246,13 +293,15 @@ class Server:
                 if fails:
                     return _error("TOOL_ERROR")
                 if TOOLS[execution.tool_name].effect_class is not EffectClass.READ_ONLY:
-                    self._have_effect(context, execution)
+                    self._have_effect(context, execution, begin=begin, version=version, is_asked_for=is_asked_for)
                 await asyncio.sleep(seconds * draw.random())
         except TimeoutError:
             return _error("TOOL_TIMEOUT")
         return _result(execution)
 
-    def _have_effect(self, context: CallContext, execution: Execution) -> None:
+    def _have_effect(
+        self, context: CallContext, execution: Execution, *, begin: float, version: int, is_asked_for: bool
+    ) -> None:
         history = self._journal.history
         history.tell(f"effect {execution.tool_name} {execution.call_id}")
         history.effects.append(
@@ -263,6 +312,9 @@ class Server:
                 user_id=context.user_id,
                 tool_name=execution.tool_name,
                 arguments_json=execution.arguments_json,
+                begin=begin,
+                version=version,
+                is_asked_for=is_asked_for,
             )
         )
 
@@ -285,34 +337,24 @@ def digest_of(store_id: str, call_id: str, tool_name: str, arguments_json: bytes
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
-def _verdict(context: CallContext, call: ProposedCall) -> Verdict:
-    verdict = TOOLS.get(call.tool_name) if call.own_tool is None else _OFFERED
-    if verdict is None or b'"bad"' in call.arguments_json:
-        reason = "TOOL_NOT_FOUND" if verdict is None else "INVALID_ARGUMENTS"
-        return Verdict(
-            call_id=call.call_id, disposition=Disposition.REFUSE, error_reason=reason, error_message="It may not run."
-        )
-    gated, series = verdict.disposition is Disposition.APPROVE, call.series
-    series_digest = ""
-    if gated and series is not None:
-        said = (context.store_id, context.run_id, call.tool_name, call.arguments_json)
-        series_digest = _series_digest(series, *said)
-    if series is not None and series_digest and series.digest == series_digest:
-        verdict = replace(verdict, disposition=Disposition.RUN)
-    return replace(
-        verdict,
-        series_digest=series_digest,
-        call_id=call.call_id,
-        tool_version=1,
-        arguments_json=call.arguments_json,
-        digest=digest_of(context.store_id, call.call_id, call.tool_name, call.arguments_json) if gated else "",
+def _series_digest(series: Series, run_id: str, tool_name: str, arguments_json: bytes, version: int) -> str:
+    """Return what a grant is bound to, by the real registry's own rule; `version` is the one in force."""
+    said = RegisteredSeries(
+        interval_seconds=series.interval_seconds, iterations_max=series.iterations_max, end_time=series.end_time
+    )
+    return grant_digest(
+        said,
+        store_id=StoreId("store"),
+        run_id=RunId(run_id),
+        tool_name=tool_name,
+        tool_versions=(1, version),
+        arguments=arguments_json,
     )
 
 
-def _series_digest(series: Series, store_id: str, run_id: str, tool_name: str, arguments_json: bytes) -> str:
-    terms = (series.interval_seconds, series.iterations_max, series.end_time)
-    said = (store_id, run_id, tool_name, arguments_json, terms)
-    return hashlib.sha256(repr(said).encode()).hexdigest()
+def _is_over(series: Series) -> bool:
+    now = asyncio.get_running_loop().time()
+    return series.end_time is not None and now > series.end_time + _LATE_SECONDS
 
 
 class Client:
@@ -380,9 +422,14 @@ class Client:
             raise InvalidArguments("they may not run")
         digest = digest_of(store_id, call.call_id, call.tool_name, arguments_json)
         granted = ""
-        if series is not None:
-            granted = _series_digest(series, store_id, run.run_id, call.tool_name, arguments_json)
+        if series is not None and not self._current[-1].asks:
+            granted = _series_digest(series, run.run_id, call.tool_name, arguments_json, self._current[-1].version)
         return EditVerdict(arguments_json=arguments_json, digest=digest, series_digest=granted)
+
+    async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
+        assert run.job is not None
+        (verdict,) = await self.check(CallContext.of(run), to_check(run, [draft(run, run.job, now)]), ())
+        return verdict
 
     async def count_tools(self, caller: Principal) -> int:
         server = self._current[-1]

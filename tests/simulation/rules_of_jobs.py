@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,14 @@ def miscounted(runs: Iterable[RunRow], conversation: ConversationRow) -> str:
     if count == said <= _OPEN_MAX:
         return ""
     return f"{conversation.conversation_id} has {count} open jobs, and says {said}"
+
+
+def piled_up(conversation: ConversationRow) -> str:
+    """Return the jobs of which more than one iteration waits to be told: the newest one alone does (ASYNC-5)."""
+    notices = conversation.background.notices
+    waiting = Counter(each.run_id for each in notices if each.occasion and not each.entered_by)
+    jobs = [run_id for run_id, count in waiting.items() if count > 1]
+    return f"{conversation.conversation_id}: several iterations of {jobs} wait to be told" if jobs else ""
 
 
 def beside_each_other(runs: Iterable[RunRow], conversation: ConversationRow) -> str:

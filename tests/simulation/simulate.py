@@ -21,24 +21,30 @@ from tests.simulation import (
     budgets,
     database_trouble,
     days,
+    grants,
     jobs,
     own_tools,
     process,
     schedules,
+    senders,
     talkers,
     timers,
+    told,
+    triggers,
 )
 from tests.simulation.chance import Chance
 from tests.simulation.checkers import CHECKERS
 from tests.simulation.database_trouble import DatabaseTrouble
 from tests.simulation.front_end import FrontEnd, Reader
 from tests.simulation.history import History
+from tests.simulation.notifier import Notifiers
 from tests.simulation.people import STORE, Approver, Operator, User
 from tests.simulation.record import Record
+from tests.simulation.subscribers import Subscriber
 from tests.simulation.world import Trouble, World
 
 _QUIET_SECONDS = 3.0
-_TIME = run_pb2.WAIT_KIND_TIME
+_FOR_AN_AGENT = run_pb2.WAIT_KIND_AGENT
 # Users give up after 600 s; then the runs that wait for each other's turn meet their deadlines one after the other.
 _PATIENCE_SECONDS = 2000.0
 # What the code under test logs when something happens that it holds for impossible.
@@ -48,6 +54,7 @@ _FAULTS = {
     "ledger.operation_failed",
     "ledger.announcement_failed",
     "background.crashed",
+    "delivery.failed",
 }
 
 
@@ -66,8 +73,8 @@ class Verdict:
     virtual_seconds: float
 
 
-def simulate(seed: int, *, printed: Callable[[str], None] | None = None) -> Verdict:
-    """Play a seed to its end and judge it.
+def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_outside: bool = True) -> Verdict:
+    """Play a seed to its end and judge it; without `has_outside` nobody sends webhooks or is sent some.
 
     The same seed gives the same trace in every process that begins with the same hashes.
     """
@@ -75,24 +82,28 @@ def simulate(seed: int, *, printed: Callable[[str], None] | None = None) -> Verd
     _listen(history)
     gc.disable()
     try:
-        return process.run(_play(seed, history))
+        return process.run(_play(seed, history, has_outside=has_outside))
     finally:
         gc.enable()
 
 
-async def _play(seed: int, history: History) -> Verdict:
+async def _play(seed: int, history: History, *, has_outside: bool) -> Verdict:
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(lambda _, context: _unhandled(history, context))
     chance = Chance(seed)
     world = World(chance, history)
     world.start()
-    users = _users(world)
-    trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make())
-    their = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
-    lives = [loop.create_task(user.live()) for user in users]
-    lives += [loop.create_task(timer.live()) for timer in their]
-    others = (*_others(users), *_approvers(world), *talkers.of(users), Operator(world))
+    users, approvers, notifiers = _users(world), _approvers(world), Notifiers(world, may_play=has_outside)
+    trouble = asyncio.gather(Trouble(world).make(), DatabaseTrouble(world).make(), notifiers.make_trouble())
+    their: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
+    their += [senders.Sender(world, STORE)] if has_outside and triggers.are_played(chance) else []
+    lives = [loop.create_task(each.live()) for each in (*users, *their)]
+    others = (*_others(users), *approvers, *talkers.of(users), Operator(world), grants.Owner(world))
     beside = [loop.create_task(other.live()) for other in others]
+    streams = notifiers.start()
+    if streams:
+        subscribers = [Subscriber(each, notifiers, approves=each in approvers) for each in (*users, *approvers)]
+        beside += [loop.create_task(subscriber.live()) for subscriber in subscribers]
     await trouble
     await asyncio.wait(lives)
     for task in lives:
@@ -111,8 +122,13 @@ async def _play(seed: int, history: History) -> Verdict:
     for task in beside:
         task.cancel()
     await asyncio.gather(*beside, return_exceptions=True)
+    await notifiers.settle()
+    for stream in streams:
+        stream.cancel()
     record = Record(world.tables, history)
-    of_parts = (part.CHECKERS for part in (budgets, agents, jobs, own_tools, database_trouble, timers))
+    of_parts = (
+        part.CHECKERS for part in (budgets, agents, jobs, grants, own_tools, database_trouble, timers, senders, told)
+    )
     for checker in itertools.chain(CHECKERS, *of_parts):
         for text in checker(record):
             history.violation(checker.__name__, text)
@@ -149,8 +165,9 @@ def _is_open(world: World) -> bool:
 
 
 def _are_due_later(world: World) -> bool:
-    """Return whether all that is open waits for a time, which a clock that was set back makes later."""
-    return all(_TIME in run.waits for run in world.tables.runs.values() if not run.state.is_terminal)
+    """Return whether all that is open waits for a time, be it that of an agent, and a clock set back makes it later."""
+    runs = [run for run in world.tables.runs.values() if not run.state.is_terminal]
+    return all(run.claim_at is not None or _FOR_AN_AGENT in run.waits for run in runs)
 
 
 def _unhandled(history: History, context: dict[str, Any]) -> None:

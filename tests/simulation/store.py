@@ -38,6 +38,7 @@ from pawl.job_store.domain.rows import (
     ConversationRow,
     MessageRow,
     Queue,
+    QueueKey,
     RequestKey,
     RequestRow,
     RunRow,
@@ -48,10 +49,12 @@ from pawl.job_store.domain.schedules import ScheduleKey, ScheduleRow
 from pawl.job_store.domain.states import CallState
 from pawl.job_store.domain.trimming import Trim
 from pawl.job_store.domain.unit_of_work import Ids, RowKeys, UnitOfWork
-from pawl.job_store.rpc.messages import encode_event
+from pawl.job_store.rpc.events import encode_event
 from tests.simulation import rules_of_jobs
 from tests.simulation.chance import Chance
 from tests.simulation.history import History
+from tests.simulation.notifier_rows import NotifierRows
+from tests.simulation.starters import TriggerTables
 
 ITERATIONS_KEPT = 2
 """Of jobs here, so that they are trimmed."""
@@ -94,6 +97,7 @@ class Tables:
     commands: dict[CommandKey, CommandRow] = field(default_factory=dict)
     loop_states: dict[RunKey, bytes] = field(default_factory=dict)
     schedules: dict[ScheduleKey, ScheduleRow] = field(default_factory=dict)
+    starters: TriggerTables = field(default_factory=TriggerTables, compare=False)
     schedule_changes: list[ScheduleChange] = field(default_factory=list, compare=False)
     schedule_claims: dict[ScheduleKey, datetime] = field(default_factory=dict, compare=False)
     messages: dict[ConversationKey, list[MessageRow]] = field(default_factory=dict)
@@ -106,6 +110,7 @@ class Tables:
     """The calls that were removed of jobs, for who wants to know what they were; nothing of the product sees them."""
     outbox: dict[tuple[str, str], tuple[RunKey, datetime]] = field(default_factory=dict)
     """Life-cycle events by store and id; nothing relays them while the simulation runs."""
+    notifier: NotifierRows = field(default_factory=NotifierRows, compare=False)
     written_at: dict[RunKey, list[float]] = field(default_factory=dict, compare=False)
     seen_time: datetime | None = field(default=None, compare=False)
     server: DatabaseServer = field(default_factory=DatabaseServer, compare=False)
@@ -144,8 +149,11 @@ class Tables:
 class Database:
     """The tables, and a way to them that can fail. `owner` is who is connected."""
 
-    def __init__(self, tables: Tables, chance: Chance, history: History, owner: str) -> None:
+    def __init__(
+        self, tables: Tables, chance: Chance, history: History, owner: str, *, failure_rate: float = 0.004
+    ) -> None:
         self.tables = tables
+        self._failure_rate = failure_rate
         self.history = history
         self._chance = chance
         self._draw = chance.stream("database", owner)
@@ -157,7 +165,7 @@ class Database:
 
     async def reach(self, *, writes: bool = False) -> None:
         """Return when a statement has got there."""
-        if self._chance.strikes(self._draw, "database away", 0.004):
+        if self._chance.strikes(self._draw, "database away", self._failure_rate):
             raise DependencyUnavailable("the database cannot be reached")
         await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
         if writes and self.tables.server.read_only:
@@ -167,7 +175,7 @@ class Database:
         """Return when the answer of a statement that was carried out is there."""
         if self._draw.random() < _SLOW_ANSWERS:
             await asyncio.sleep(_TRANSACTION_SECONDS * self._draw.random())
-        if self._chance.strikes(self._draw, "commit unanswered", 0.004):
+        if self._chance.strikes(self._draw, "commit unanswered", self._failure_rate):
             raise DependencyUnavailable("the connection broke")
 
     def conflicts(self) -> bool:
@@ -210,8 +218,7 @@ class MemoryJournal:
     def apply(self, operations: Sequence[Operation[Any]]) -> Written:
         """Carry out operations at once."""
         tables = self._database.tables
-        unit = load(tables, self._ids, [operation.row_keys for operation in operations])
-        unit.now = self._database.now()
+        unit = load(tables, self._ids, [operation.row_keys for operation in operations], now=self._database.now())
         outcomes: list[Any] = []
         for operation in operations:
             before, barrier = _fenced_row(unit, operation), rules_of_jobs.turn_not_begun(unit, operation)
@@ -232,6 +239,7 @@ class MemoryJournal:
         store(tables, unit, events)
         for _, conversation in unit.conversations.changed():
             self._judge("jobs_are_counted", rules_of_jobs.miscounted(tables.runs.values(), conversation))
+            self._judge("one_iteration_waits", rules_of_jobs.piled_up(conversation))
             self._judge("one_run_at_a_time", rules_of_jobs.beside_each_other(tables.runs.values(), conversation))
         return Written(
             outcomes=outcomes,
@@ -269,12 +277,15 @@ def _fenced_row(unit: UnitOfWork, operation: Operation[Any]) -> RunRow | None:
     return unit.runs.get(operation.run) if isinstance(operation, Commit) else None
 
 
-def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
+def load(tables: Tables, ids: Ids, named: Sequence[RowKeys], *, now: datetime) -> UnitOfWork:
     """Return a unit with all rows that are named, as `adapters.loading` finds them."""
     unit = UnitOfWork(ids)
+    unit.now = now
     unit.iterations_kept = ITERATIONS_KEPT
     named = [_with_keyed(tables, keys) for keys in named]
     _put(named, lambda keys: keys.schedules, tables.schedules, unit.schedules.load)
+    if any(keys.triggers for keys in named):
+        named = [*named, tables.starters.load(unit, named)]
     requests = _put(named, lambda keys: keys.requests, tables.requests, unit.requests.load)
     of_runs = [tables.runs[key] for key in _keys(named, lambda n: (*n.conversations_of, *n.ends)) if key in tables.runs]
     submitted = _keys(named, lambda keys: keys.conversations)
@@ -314,10 +325,10 @@ def load(tables: Tables, ids: Ids, named: Sequence[RowKeys]) -> UnitOfWork:
     for run_key in dict.fromkeys([*_keys(named, lambda n: n.commands_of), *entered]):
         for command in tables.unread(run_key):
             unit.load_command(command)
-    for store_id, _, places in _keys(named, lambda keys: keys.queues):
-        runs = [run for run in tables.runs.values() if run.store_id == store_id and not run.in_background]
-        queued, active = sum(run.is_queued and not run.is_turn for run in runs), sum(run.is_active for run in runs)
-        unit.queues.load(store_id, Queue(queued=queued, active=active, places=places))
+    for queue_key, _, places in _keys(named, lambda keys: keys.queues):
+        runs = [run for run in tables.runs.values() if QueueKey(run.store_id, run.in_background) == queue_key]
+        queued, active = sum(run.wants_to_begin(unit.now) for run in runs), sum(run.is_active for run in runs)
+        unit.queues.load(queue_key, Queue(queued=queued, active=active, places=places))
     for command_key in _keys(named, lambda keys: keys.commands):
         if command_key in tables.commands and unit.commands.get(command_key) is None:
             unit.load_command(tables.commands[command_key])
@@ -335,6 +346,7 @@ def store(tables: Tables, unit: UnitOfWork, events: Iterable[tuple[Event, bytes]
         latest = tables.schedule_claims.get(before.key)
         tables.schedule_changes.append(ScheduleChange(before, after, unit.now, latest, is_fire=True, is_busy=is_busy))
     tables.schedules.update(unit.schedules.items())
+    tables.starters.store(unit)
     tables.requests.update(unit.requests.items())
     tables.conversations.update(unit.conversations.items())
     keyed = [row.client_key for row in tables.conversations.values() if row.key_hash is not None]

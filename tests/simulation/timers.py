@@ -1,6 +1,6 @@
 """Users with schedules, in some seeds, and what must hold of their fires.
 
-Those of a simulation are due at intervals, without jitter, and have no end: once all is calm they are paused.
+They are due at intervals or by cron, some with jitter, from a time on or until one. Once all is calm they are paused.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from pawl.agent_loop.app.public_values import ScheduledMessage
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RequestId, StoreId, UserId
 from pawl.errors import PawlError
 from pawl.event.v1 import schedule_pb2
-from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow
+from pawl.job_store.domain.schedules import Definition, FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow
 from tests.simulation.network import Network
 from tests.simulation.record import Record
 from tests.simulation.store import ScheduleChange
@@ -29,6 +31,8 @@ _SETTLING_SECONDS = 40.0
 _SLACK = timedelta(seconds=25)
 """A claim of who died with it ends after ten seconds; the rest is for those that are made up for."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_CRONS = {"* * * * *": timedelta(minutes=1), "*/2 * * * *": timedelta(minutes=2)}
+"""What is due by cron here, and how far apart that is, wherever on Earth: no place of it is off by an odd minute."""
 
 
 class Timer:
@@ -38,6 +42,7 @@ class Timer:
         self._world = world
         self._caller = Principal(store_id=store_id, user_id=UserId("timer"), roles=frozenset({"member"}))
         self._draw = world.chance.stream("timer")
+        self._timings = world.chance.stream("timings")
         self._network = Network(world.chance, world.history, "timer")
         self._definitions: dict[str, schedule_pb2.ScheduleDefinition] = {}
         self._count = 0
@@ -56,17 +61,43 @@ class Timer:
         for name in self._definitions:
             await self._pause(name)
 
-    async def _save(self, name: str, *, must_exist: bool, interval_seconds: int = 0) -> None:
+    def _times(self) -> dict[str, Any]:
+        """Return when a schedule is due: half of them just at intervals."""
+        times: dict[str, Any] = {"interval_seconds": self._draw.choice([4, 7, 30])}
+        draw, now = self._timings, asyncio.get_running_loop().time()
+        if draw.random() < 0.5:
+            return times
+        if draw.random() < 0.4:
+            times = {"cron": draw.choice(list(_CRONS)), "time_zone": draw.choice(["", "Europe/Berlin", "Asia/Kolkata"])}
+        else:
+            times["offset_seconds"] = draw.choice([0, 1, 3])
+        times["jitter_seconds"] = draw.choice([0, 2, 3])
+        if draw.random() < 0.4:
+            times["start_time"] = _timestamp(now + 10.0 * draw.random())
+        if draw.random() < 0.4:
+            times["end_time"] = _timestamp(now + 15.0 + 20.0 * draw.random())
+        return times
+
+    async def _save(self, name: str, *, must_exist: bool, same_times: bool = False) -> None:
         self._count += 1
+        before = self._definitions.get(name)
+        drawn = self._times() if before is None or not same_times else {}
         definition = schedule_pb2.ScheduleDefinition(
             name=name,
             text=f"plan-tick{self._count} please",
-            interval_seconds=interval_seconds or self._draw.choice([4, 7, 30]),
             overlap=schedule_pb2.ScheduleOverlap.ValueType(self._draw.randrange(1, 5)),
             conversation_key=self._draw.choice(["", name]),
             labels={"schedule": name},
             catch_up_seconds=_CATCH_UP_SECONDS,
+            **drawn,
         )
+        if before is not None and same_times:
+            for field in ("cron", "time_zone", "interval_seconds", "offset_seconds", "jitter_seconds"):
+                setattr(definition, field, getattr(before, field))
+            if before.HasField("start_time"):
+                definition.start_time.CopyFrom(before.start_time)
+            if before.HasField("end_time"):
+                definition.end_time.CopyFrom(before.end_time)
         self._definitions[name] = definition
         scheduled = ScheduledMessage(
             text=definition.text,
@@ -79,9 +110,7 @@ class Timer:
         )
 
     async def _update(self, name: str) -> None:
-        same = self._draw.random() < 0.7
-        interval = self._definitions[name].interval_seconds if same else 0
-        await self._save(name, must_exist=True, interval_seconds=interval)
+        await self._save(name, must_exist=True, same_times=self._draw.random() < 0.7)
 
     async def _pause(self, name: str) -> None:
         await self._ask("pause", lambda schedules: schedules.pause(self._caller, name, "why not", paused=True))
@@ -130,7 +159,8 @@ def _is_due_anew(change: ScheduleChange) -> bool:
         return False
     if before is None or before.pause_time is not None:
         return True
-    return before.definition.interval_seconds != after.definition.interval_seconds
+    names = ("cron", "time_zone", "interval_seconds", "offset_seconds", "jitter_seconds", "start_time", "end_time")
+    return any(getattr(before.definition, name) != getattr(after.definition, name) for name in names)
 
 
 def each_due_time_fires_once(record: Record) -> Iterator[str]:
@@ -177,8 +207,7 @@ def no_due_time_is_lost(record: Record) -> Iterator[str]:
     last = {change.after.key: number for number, change in enumerate(changes)}
     for number, change in enumerate(changes):
         before, after, key = change.before, change.after, change.after.key
-        step = timedelta(seconds=after.definition.interval_seconds)
-        expected = coming.get(key)
+        step, expected = _step(after.definition), coming.get(key)
         if not change.is_fire:
             if after.pause_time is not None:
                 is_last = number == last[key]
@@ -186,23 +215,67 @@ def no_due_time_is_lost(record: Record) -> Iterator[str]:
                     yield f"schedule {key.schedule_id} is paused at {change.now}, and {expected} has not fired"
                 coming[key] = None
             elif _is_due_anew(change):
-                coming[key] = _grid(change.now, step) + step
+                coming[key] = _first(after, change.now)
             continue
         fire = after.fires[0]
         has_waited = before is not None and before.waiting_time == fire.due_time
         if fire.triggered or has_waited:
             pass
-        elif expected is None or not expected <= fire.due_time <= _latest(expected, step, change):
+        elif expected is None or not expected <= fire.due_time <= _latest(expected, step, change, fire.due_time):
             yield f"schedule {key.schedule_id} fired for {fire.due_time}, and was due at {expected}"
         else:
-            coming[key] = fire.due_time + step
+            coming[key] = _before_end(after.definition, fire.due_time + step)
         if after.pause_time is not None and before is not None and before.pause_time is None:
             coming[key] = None
 
 
-def _latest(expected: datetime, step: timedelta, change: ScheduleChange) -> datetime:
+def _latest(expected: datetime, step: timedelta, change: ScheduleChange, due: datetime) -> datetime:
     """Return the latest due time that may fire next: the last hundred do, of which the one before is the first."""
-    return max(expected, _grid(change.latest or change.now, step) - (_MOST - 2) * step)
+    late = (due - _EPOCH) % step
+    return max(expected, _grid(change.latest or change.now, step) + late - (_MOST - 2) * step)
+
+
+def _step(definition: Definition) -> timedelta:
+    """Return how far apart the due times of a schedule are."""
+    return _CRONS.get(definition.cron) or timedelta(seconds=definition.interval_seconds)
+
+
+def _late(row: ScheduleRow) -> timedelta:
+    """Return by how much a schedule that is due is later than its timing says, by its row."""
+    offset = timedelta(seconds=row.definition.offset_seconds)
+    return timedelta() if row.due_time is None else (row.due_time - _EPOCH - offset) % _step(row.definition)
+
+
+def _first(row: ScheduleRow, now: datetime) -> datetime | None:
+    """Return when a schedule is due first after `now`; None if that would be after its end."""
+    definition, step = row.definition, _step(row.definition)
+    offset = timedelta(seconds=definition.offset_seconds)
+    plain = _grid(now - _late(row) - offset, step) + offset + step
+    if definition.start_time is not None and plain < definition.start_time:
+        plain = _grid(definition.start_time - offset - timedelta.resolution, step) + offset + step
+    return _before_end(definition, plain + _late(row))
+
+
+def _before_end(definition: Definition, due: datetime) -> datetime | None:
+    return due if definition.end_time is None or due < definition.end_time else None
+
+
+def jitter_is_bounded_and_stays(record: Record) -> Iterator[str]:
+    """A schedule is always late by the same, which is no more than it may be."""
+    known: dict[tuple[ScheduleKey, int], timedelta] = {}
+    for change in record.tables.schedule_changes:
+        row = change.after
+        if row.due_time is None:
+            continue
+        late, most = _late(row), row.definition.jitter_seconds
+        first = known.setdefault((row.key, most), late)
+        if late != first or late > timedelta(seconds=most):
+            yield f"schedule {row.key.schedule_id} is late by {late}, was by {first}, and may be by {most} s"
+
+
+def _timestamp(time: float) -> Timestamp:
+    """Return a time of the protocol, to the millisecond."""
+    return Timestamp(seconds=int(time), nanos=int(time % 1 * 1000) * 1_000_000)
 
 
 def _grid(time: datetime, step: timedelta) -> datetime:
@@ -210,4 +283,10 @@ def _grid(time: datetime, step: timedelta) -> datetime:
     return _EPOCH + (time - _EPOCH) // step * step
 
 
-CHECKERS = (each_due_time_fires_once, each_fire_has_its_run, fires_keep_apart, no_due_time_is_lost)
+CHECKERS = (
+    each_due_time_fires_once,
+    each_fire_has_its_run,
+    fires_keep_apart,
+    no_due_time_is_lost,
+    jitter_is_bounded_and_stays,
+)

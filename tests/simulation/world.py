@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 CHAOS_SECONDS = 15.0
 _PAUSE_SECONDS = 0.3
-_AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal)
+AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal)
 
 
 @dataclass
@@ -102,7 +102,7 @@ class World:
             agent = self.some_agent(draw)
             try:
                 return await network.call(agent.process, what, lambda agent=agent: work(agent))  # type: ignore[misc]
-            except _AGAIN:
+            except AGAIN:
                 await asyncio.sleep(_PAUSE_SECONDS * (0.5 + draw.random()))
 
     def bury(self) -> None:

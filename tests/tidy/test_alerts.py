@@ -43,6 +43,7 @@ def test_each_label_of_a_rule_is_one_that_is_set() -> None:
     labels = {found for rule in RULES for found in _LABELS.findall(rule["expr"])}
     assert labels == {
         ("pawl_job_store_jobs", "state", "late"),
+        ("pawl_job_store_notices", "state", "pending"),
         ("pawl_notifier_delivery_try_seconds_count", "state", "dead"),
     }
 

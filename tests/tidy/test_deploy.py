@@ -95,7 +95,7 @@ def test_each_service_has_a_database_role_of_its_own_and_none_is_the_superuser()
 
 def test_each_container_gets_the_variables_that_its_service_reads() -> None:
     specs = {spec.name: spec for stage in STAGES for spec in stage}
-    for name in SERVICES:
+    for name in ("gateway", *SERVICES):
         assert set(PARTS[name]["environment"]) <= (specs[name].reads or set()), name
 
 

@@ -112,6 +112,7 @@ async def _worker(
         background_as_tool=settings.background == "tool",
         takes_images=settings.takes_images,
         makes_titles=settings.titles == "model",
+        approvals_required=settings.approvals_required,
     )
     limits = WorkerLimits(
         runs_max=settings.runs_max,

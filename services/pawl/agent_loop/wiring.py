@@ -121,7 +121,9 @@ class ClientSide:
         )
         self.operators = Operators(ledger=ledger, ids=ids)
         self._operator_servicer = OperatorServicer(ledger, self.operators)
-        self._job_servicer = JobServicer(Jobs(ledger=ledger, inbox=self.inbox))
+        self._job_servicer = JobServicer(
+            Jobs(ledger=ledger, inbox=self.inbox, messages=self.messages, checker=checker, clock=clock, ids=ids)
+        )
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
     def add_to(self, server: RpcServer) -> None:

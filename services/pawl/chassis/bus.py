@@ -60,10 +60,15 @@ async def _flushed(client: Client) -> None:
 
 
 class _Client(Client):
-    """Never speaks in the clear where the URL says `tls://`, whatever greets it there.
+    """Never speaks in the clear where the URL says `tls://`, whatever greets it there, and says when it is lost.
 
-    nats-py believes the greeting, which anybody may send who sits in between, and sends the password.
+    nats-py believes the greeting, which anybody may send who sits in between, and sends the password. On a connection
+    that is lost it tries to send what is pending, and where that raises it tells nobody that it has closed.
     """
+
+    async def _process_op_err(self, e: Exception) -> None:
+        self._pending, self._pending_data_size = [], 0
+        await super()._process_op_err(e)
 
     async def _process_info(self, info: dict[str, Any], initial_connection: bool = False) -> None:  # noqa: FBT001, FBT002
         if self._current_server is not None and self._current_server.uri.scheme == "tls":

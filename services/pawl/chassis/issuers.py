@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Annotated, Final
+from typing import Annotated, Final, TypeVar
 
 import httpx2
 import msgspec
@@ -50,11 +51,14 @@ class FetchFailed(Exception):
     """The keys of an issuer cannot be had now."""
 
 
-class _Description(msgspec.Struct, frozen=True):
-    """An issuer's description of itself (OpenID Connect Discovery 1.0, section 4)."""
+class Description(msgspec.Struct, frozen=True):
+    """An issuer's description of itself (OpenID Connect Discovery 1.0, section 4), as far as tokens are checked."""
 
     issuer: str
     jwks_uri: Annotated[str, msgspec.Meta(max_length=1024)]
+
+
+D = TypeVar("D", bound=Description)
 
 
 class KeyFetcher:
@@ -64,37 +68,58 @@ class KeyFetcher:
         self._tls = httpx2.create_ssl_context()
 
     async def __call__(self, issuer: str, jwks_url: str | None) -> tuple[PublicKey, ...]:
-        # Over http it is this machine that is asked: a proxy of the environment could answer in its place.
-        here = {"http://": None}
-        client = httpx2.AsyncClient(verify=self._tls, headers={"accept-encoding": "identity"}, mounts=here)
         try:
-            async with asyncio.timeout(_FETCH_SECONDS_MAX), client:
-                return parse_keys(await _get(client, jwks_url or await _discover(client, issuer)))
+            async with asyncio.timeout(_FETCH_SECONDS_MAX), open_client(self._tls) as client:
+                return parse_keys(
+                    await _get(client, jwks_url or (await describe(client, issuer, Description)).jwks_uri)
+                )
         except TimeoutError:
             raise FetchFailed("no answer in time") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError, ValueError) as error:
             raise FetchFailed(f"{type(error).__name__}: {error}"[:200]) from None
 
 
-async def _discover(client: httpx2.AsyncClient, issuer: str) -> str:
-    found = msgspec.json.decode(await _get(client, issuer.removesuffix("/") + _WELL_KNOWN), type=_Description)
+def open_client(tls: ssl.SSLContext) -> httpx2.AsyncClient:
+    """Return a client for what issuers serve."""
+    # Over http it is this machine that is asked: a proxy of the environment could answer in its place.
+    here = {"http://": None}
+    return httpx2.AsyncClient(verify=tls, headers={"accept-encoding": "identity"}, mounts=here)
+
+
+async def describe(client: httpx2.AsyncClient, issuer: str, kind: type[D]) -> D:
+    """Return what an issuer says of itself.
+
+    Raises:
+        FetchFailed: it does not, or what it says cannot be believed.
+        httpx2.HTTPError, httpx2.InvalidURL, msgspec.MsgspecError: as they say.
+    """
+    found = msgspec.json.decode(await _get(client, issuer.removesuffix("/") + _WELL_KNOWN), type=kind)
     if found.issuer != issuer:
         raise FetchFailed("it describes another issuer")
     is_downgrade = issuer.startswith("https:") and not found.jwks_uri.startswith("https:")
     if is_downgrade or not is_safe_url(found.jwks_uri):
         raise FetchFailed("its keys are not at an https:// URL")
-    return found.jwks_uri
+    return found
 
 
 async def _get(client: httpx2.AsyncClient, url: str) -> bytes:
-    content = bytearray()
     async with client.stream("GET", url) as response:
         if response.status_code != httpx2.codes.OK:
             raise FetchFailed(f"status {response.status_code} of {url}")
-        async for part in response.aiter_raw():
-            content += part
-            if len(content) > KEYS_BYTES_MAX:
-                raise FetchFailed(f"more than {KEYS_BYTES_MAX} bytes of {url}")
+        return await read_at_most(response, KEYS_BYTES_MAX)
+
+
+async def read_at_most(response: httpx2.Response, bytes_max: int) -> bytes:
+    """Return the body of an answer.
+
+    Raises:
+        FetchFailed: it has more than `bytes_max`.
+    """
+    content = bytearray()
+    async for part in response.aiter_raw():
+        content += part
+        if len(content) > bytes_max:
+            raise FetchFailed(f"more than {bytes_max} bytes of {response.url}")
     return bytes(content)
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
-from collections import Counter
 from collections.abc import Awaitable, Callable, Hashable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final
 
 from aiohappyeyeballs import AddrInfoType as AddressInfo
+
+from pawl.chassis.shares import Places
 
 AT_ONCE_MAX: Final = 128
 """Names that are looked up at the same time."""
@@ -51,36 +52,18 @@ async def resolve_by_system(host: str, port: int) -> list[str]:
 
 
 class Lookups:
-    """Look-ups, so many at once, which cannot be stopped.
-
-    A key (a store) may have at work half of what the others leave, so none, and no two, can hold up the next.
-    """
+    """Look-ups, so many at once, which cannot be stopped, and of which each key (a store) has its share."""
 
     def __init__(self, resolve: Resolve = resolve_by_system, *, at_once_max: int = AT_ONCE_MAX) -> None:
         self._resolve = resolve
-        self._at_once_max = at_once_max
-        self._at_work: Counter[Hashable] = Counter()
-        self._one_ended = asyncio.Event()
+        self._places = Places(at_once_max)
 
     async def begin(self, key: Hashable, host: str, port: int) -> asyncio.Future[Sequence[str]]:
         """Return a look-up that has begun; it goes on if nobody waits for it.
 
         Waits while the key has its share. Safe to cancel until it returns.
         """
-        while not self._has_room(key):
-            await self._one_ended.wait()
-        self._at_work[key] += 1
+        await self._places.enter(key)
         lookup = asyncio.ensure_future(self._resolve(host, port))
-        lookup.add_done_callback(lambda ended: self._end(key, ended))
+        self._places.leave_after(lookup, key)
         return lookup
-
-    def _has_room(self, key: Hashable) -> bool:
-        total, own = self._at_work.total(), self._at_work[key]
-        return total < self._at_once_max and own < max(1, (self._at_once_max - (total - own)) // 2)
-
-    def _end(self, key: Hashable, ended: asyncio.Future[Sequence[str]]) -> None:
-        if not ended.cancelled():
-            ended.exception()  # Perhaps nobody asks.
-        self._at_work -= Counter((key,))
-        self._one_ended.set()
-        self._one_ended = asyncio.Event()

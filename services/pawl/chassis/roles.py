@@ -25,7 +25,7 @@ class Role(StrEnum):
     DELEGATE = "delegate"
     """A program that acts for the users of the store, with the roles that it has beside this one."""
     GATEWAY = "gateway"
-    """A program that brings what comes from outside to the triggers of the store, and does nothing else."""
+    """A program that brings triggers, calls and e-mails of the store what comes from outside, and does nothing else."""
     DEPLOYMENT = "deployment"
     """Governs the keys of all stores. It has no store of its own and reads no contents."""
 
@@ -68,8 +68,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         READERS: "GetConversation ListConversations",
         _MEMBERS: "UpdateConversation ForkConversation ImportConversation EraseConversation",
     },
-    "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StopJob StopJobs PauseJob ResumeJob"},
-    "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun"},
+    "pawl.agent.v1.JobService": {READERS: "GetJob ListJobs", _MEMBERS: "StartJob StopJob StopJobs PauseJob ResumeJob"},
+    "pawl.agent.v1.OperatorService": {_MENDERS: "ListAttention RedriveRun EndRun EndJobs"},
     "pawl.agent.v1.ScheduleService": {
         READERS: "GetSchedule ListSchedules",
         _MEMBERS: "CreateSchedule UpdateSchedule PauseSchedule ResumeSchedule TriggerSchedule"
@@ -93,11 +93,14 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         (TOOL_REGISTRY, NOTIFIER): "ListErasures ConfirmErasure",
     },
     "pawl.job.v1.LedgerService": {
-        (AGENT_LOOP,): "SubmitMessage StartRun ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
+        (
+            AGENT_LOOP,
+        ): "SubmitMessage StartRun StartJob ClaimRuns LoadRun RenewLeases ReleaseWorker ReportCrash CommitRun"
         " SendCommand ListCommands LeaseOffer RenewOffers ReleaseOffers ListAttention ListCalls"
         " ListPendingCalls ListMessages ListEvents"
         " ListConversations UpdateConversation ForkConversation"
         " ImportConversation",
+        (TOOL_REGISTRY,): "NoteCompletion",
         (AGENT_LOOP, TOOL_REGISTRY): "GetRun ListRuns StopJob GetCall GetConversation",
     },
     "pawl.job.v1.TitleService": {(AGENT_LOOP,): "ClaimTitles SetTitle"},
@@ -111,7 +114,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.notify.v1.ChannelService": {
         READERS: "GetChannel ListChannels ListDeliveries",
         _MEMBERS: "CreateChannel UpdateChannel DeleteChannel SendChannelCode ConfirmChannel RotateChannelSecret"
-        " TestChannel ResendDelivery",
+        " TestChannel ResendDelivery ResendDeliveries",
+        (Role.GATEWAY,): "UnsubscribeChannel",
     },
     "pawl.notify.v1.NotifyService": {
         READERS: "Subscribe ListNotifications",
@@ -122,6 +126,7 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
         _MEMBERS: "UpdatePreferences MuteConversation UnmuteConversation",
     },
     "pawl.tool.v1.AuditService": {_MENDERS: "ListAudit VerifyAudit GetToolAnalytics"},
+    "pawl.tool.v1.CompletionService": {_MEMBERS | {Role.GATEWAY}: "CompleteCall"},
     "pawl.tool.v1.DocumentService": {
         READERS: "ListDocuments GetDocument",
         _MEMBERS: "PutDocument DeleteDocument",

@@ -293,7 +293,6 @@ class _StreamCall:
     def __init__(self, call: Any, translate: Translate | None) -> None:
         self._call = call
         self._translate = translate
-        self._responses: Any = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -302,9 +301,10 @@ class _StreamCall:
         return self
 
     async def __anext__(self) -> Any:
-        if self._responses is None:
-            self._responses = aiter(self._call)
-        return await self._reading(anext(self._responses))
+        # The iterator of gRPC would keep each response until the next one.
+        if (response := await self.read()) is grpc.aio.EOF:
+            raise StopAsyncIteration
+        return response
 
     async def read(self) -> Any:
         return await self._reading(self._call.read())

@@ -198,10 +198,11 @@ class Service:
         self.health.add(peer, lambda: ping(channel), optional=optional)
         return channel
 
-    async def open_public_channel(self, peer: str, addresses: str) -> grpc.aio.Channel:
+    async def open_public_channel(self, peer: str, addresses: str, *, optional: bool) -> grpc.aio.Channel:
         """Return a channel to what a service serves to everybody, whose calls bring their own key.
 
-        Calls raise what the other end reports as the PawlError that it is. Health reports whether it answers.
+        Calls raise what the other end reports as the PawlError that it is. Health reports whether it answers, and
+        depends on it unless `optional`.
         """
         channel = await self.enter(
             open_channel(
@@ -211,7 +212,7 @@ class Service:
                 translate=from_rpc_error,
             )
         )
-        self.health.add(peer, lambda: ping(channel), optional=True)
+        self.health.add(peer, lambda: ping(channel), optional=optional)
         return channel
 
     def rpc_server(self, keys: KeySource | None = None) -> RpcServer:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 import secrets
 import sys
 from collections.abc import Mapping
@@ -24,6 +25,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from pawl.chassis.ids import is_id
 
 _PORT_MAX = 65535
+_PUBLIC_URL = re.compile(
+    r"(?P<scheme>https?)://(?P<host>[A-Za-z0-9.-]{1,253}|\[[0-9A-Fa-f:.]{2,45}\])(?::[0-9]{1,5})?", re.ASCII
+)
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -81,6 +85,15 @@ def _check_instance_id(value: str) -> str:
     return value
 
 
+def _check_public_url(value: str) -> str:
+    match = _PUBLIC_URL.fullmatch(value)
+    if value and match is None:
+        raise ValueError("must be https://host[:port] and nothing more, for example https://pawl.example.com")
+    if match is not None and match["scheme"] == "http" and not is_loopback(f"{match['host']}:80"):
+        raise ValueError("must be https: http is for this machine only")
+    return value
+
+
 ListenAddress = Annotated[str, AfterValidator(_check_listen)]
 """`host:port` (port 0: any free one) or `unix:/path`."""
 
@@ -89,6 +102,9 @@ TcpAddress = Annotated[str, AfterValidator(_check_tcp)]
 
 PeerAddresses = Annotated[str, AfterValidator(_check_peers)]
 """One `host:port`, or several with commas between: calls are spread over them."""
+
+PublicUrl = Annotated[str, AfterValidator(_check_public_url)]
+"""The address by which browsers reach the gateway, without a slash at its end; empty if there is none."""
 
 LogLevel = Annotated[
     Literal["debug", "info", "warning", "error"],

@@ -1,16 +1,21 @@
-"""A line in which each key has its share: the keys take turns, and the items of one key come in their order."""
+"""Lines and places of which each key (a store) has its share, so that one that is slow or greedy delays its own."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import Generic, TypeVar
+import asyncio
+from collections import Counter, deque
+from collections.abc import Hashable
+from typing import Any, Generic, TypeVar
 
 K = TypeVar("K")
 T = TypeVar("T")
 
 
 class Shares(Generic[K, T]):
-    """Items that wait, by key. Whoever brings many delays their own: another key's first is next but for one a key."""
+    """Items that wait, by key: the keys take turns, and the items of one key come in their order.
+
+    Whoever brings many delays their own: another key's first is next but for one a key.
+    """
 
     def __init__(self) -> None:
         self._lines: dict[K, deque[T]] = {}
@@ -39,3 +44,48 @@ class Shares(Generic[K, T]):
             self._lines[key] = line
         self._count -= 1
         return item
+
+
+def share(places: int, of_others: int) -> int:
+    """Return how many places one key may have: half of what others leave, so none, and no two, shut out the next."""
+    return max(1, (places - of_others) // 2)
+
+
+class Places:
+    """Places, so many at once, of which each key may have its `share`."""
+
+    def __init__(self, at_once_max: int) -> None:
+        self._at_once_max = at_once_max
+        self._taken: Counter[Hashable] = Counter()
+        self._one_left = asyncio.Event()
+
+    @property
+    def free(self) -> int:
+        """The number of places that nobody has taken."""
+        return self._at_once_max - self._taken.total()
+
+    def has_room(self, key: Hashable) -> bool:
+        """Return whether a key may have another place."""
+        own = self._taken[key]
+        return self.free > 0 and own < share(self._at_once_max, self._taken.total() - own)
+
+    def take(self, key: Hashable) -> None:
+        """Take a place, whatever the share; each is to be left."""
+        self._taken[key] += 1
+
+    async def enter(self, key: Hashable) -> None:
+        """Take a place as soon as the key may have one. Safe to cancel."""
+        while not self.has_room(key):
+            await self._one_left.wait()
+        self.take(key)
+
+    def leave_after(self, work: asyncio.Future[Any], key: Hashable) -> None:
+        """Leave a place once that work has ended, also if nobody waits for it any more."""
+        work.add_done_callback(lambda ended: self._leave(key, ended))
+
+    def _leave(self, key: Hashable, ended: asyncio.Future[Any]) -> None:
+        if not ended.cancelled():
+            ended.exception()  # Seen, for perhaps nobody asks.
+        self._taken -= Counter((key,))
+        self._one_left.set()
+        self._one_left = asyncio.Event()

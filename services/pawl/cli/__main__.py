@@ -21,6 +21,7 @@ from pawl.cli import (
     channels,
     chat,
     checks,
+    completing,
     conversations,
     decisions,
     demo,
@@ -116,7 +117,7 @@ def up(
 ) -> None:
     """Start the suite on this machine.
 
-    PostgreSQL, NATS, the four services and, without OPENAI_API_KEY or
+    PostgreSQL, NATS, the five services and, without OPENAI_API_KEY or
     OPENAI_BASE_URL, the scripted model; until Ctrl-C.
     """
     given: Flags = context.obj
@@ -161,6 +162,7 @@ app.add_typer(memory.commands)
 app.add_typer(sources.app, name="sources")
 app.command()(lists.notifications)
 app.add_typer(channels.app, name="notify")
+app.command()(completing.complete)
 app.command()(whoami.whoami)
 app.command()(browser.console)
 app.add_typer(rules.app, name="rules")

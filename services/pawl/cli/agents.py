@@ -19,7 +19,7 @@ from pawl.chassis import strict_json
 from pawl.chassis.ids import DRAFT
 from pawl.chassis.start import StartError
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, read_file
 from pawl.cli.failure import CommandError, explain
 from pawl.cli.runs import WithLabels, labels_of, show_table
 from pawl.client import AsyncClient
@@ -271,15 +271,12 @@ def _is_silent(value: object) -> bool:
 
 
 def _definitions(file: Path) -> list[agent_pb2.AgentDefinition]:
+    content = read_file(file, _FILE_BYTES_MAX + 1)
+    if len(content) > _FILE_BYTES_MAX:
+        raise CommandError(f"{file} is over {_FILE_BYTES_MAX} bytes. Cut it into several files.")
     try:
-        with file.open("rb") as opened:
-            content = opened.read(_FILE_BYTES_MAX + 1)
-        if len(content) > _FILE_BYTES_MAX:
-            raise CommandError(f"{file} is over {_FILE_BYTES_MAX} bytes. Cut it into several files.")
         documents = [each for each in yaml.safe_load_all(content) if each is not None]
         return [_definition(each) for each in documents]
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}.") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise CommandError(f"{file} is no YAML: {wording.one_line(str(error), 300)}.") from None
     except (ParseError, RecursionError) as error:

@@ -21,7 +21,9 @@ APPROVAL_PROMPT: Final = (
     "[a]pprove, [e]dit [JSON], [r]eject [reason], [t] text to answer instead, or all to approve all: "
 )
 ALWAYS_PROMPT: Final = APPROVAL_PROMPT.replace(" or all", " always to allow the tool in its conversation, or all")
-QUESTION_PROMPT: Final = "number of an option, or your answer (/refuse to give none): "
+REFUSAL: Final = "/refuse"
+"""The first word of who gives no answer to a question."""
+QUESTION_PROMPT: Final = f"number of an option, or your answer ({REFUSAL} to give none): "
 RESULT_PROMPT: Final = "the result as JSON, or ! text for an error: "
 DECIDABLE: Final = frozenset(
     {call_pb2.CALL_STATE_AWAITING_APPROVAL, call_pb2.CALL_STATE_ASKED, call_pb2.CALL_STATE_OFFERED}
@@ -122,7 +124,7 @@ def series(call: call_pb2.Call) -> types_pb2.CallDecision:
     try:
         return decisions.approve(call, for_series=True)
     except PawlError as error:
-        raise Unclear(f"{error.message}.".capitalize()) from None
+        raise Unclear(wording.sentence(error.message[:1].upper() + error.message[1:])) from None
 
 
 def edit(
@@ -142,7 +144,7 @@ def edit(
     try:
         return decisions.edit(call, arguments, for_series=for_series, series=series)
     except PawlError as error:
-        raise Unclear(f"{error.message}.".capitalize()) from None
+        raise Unclear(wording.sentence(error.message[:1].upper() + error.message[1:])) from None
 
 
 def chosen(line: str, call: call_pb2.Call) -> str:
@@ -174,6 +176,6 @@ def _answer_question(line: str, call: call_pb2.Call) -> types_pb2.CallDecision:
     if not line:
         raise Unclear("Type the number of an option, or an answer in your own words.")
     verb, _, reason = line.partition(" ")
-    if verb == "/refuse":
+    if verb == REFUSAL:
         return decisions.reject(call, reason.strip())
     return decisions.answer(call, chosen(line, call))

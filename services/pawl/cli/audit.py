@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Final
 
@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, time_of
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
@@ -172,17 +172,9 @@ def _figures_row(figures: audit_pb2.ToolFigures) -> tuple[str, ...]:
 
 def _set_span(request: audit_pb2.ListAuditRequest | audit_pb2.GetToolAnalyticsRequest, since: str, before: str) -> None:
     if since:
-        request.since_time.FromDatetime(_read_time(since))
+        request.since_time.CopyFrom(time_of(since, UTC))
     if before:
-        request.before_time.FromDatetime(_read_time(before))
-
-
-def _read_time(text: str) -> datetime:
-    try:
-        time = datetime.fromisoformat(text)
-    except ValueError:
-        raise CommandError(f"{text!r} is not a time like 2026-01-31T09:00.") from None
-    return time if time.tzinfo else time.replace(tzinfo=UTC)
+        request.before_time.CopyFrom(time_of(before, UTC))
 
 
 def _read_head(text: str) -> tuple[int, str]:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from enum import StrEnum
-from itertools import islice
 from typing import Annotated, Final
 
 import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id, seconds_of, secret_of
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
@@ -25,9 +25,11 @@ app = typer.Typer(
 )
 
 _PREFIX: Final = "NOTIFICATION_KIND_"
+_STATE: Final = "CHANNEL_DELIVERY_STATE_"
+_PAGE: Final = 200
 _TEST_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.2
-_WHERE: Final = "Where requests go, an e-mail address, or a URL of Apprise; with - it is read."
+_WHERE: Final = "Where requests go, an e-mail address, or a URL of Apprise; - reads it, @FILE from a file."
 
 
 class NotificationKind(StrEnum):
@@ -41,6 +43,16 @@ class NotificationKind(StrEnum):
     ATTENTION_NEEDED = "attention-needed"
     APPROVAL_NEEDED = "approval-needed"
     CHANNEL_DISABLED = "channel-disabled"
+    JOB_ENDED = "job-ended"
+
+
+class DeliveryState(StrEnum):
+    """The states of deliveries."""
+
+    WAITING = "waiting"
+    DELIVERED = "delivered"
+    DEAD = "dead"
+    SKIPPED = "skipped"
 
 
 def _kind(text: str) -> NotificationKind:
@@ -222,7 +234,9 @@ async def test(target: AsyncClient, console: Console, channel_id: ChannelId) -> 
     if sent.state == pb.CHANNEL_DELIVERY_STATE_DELIVERED:
         console.print(f"Delivered in {sent.latency_milliseconds} ms: status {sent.status}.", style="green")
         return 0
-    console.print(f"Not delivered: {wording.one_line(sent.last_error, 500)}.", style="red", markup=False)
+    console.print(
+        f"Not delivered: {wording.sentence(wording.one_line(sent.last_error, 500))}", style="red", markup=False
+    )
     return EXIT_UNSUCCESSFUL
 
 
@@ -231,19 +245,22 @@ async def test(target: AsyncClient, console: Console, channel_id: ChannelId) -> 
 async def deliveries(
     target: AsyncClient,
     console: Console,
-    channel_id: ChannelId,
+    channel_id: Annotated[str, typer.Argument(help="Id of the channel; all if not given.")] = "",
     *,
+    state: Annotated[
+        list[DeliveryState] | None, typer.Option("--state", help="Only those that stand there. Repeatable.")
+    ] = None,
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many, the newest.", min=1)] = 50,
 ) -> None:
-    """List what was sent to a channel, the newest first."""
-    request = pb.ListDeliveriesRequest(channel_id=channel_id, page_size=min(count, 200))
-    found: list[pb.ChannelDelivery] = []
-    async for page in target.pages(target.notify_channels.ListDeliveries, request):
-        found += page.deliveries
-        if len(found) >= count:
-            break
+    """List what was sent to a channel, or to all of yours, the newest first, and how many there are."""
+    states = [pb.ChannelDeliveryState.Value(f"{_STATE}{each.name}") for each in state or []]
+    found, counts = await _found(target, channel_id, states, count)
     headings = ("delivery", "made", "type", "state", "tries", "status", "ms", "next try", "error")
-    show_table(console, headings, list(map(_delivery_row, islice(found, count))))
+    of_all = not channel_id
+    rows = [(*[each.channel_id] * of_all, *_delivery_row(each)) for each in found]
+    show_table(console, (*["channel"] * of_all, *headings), rows)
+    in_all = (f"{each.count} {wording.value_name(pb.ChannelDeliveryState, each.state)}" for each in counts)
+    console.print(f"In all: {', '.join(in_all) or 'none'}.", markup=False)
 
 
 @app.command()
@@ -251,17 +268,42 @@ async def deliveries(
 async def resend(
     target: AsyncClient,
     console: Console,
-    delivery_id: Annotated[str, typer.Argument(help="Id of the delivery.", show_default=False)],
+    delivery_id: Annotated[list[str] | None, typer.Argument(help="Ids of deliveries.", show_default=False)] = None,
+    *,
+    dead: Annotated[bool, typer.Option("--dead", help="Send all that are dead.")] = False,
+    channel: Annotated[str, typer.Option("--channel", help="With --dead: only those of this channel.")] = "",
 ) -> None:
-    """Send a delivery once more, under the same id."""
-    await target.notify_channels.ResendDelivery(pb.ResendDeliveryRequest(delivery_id=delivery_id))
-    console.print(f"Sending {delivery_id} again.", style="green", markup=False)
+    """Send deliveries once more, under the same ids."""
+    if dead is bool(delivery_id):
+        raise CommandError("Give ids of deliveries, or --dead.")
+    ids = list(delivery_id or [])
+    if dead:
+        ids = [each.delivery_id for each in (await _found(target, channel, [pb.CHANNEL_DELIVERY_STATE_DEAD], None))[0]]
+    for first in range(0, len(ids), _PAGE):
+        some = ids[first : first + _PAGE]
+        await target.notify_channels.ResendDeliveries(pb.ResendDeliveriesRequest(delivery_ids=some))
+    told = ids[0] if len(ids) == 1 else f"{len(ids)} deliveries"
+    console.print(f"Sending {told} again." if ids else "Nothing is dead.", style="green", markup=False)
+
+
+async def _found(
+    target: AsyncClient, channel_id: str, states: Sequence[pb.ChannelDeliveryState.ValueType], count: int | None
+) -> tuple[list[pb.ChannelDelivery], list[pb.ChannelDeliveryCount]]:
+    """Return the newest deliveries, at most `count` of them, and how many there are in each state."""
+    request = pb.ListDeliveriesRequest(channel_id=channel_id, page_size=min(count or _PAGE, _PAGE), states=states)
+    found: list[pb.ChannelDelivery] = []
+    counts: list[pb.ChannelDeliveryCount] = []
+    async for page in target.pages(target.notify_channels.ListDeliveries, request):
+        found += page.deliveries
+        counts += page.counts
+        if count is not None and len(found) >= count:
+            break
+    return found[:count], counts
 
 
 def _url(text: str) -> str:
-    """Return the URL of an address; what is one stays. With `-` it is read: one of Apprise has secrets."""
-    if text == "-":
-        text = sys.stdin.readline().strip()
+    """Return the URL of an address; what is one stays. It may be read: one of Apprise has secrets."""
+    text = secret_of(text)
     return f"mailto:{text}" if "@" in text and ":" not in text else text
 
 

@@ -29,8 +29,20 @@ from pawl.tools import Category, EffectClass, Tool, tool
 
 HELP: Final = (
     "Type a message. /cancel stops the run, /top-up TOKENS adds to its budget, /runs lists yours, "
-    "/jobs what goes on in the background, /pause, /resume or /stop JOB acts on it, /quit leaves (runs go on)."
+    "/jobs what goes on in the background, /pause, /resume or /stop JOB acts on it, /quit leaves (runs go on). "
+    "What begins with a slash is said with two: //this."
 )
+_COMMANDS: Final = {
+    "/cancel": "",
+    "/top-up": " TOKENS",
+    "/runs": "",
+    "/jobs": "",
+    "/pause": " JOB",
+    "/resume": " JOB",
+    "/stop": " JOB",
+    "/help": "",
+    "/quit": "",
+}
 _SHOWN: Final = 10
 _PAGE: Final = 200
 _DIGITS_MAX: Final = 18
@@ -377,13 +389,14 @@ class Chat:
                 self._console.print()
             return
         try:
-            if line.startswith("/"):
+            said = line.removeprefix("/") if line.startswith("//") else line
+            if said == line and line.startswith("/") and not self._refuses(line):
                 await self._command(line.strip())
             elif self._pending:
-                await self._decide(line)
-            elif line.strip():
+                await self._decide(said)
+            elif said.strip():
                 run_id = await self._session.start(
-                    line,
+                    said,
                     conversation_id=self._conversation_id,
                     conversation_key="" if self._conversation_id else self._conversation_key,
                     agent=self._agent,
@@ -392,6 +405,12 @@ class Chat:
                 self._active[run_id] = None
         except (answers.Unclear, PawlError) as error:
             self._screen.line(explain(error, list(self._target.agent)), "yellow")
+
+    def _refuses(self, line: str) -> bool:
+        """Return whether a line gives no answer to the question that waits for one."""
+        call = next(iter(self._pending.values()), None)
+        is_asked = call is not None and call.state == call_pb2.CALL_STATE_ASKED
+        return is_asked and line.partition(" ")[0] == answers.REFUSAL
 
     async def _decide(self, line: str) -> None:
         call_id, call = next(iter(self._pending.items()))
@@ -420,15 +439,21 @@ class Chat:
                 of = self._conversation_id
                 jobs = [job async for job in self._target.list_jobs(of, open_only=True)] if of else []
                 self._screen.end_line()
-                show_jobs(self._console, jobs)
+                await show_jobs(self._target, self._console, jobs)
             case ["/stop", job_id]:
                 self._screen.line(stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim")
             case ["/pause", job_id]:
                 self._screen.line(paused_text(await self._target.pause_job(job_id)), "dim")
             case ["/resume", job_id]:
                 self._screen.line(paused_text(await self._target.resume_job(job_id), resumed=True), "dim")
-            case _:
+            case ["/help"]:
                 self._screen.line(HELP, "dim")
+            case [name, *_] if name in _COMMANDS:
+                self._screen.line(f"It is: {name}{_COMMANDS[name]}", "yellow")
+            case [name, *_]:
+                there_are = ", ".join(f"{each}{takes}" for each, takes in _COMMANDS.items())
+                said = wording.one_line(name)
+                self._screen.line(f"There is no command {said}. There are {there_are}. To say it: /{said}", "yellow")
 
     async def _top_up(self, tokens: int) -> None:
         waiting = [run for run in self._held.values() if run_pb2.WAIT_KIND_BUDGET in run.waits]

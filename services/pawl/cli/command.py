@@ -9,11 +9,14 @@ import inspect
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime, tzinfo
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
 import typer
+from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from pawl.cli.failure import CommandError, explain
@@ -52,7 +55,7 @@ def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | 
         @functools.wraps(work)
         def run(context: typer.Context, **options: Any) -> None:
             if context.invoked_subcommand is None:  # Else the work is that of a command of this one.
-                raise typer.Exit(_perform(context.obj, functools.partial(work, **options), asks))
+                raise typer.Exit(_perform(context.obj, functools.partial(work, **options), asks, _typed(context)))
 
         # Typer reads what it is to ask for from here.
         _, _, *options = inspect.signature(work, eval_str=True).parameters.values()
@@ -63,7 +66,14 @@ def command(*, asks: Asks = "agent") -> Callable[[Callable[..., Awaitable[int | 
     return made
 
 
-def _perform(flags: Flags, work: Callable[[AsyncClient, Console], Awaitable[int | None]], asks: Asks) -> int:
+def _typed(context: typer.Context) -> dict[str, str]:
+    """Return what people type for each parameter of a command: `--every`, or `run_id` as its usage has it."""
+    return {each.name: each.opts[0] for each in context.command.params if each.name}
+
+
+def _perform(
+    flags: Flags, work: Callable[[AsyncClient, Console], Awaitable[int | None]], asks: Asks, typed: Mapping[str, str]
+) -> int:
     """Run a command against the suite that the flags name; returns its exit code."""
     console = Console(highlight=False)
     addresses: list[str] = []
@@ -84,7 +94,7 @@ def _perform(flags: Flags, work: Callable[[AsyncClient, Console], Awaitable[int 
     except typer.BadParameter:
         raise
     except Exception as error:  # noqa: BLE001  # people get a sentence, never a traceback
-        return fail(error, addresses, asks)
+        return fail(error, addresses, asks, typed)
 
 
 def new_request_id() -> str:
@@ -104,6 +114,53 @@ def seconds_of(duration: str) -> int:
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
+def time_of(text: str, zone: tzinfo | None = None) -> Timestamp:
+    """Return the moment of `2026-01-31T09:00`: in a zone, None for that of this machine, unless it says another one.
+
+    Raises:
+        CommandError: it is no moment.
+    """
+    moment = Timestamp()
+    try:
+        said = datetime.fromisoformat(text)
+        moment.FromDatetime((said if said.tzinfo else said.replace(tzinfo=zone)).astimezone(UTC))
+    except (ValueError, OverflowError):
+        raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.") from None
+    return moment
+
+
+def read_file(path: Path, bytes_max: int = -1) -> bytes:
+    """Return what a file has, the first `bytes_max` bytes of it if that is given.
+
+    Raises:
+        CommandError: it cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(bytes_max)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def secret_of(given: str) -> str:
+    """Return what is secret: with `-` a line of standard input, with `@FILE` what a file has, else what is given.
+
+    The arguments of a program can be seen by everybody on its machine.
+
+    Raises:
+        CommandError: the file cannot be read, or nothing is there.
+    """
+    if given == "-":
+        found = sys.stdin.readline().strip()
+    elif given.startswith("@"):
+        found = read_file(Path(given[1:])).decode(errors="replace").strip()
+    else:
+        return given
+    if not found:
+        raise CommandError(f"There is nothing in {'standard input' if given == '-' else given[1:]}.")
+    return found
+
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask whether you are sure; needed without a terminal.")]
 
 
@@ -120,7 +177,10 @@ def is_sure(question: str, *, yes: bool) -> bool:
     return typer.confirm(question)
 
 
-def fail(error: Exception, addresses: list[str], asks: Asks = "agent") -> int:
+def fail(
+    error: Exception, addresses: list[str], asks: Asks = "agent", typed: Mapping[str, str] = MappingProxyType({})
+) -> int:
     """Tell on standard error why a command could not be carried out; returns the exit code."""
-    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(explain(error, addresses, asks))
+    told = explain(error, addresses, asks, typed)
+    Console(stderr=True, highlight=False, markup=False, soft_wrap=True).print(told)
     return EXIT_IMPOSSIBLE

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from pawl.agent.v1 import conversation_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, read_file
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Agent, WithLabels, follow, labels_of, labels_text, show_table
 from pawl.client import AsyncClient
@@ -213,12 +213,9 @@ async def import_file(
 
 
 def _read_history(file: Path) -> Sequence[Mapping[str, Any]]:
+    data = read_file(file, _HISTORY_BYTES_MAX + 1)
     try:
-        with file.open("rb") as opened:
-            data = opened.read(_HISTORY_BYTES_MAX + 1)
         content = json.loads(data[:_HISTORY_BYTES_MAX])
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}.") from None
     except (ValueError, RecursionError):
         if len(data) > _HISTORY_BYTES_MAX:
             raise CommandError(f"{file} has more than {_HISTORY_BYTES_MAX} bytes. Leave out the beginning.") from None

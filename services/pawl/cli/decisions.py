@@ -108,10 +108,13 @@ def _for_series(
         return answers.series(call) if edit is None else answers.edit(call, edit.encode(), for_series=True)
     edited = call_pb2.Series()
     edited.CopyFrom(call.approval.series)
-    edited.interval_seconds = interval or edited.interval_seconds
-    edited.iterations_max = stop_after or edited.iterations_max
-    if duration is not None:
-        edited.end_time.FromDatetime(datetime.now(UTC) + timedelta(minutes=duration))
+    edited.interval_seconds = edited.interval_seconds if interval is None else interval
+    try:
+        edited.iterations_max = stop_after or edited.iterations_max
+        if duration is not None:
+            edited.end_time.FromDatetime(datetime.now(UTC) + timedelta(minutes=duration))
+    except (ValueError, OverflowError):
+        raise CommandError("--stop-after and --duration: no series is that long.") from None
     arguments = call.arguments_json if edit is None else edit.encode()
     return answers.edit(call, arguments, for_series=True, series=edited)
 

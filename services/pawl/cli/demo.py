@@ -56,7 +56,7 @@ async def _play(folder: Path, screen: Screen) -> int:
     started = time.monotonic()
     logs.configure(service="demo", instance_id="demo", level="error", log_format="auto")
     options = SuiteOptions(data=folder, replicas={"agent-loop": _REPLICAS})
-    screen.line(f"Starting PostgreSQL, NATS, a scripted model and the four services in {folder} ...")
+    screen.line(f"Starting PostgreSQL, NATS, a scripted model and the five services in {folder} ...")
     async with asyncio.timeout(_SECONDS_MAX), Suite(options) as suite:
         target = AsyncClient(data=folder, environment={})
         screen.line(
@@ -76,4 +76,6 @@ async def _play(folder: Path, screen: Screen) -> int:
     screen.line(
         f"{len(missing)} of {len(found)} did not happen: {'; '.join(missing)}" if missing else "All of it happened."
     )
+    if not missing:
+        screen.line("Next: `make up`, and in another terminal `.venv/bin/pawl console`, which opens a browser.")
     return EXIT_UNSUCCESSFUL if missing else 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_module
 import os
+import re
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from pathlib import Path
@@ -45,6 +46,7 @@ async def events(
     It reads as the user `subscriber` of the suite in the data folder, or of PAWL_NATS_URL. docs/nats.md has
     subjects, headers and types.
     """
+    check_subject(subject)
     connection = await _connection(url_of(target.data, os.environ))
     try:
         left = count
@@ -56,6 +58,17 @@ async def events(
                     break
     finally:
         await connection.close()
+
+
+def check_subject(subject: str) -> None:
+    """Return if a subject is one of NATS.
+
+    Raises:
+        CommandError: it is none.
+    """
+    *first, last = subject.split(".")
+    if ">" in first or not all(each and not re.search(r"\s", each) for each in (*first, last)):
+        raise CommandError(f"{subject!r} is no subject of NATS like {_ALL} or pawl.v1.*.run.*.events.")
 
 
 def url_of(data: Path, environment: Mapping[str, str]) -> str:
@@ -82,8 +95,18 @@ def line(message: Any, *, as_json: bool) -> str:
         shown = {"subject": message.subject, "headers": dict(message.headers or {}), "payload": payload}
         return json_module.dumps(shown, ensure_ascii=False)
     found = payload.get("events", [payload]) if payload else []
-    told = " ".join(str(one.get("type") or one.get("title") or "") for one in found)
-    return f"{message.subject} {told}".rstrip()
+    return " ".join(filter(None, [message.subject, *map(_told, found)]))
+
+
+def _told(payload: Mapping[str, Any]) -> str:
+    """Return what happened, and of a fire what became of it."""
+    what = str(payload.get("type") or payload.get("title") or "")
+    if "starter_fired" not in payload:
+        return what
+    fired = payload["starter_fired"]
+    fire = fired.get("fire", {})
+    outcome = str(fire.get("outcome", "")).removeprefix("SCHEDULE_FIRE_OUTCOME_").lower()
+    return " ".join(filter(None, [what, fired.get("name"), outcome, fire.get("run_id")]))
 
 
 def decoded(subject: str, data: bytes) -> dict[str, Any] | None:

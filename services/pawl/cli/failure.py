@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import ssl
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from pawl.chassis.settings import split_address
 from pawl.chassis.start import StartError
+from pawl.cli import wording
 from pawl.client import NoAnswer
 from pawl.client.target import SERVICES, Asks
 from pawl.errors import PawlError
@@ -24,6 +28,10 @@ _NEXT: Final = {
         " `pawl up` runs or with --data FOLDER, for addresses as `pawl up` shows them while no other user listens"
         " there."
     ),
+    "TOOL_NOT_FOUND": "`pawl tools` lists those that there are.",
+    "SCHEDULE_NOT_FOUND": "`pawl schedules list` lists yours.",
+    "TRIGGER_NOT_FOUND": "`pawl triggers list` lists yours.",
+    "TOO_MANY_JOBS": "`pawl jobs list` shows them.",
     "AGENT_NOT_FOUND": "`pawl agents list` shows those that you may use.",
     "RUN_NOT_FOUND": "`pawl runs` lists yours.",
     "ATTENTION_NOT_NEEDED": "`pawl attention` lists the runs that need an operator.",
@@ -56,6 +64,46 @@ _NEXT: Final = {
 # The reasons whose advice says what lists the ids of a field.
 _LISTED: Final = {"channel_id": "CHANNEL_NOT_FOUND", "delivery_id": "DELIVERY_NOT_FOUND"}
 
+# The parameters of commands by which fields are given that have another name there; the first that a command has.
+_GIVEN_BY: Final[Mapping[str, Sequence[str]]] = {
+    "agent": ("name",),
+    "arguments_json": ("arguments", "edit"),
+    "begin_time": ("begin", "since"),
+    "conversation_id": ("conversation",),
+    "conversation_key": ("key",),
+    "document": ("openapi",),
+    "document_name": ("files", "shared_files"),
+    "duration_minutes": ("duration",),
+    "end_time": ("end", "duration", "before"),
+    "estimated_minutes": ("minutes",),
+    "expire_time": ("lasts",),
+    "failures_told": ("on_failure",),
+    "host": ("mailbox",),
+    "image": ("images",),
+    "interval_seconds": ("interval",),
+    "iterations_max": ("stop_after",),
+    "job_id": ("job_ids",),
+    "labels": ("label",),
+    "parent_run_id": ("parent",),
+    "port": ("mailbox",),
+    "reasoning_effort": ("effort",),
+    "report_iterations": ("reports",),
+    "report_seconds": ("reports",),
+    "roles": ("role",),
+    "schema_json": ("schema",),
+    "senders": ("sender",),
+    "store_id": ("in_store",),
+    "time_zone": ("zone",),
+    "tool_name": ("tool",),
+    "total_tokens_max": ("tokens_max",),
+    "user_id": ("user", "of_user"),
+    "username": ("mailbox",),
+}
+_FIELD: Final = re.compile(r"(?<![\w.'\"/-])(`?)([a-z][a-z0-9_]*(?:\.[a-z][a-z0-9_]*)*)\1(?![\w'\"/-])")
+# People are told in words what an id may be.
+_ID_PATTERN: Final = "must match ^[A-Za-z0-9_-]{1,64}$"
+_ID_WORDS: Final = "must have 1 to 64 letters, digits, _ and -, and nothing else"
+
 # What gRPC says of a connection on which the two sides do not agree about TLS, and what to do.
 _OF_TLS: Final = (
     ("WRONG_VERSION_NUMBER", "{} does not speak TLS. Leave out --ca and PAWL_TLS_CA_FILE."),
@@ -76,14 +124,22 @@ class CommandError(Exception):
     """A command cannot be carried out; the message is for people and says what to do next."""
 
 
-def explain(error: Exception, addresses: list[str], asks: Asks = "agent") -> str:
-    """Return what to tell about an error of a call to `addresses` of a service."""
+def explain(
+    error: Exception, addresses: list[str], asks: Asks = "agent", typed: Mapping[str, str] = MappingProxyType({})
+) -> str:
+    """Return what to tell about an error of a call to `addresses` of a service.
+
+    `typed` has what people type for the parameters of the command: `--every` for `interval_seconds`.
+    """
     if isinstance(error, CommandError | StartError):
         return str(error)
     if isinstance(error, NoAnswer):
         return _about_tls(error.message, addresses) or _silent(addresses, asks)
     if isinstance(error, PawlError):
-        return _sentence(error)
+        return _sentence(error, typed)
+    if isinstance(error, UnicodeEncodeError) and error.encoding == "utf-8":
+        # Half a surrogate pair stands for a byte that is none of a text.
+        return "What was given is not a text in UTF-8. Convert it first."
     return f"This should not have happened: {type(error).__name__}: {error}"
 
 
@@ -123,8 +179,8 @@ def _speaks_tls(address: str) -> bool:
         return False
 
 
-def _sentence(error: PawlError) -> str:
-    message = error.message.rstrip(". ")
+def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
+    message = wording.sentence(_as_typed(error, typed))
     following = _NEXT.get(error.reason, "")
     if error.reason == "INVALID_ID":
         following = _NEXT.get(_LISTED.get(error.message.partition(" ")[0], ""), "")
@@ -133,4 +189,31 @@ def _sentence(error: PawlError) -> str:
     first = message.partition(" ")[0]
     # The name of a field, or of metadata, stays what it is.
     begin = message if "_" in first or first.startswith("pawl-") else f"{message[:1].upper()}{message[1:]}"
-    return f"{begin}. {following}".rstrip()
+    return f"{begin} {following}".rstrip()
+
+
+def _as_typed(error: PawlError, typed: Mapping[str, str]) -> str:
+    """Return the message of an error with what people type in place of the names of fields.
+
+    A name that is a plain word counts where it is the field that is wrong, or stands in backquotes.
+    """
+    message = error.message.replace(_ID_PATTERN, _ID_WORDS)
+    wrong = error.metadata.get("field", "")
+
+    def put(found: re.Match[str]) -> str:
+        name = found[2]
+        is_plain = name.isalpha() and not found[1] and name not in wrong.split(".")
+        return found[0] if is_plain else _option(name, typed) or found[0]
+
+    told = _FIELD.sub(put, message)
+    option = _option(wrong, typed)
+    return told if told != message or option in told else f"{option}: {told}"
+
+
+def _option(field: str, typed: Mapping[str, str]) -> str:
+    """Return what people type for a field, or for the one that it is a part of; empty if nothing."""
+    for name in reversed(field.split(".")):
+        for parameter in (name, *_GIVEN_BY.get(name, ())):
+            if parameter in typed:
+                return typed[parameter]
+    return ""

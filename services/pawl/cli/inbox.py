@@ -183,7 +183,7 @@ class Desk:
         try:
             await self._target.submit(result)
         except PawlError as error:
-            raise answers.Unclear(f"It was not taken: {error.message}.") from None
+            raise answers.Unclear(f"It was not taken: {wording.sentence(error.message)}") from None
         return "The result was taken."
 
     async def _approve_all(self, calls: Sequence[call_pb2.Call]) -> bool:
@@ -195,7 +195,7 @@ class Desk:
             return line is not None
         for receipt in await self._target.decide_all([approve(call) for call in calls]):
             taken = receipt.status in TAKEN
-            said = "Approved." if taken else f"Not approved: {receipt.message or receipt.reason}."
+            said = "Approved." if taken else f"Not approved: {wording.sentence(receipt.message or receipt.reason)}"
             self._console.print(f"{receipt.call_id}: {said}", style="green" if taken else "red", markup=False)
         return False
 

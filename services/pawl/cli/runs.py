@@ -11,12 +11,13 @@ from typing import Annotated, Final
 
 import typer
 from google.protobuf.json_format import MessageToJson
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, read_file, seconds_of
 from pawl.cli.failure import CommandError
 from pawl.cli.transcript import ENDED, Transcript, decides, hint
 from pawl.client import AsyncClient, file, form, image
@@ -39,6 +40,8 @@ ConversationKey = Annotated[
 ]
 
 _WIDE: Final = 120
+_GAP: Final = 2
+_LAST_WIDTH_MIN: Final = 8
 _POLL_SECONDS: Final = 1.0
 _TOKENS_MAX: Final = 2**63 - 1
 
@@ -126,7 +129,7 @@ async def run(
     """
     options = run_pb2.RunOptions(model=model, reasoning_effort=effort_of(effort), without_background=no_background)
     if schema is not None:
-        options.response_format.CopyFrom(form(_read_schema(schema)))
+        options.response_format.CopyFrom(form(read_file(schema, SCHEMA_BYTES_MAX + 1)))
     if tokens_max:
         options.limits.total_tokens_max = tokens_max
     started = await target.start(
@@ -159,14 +162,6 @@ def effort_of(effort: Thinking | None) -> run_pb2.ReasoningEffort.ValueType:
 def _image(path: Path) -> message_pb2.Part:
     try:
         return image(path)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _read_schema(path: Path) -> bytes:
-    try:
-        with path.open("rb") as opened:
-            return opened.read(SCHEMA_BYTES_MAX + 1)
     except OSError as error:
         raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
 
@@ -301,7 +296,7 @@ async def runs(
         order=agent_pb2.RUN_ORDER_OLDEST_FIRST if oldest else agent_pb2.RUN_ORDER_NEWEST_FIRST,
     )
     if since:
-        request.create_time_from.FromMicroseconds(int((time.time() - seconds_of(since)) * 1e6))
+        request.create_time_from.FromMicroseconds(int(max(0.0, time.time() - seconds_of(since)) * 1e6))
     page = await target.agents.ListRuns(request)
     if not page.runs and (conversation or state or wait or parent or agent or label or since):
         console.print("There are no such runs.")
@@ -350,10 +345,19 @@ def show_runs(console: Console, found: list[run_pb2.Run]) -> None:
 
 
 def show_table(console: Console, headings: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
-    """Print rows: a table on a terminal, lines with tabs elsewhere, for other programs."""
+    """Print rows: a table on a terminal, lines with tabs elsewhere, for other programs.
+
+    Where a terminal is too narrow for that each cell has a line of its own, so that no id is cut.
+    """
     if not console.is_terminal:
         for row in rows:
             print("\t".join(row))
+        return
+    widths = (max(map(cell_len, column)) for column in list(zip(headings, *rows, strict=True))[:-1])
+    if rows and sum(width + _GAP for width in widths) + _LAST_WIDTH_MIN > console.width:
+        for row in rows:
+            lines = (f"  {heading}: {cell}" for heading, cell in zip(headings[1:], row[1:], strict=True) if cell)
+            console.print("\n".join([row[0], *lines]), markup=False, soft_wrap=True)
         return
     table = Table(box=None, pad_edge=False, expand=True)
     for heading in headings[:-1]:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC
 from enum import StrEnum
 from typing import Annotated, Any, Final
 
 import typer
-from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id, seconds_of
-from pawl.cli.failure import CommandError
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id, seconds_of, time_of
 from pawl.cli.runs import Labels, labels_of, labels_text, show_table
 from pawl.client import AsyncClient
 from pawl.event.v1 import schedule_pb2, trigger_pb2
@@ -186,7 +184,7 @@ async def backfill(
     end: Annotated[str, typer.Option("--to", help="Before this time.")],
 ) -> int:
     """Fire a schedule for its due times of the past, at most 100, whether they have fired or not."""
-    times = (_time(text).ToDatetime(tzinfo=UTC) for text in (begin, end))
+    times = (time_of(text).ToDatetime(tzinfo=UTC) for text in (begin, end))
     fires = await target.backfill_schedule(name, *times, request_id=new_request_id())
     for fire in fires:
         console.print(fire_text(fire), markup=False, soft_wrap=True)
@@ -224,19 +222,9 @@ def change(definition: schedule_pb2.ScheduleDefinition, **given: Any) -> None:
         elif not value:
             definition.ClearField(name)  # type: ignore[arg-type]  # a field of it
         elif name in _TIMES:
-            getattr(definition, name).CopyFrom(_time(value))
+            getattr(definition, name).CopyFrom(time_of(value))
         else:
             setattr(definition, name, seconds_of(value) if name in _SECONDS else value)
-
-
-def _time(text: str) -> Timestamp:
-    """Return a time that was given in the time zone of this machine, or with its own."""
-    time = Timestamp()
-    try:
-        time.FromDatetime(datetime.fromisoformat(text).astimezone(UTC))
-    except (ValueError, OverflowError):
-        raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.") from None
-    return time
 
 
 def _say(console: Console, schedule: schedule_pb2.Schedule) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command
+from pawl.cli import source_policies, wording
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, read_file
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
@@ -21,21 +21,11 @@ if TYPE_CHECKING:
 
 # A source may take as long to start as the registry waits for it.
 _SECONDS: Final = 90.0
-_CATEGORIES: Final = ("safe", "sensitive", "destructive")
-_EFFECTS: Final = ("read_only", "idempotent", "at_most_once")
 _TIMEOUTS: Final = ("timeout_seconds", "async_timeout_seconds")
-_BULK: Final = "bulk="
 
 Name = Annotated[str, typer.Argument(help="Name of the source; its tools are NAME.TOOL.", show_default=False)]
 Replace = Annotated[bool, typer.Option("--replace", help="Put it in place of a source of that name.")]
-Policies = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--policy",
-        help="TOOL=WORDS: safe, sensitive, destructive, read_only, idempotent, at_most_once, excluded or"
-        " bulk=$.body.items, with commas between; TOOL may be *. Repeatable.",
-    ),
-]
+Policies = Annotated[list[str] | None, typer.Option("--policy", help=source_policies.HELP)]
 Headers = Annotated[list[str] | None, typer.Option("--header", help="Name=value, of every request. Repeatable.")]
 SecretHeaders = Annotated[
     list[str] | None, typer.Option("--secret-header", help="Name=name of a secret of the registry. Repeatable.")
@@ -168,11 +158,11 @@ def _set_openapi(config: source_pb2.OpenApiConfig, given: str) -> None:
     if given.startswith(("http://", "https://")):
         config.document_url = given
     else:
-        config.document = _document(Path(given))
+        config.document = read_file(Path(given))
 
 
 def _schema(given: str) -> bytes:
-    return _document(Path(given[1:])) if given.startswith("@") else given.encode()
+    return read_file(Path(given[1:])) if given.startswith("@") else given.encode()
 
 
 @app.command()
@@ -216,17 +206,10 @@ async def remove(target: AsyncClient, console: Console, name: Name) -> None:
 async def _add(
     target: AsyncClient, console: Console, config: source_pb2.SourceConfig, policies: list[str] | None, *, replace: bool
 ) -> None:
-    config.policies.extend(map(_policy, policies or ()))
+    config.policies.extend(map(source_policies.policy_of, policies or ()))
     request = source_pb2.AddSourceRequest(config=config, replace=replace)
     added = await target.sources.AddSource(request, timeout=_SECONDS)
     _show_tools(console, added.source.tools)
-
-
-def _document(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -237,28 +220,6 @@ def _pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
             raise CommandError(f"{option} {item!r} must be of the form NAME=value.")
         pairs[name] = value
     return pairs
-
-
-def _policy(given: str) -> source_pb2.SourceToolPolicy:
-    """Return the policy in `TOOL=WORD,WORD`."""
-    name, _, words = given.partition("=")
-    policy = source_pb2.SourceToolPolicy(tool_name=name)
-    for given_word in filter(None, map(str.strip, words.split(","))):
-        word = given_word.lower()
-        if word in _CATEGORIES:
-            policy.category = call_pb2.ToolCategory.Value(f"TOOL_CATEGORY_{word.upper()}")
-        elif word in _EFFECTS:
-            policy.effect_class = call_pb2.EffectClass.Value(f"EFFECT_CLASS_{word.upper()}")
-        elif word == "excluded":
-            policy.excluded = True
-        elif word.startswith(_BULK):
-            policy.bulk_count = given_word[len(_BULK) :]
-        else:
-            known = ", ".join((*_CATEGORIES, *_EFFECTS, "excluded", f"{_BULK}PATH"))
-            raise CommandError(f"--policy {given!r}: {word!r} is none of {known}.")
-    if not name or policy == source_pb2.SourceToolPolicy(tool_name=name):
-        raise CommandError(f"--policy {given!r} must be of the form TOOL=WORD,WORD.")
-    return policy
 
 
 def _show_tools(console: Console, tools: Sequence[tool_pb2.Tool]) -> None:

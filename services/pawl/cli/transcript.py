@@ -89,10 +89,7 @@ class Transcript:
                 self._call_changed(event.call_changed)
             case "tool_progress":
                 progress = event.tool_progress
-                fraction = f" {progress.fraction:.0%}" if progress.HasField("fraction") else ""
-                self.line(
-                    f"  … {wording.clean(progress.tool_name)}{fraction} {wording.one_line(progress.message)}", "dim"
-                )
+                self.line(f"  … {wording.clean(progress.tool_name)} {wording.share_text(progress)}", "dim")
             case "run_topped_up":
                 topped_up = event.run_topped_up
                 added = f"{wording.clean(topped_up.user_id)} added {wording.count_text(topped_up.tokens, 'token')}"

@@ -40,6 +40,7 @@ _WAITS: Final = {
     run_pb2.WAIT_KIND_AGENT_QUOTA: "the next day: its agent has used up its tokens",
     run_pb2.WAIT_KIND_TIME: "the time of its next iteration",
     run_pb2.WAIT_KIND_PAUSED: "its user to resume it",
+    run_pb2.WAIT_KIND_COMPLETION: "somebody outside to complete a call",
 }
 QUEUED_FOR: Final = {
     waiting_pb2.WAIT_REASON_TURN: "its turn",
@@ -71,6 +72,12 @@ def said(label: str, text: str) -> list[str]:
     """Return what somebody wrote behind a label, each further line marked, so that it cannot be taken for ours."""
     first, *rest = clean(text).splitlines() or [""]
     return [f"{label}{first}", *(f"  | {line}" for line in rest)]
+
+
+def sentence(text: str) -> str:
+    """Return a text that ends as a sentence does: with the mark that it has, else with a full stop."""
+    text = text.rstrip(". ")
+    return text if text.endswith(("?", "!")) else f"{text}."
 
 
 def one_line(text: str, characters_max: int = PREVIEW_CHARACTERS_MAX) -> str:
@@ -177,8 +184,8 @@ def imported_text(run: run_pb2.Run) -> str:
 
 
 def time_text(time: Timestamp) -> str:
-    """Return a moment in the time zone of this machine."""
-    return f"{time.ToDatetime(tzinfo=UTC).astimezone():%Y-%m-%d %H:%M:%S}"
+    """Return `2026-11-24 14:00:00+01:00`, in the time zone of this machine; Z is UTC. Options take it, too."""
+    return time.ToDatetime(tzinfo=UTC).astimezone().isoformat(" ", "seconds").replace("+00:00", "Z")
 
 
 def document_line(message: Message) -> str:
@@ -199,6 +206,12 @@ def _plain(message: Message, field: Any) -> Any:
     if field.enum_type is not None:
         return _value_name(field.enum_type, value)
     return list(value) if field.is_repeated else value
+
+
+def share_text(progress: event_pb2.ToolProgress) -> str:
+    """Return how far a tool says that it is: `40% two of five pages`; without the share if it cannot say."""
+    share = f"{progress.fraction:.0%} " if progress.HasField("fraction") else ""
+    return f"{share}{one_line(progress.message)}".rstrip()
 
 
 def remaining_text(deadline: Timestamp, now: datetime) -> str:
@@ -249,7 +262,7 @@ def _approval_lines(approval: call_pb2.ApprovalRequest) -> list[str]:
 
 
 def series_text(series: call_pb2.Series) -> str:
-    """Return `every 60 s, at most 20 times, until 2026-11-24 14:00:00`."""
+    """Return `every 60 s, at most 20 times, until 2026-11-24 14:00:00Z`."""
     until = f", until {time_text(series.end_time)}" if series.HasField("end_time") else ""
     return f"every {series.interval_seconds:g} s, at most {count_text(series.iterations_max, 'time')}{until}"
 

@@ -33,7 +33,8 @@ def edit(
 ) -> types_pb2.CallDecision:
     """Return: run it with these arguments, all of them, or with those of a JSON text. The note is for the log.
 
-    With `for_series` it is for the whole series; a `series` says how often, how far apart and until when that is.
+    With `for_series` it is for the whole series; a `series` says how often, how far apart and until when that is, and
+    without an end keeps the one that is shown.
 
     Raises:
         InvalidField: no series can be granted with it.

@@ -20,6 +20,8 @@ from pawl.tool_registry.sdk.values import plain
 from pawl.tools import ExecutionContext, Tool, ToolContext, ToolDefinitionError, ToolError
 
 _RESULT_BYTES_MAX: Final = 1024 * 1024
+_ERROR_CHARACTERS_MAX: Final = 64 * 1024
+"""More than a model is shown. Of all of a long one, over what is taken, it would be told its size alone."""
 
 Progress = Callable[[float | None, str], None]
 
@@ -78,4 +80,4 @@ def _no_checkpoint(_content: bytes) -> Future[None]:
 
 
 def _error(text: str) -> tuple[bytes, bool]:
-    return strict_json.dumps_canonical(strict_json.storable(text)), True
+    return strict_json.dumps_canonical(strict_json.storable(text[:_ERROR_CHARACTERS_MAX])), True

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from typing import Final
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from typing import Any, Final
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
+from pawl.chassis import job_reports, strict_json
+from pawl.client.forms import natural
 from pawl.client.target import Target
+from pawl.errors import InvalidField
 from pawl.event.v1 import run_pb2
+from pawl.tool.v1 import completion_pb2
 
 _OPEN: Final = (
     run_pb2.RUN_STATE_QUEUED,
@@ -18,13 +23,107 @@ _OPEN: Final = (
     run_pb2.RUN_STATE_CANCELLING,
     run_pb2.RUN_STATE_NEEDS_ATTENTION,
 )
+_KINDS: Final = {
+    "path": "pointer",
+    "below": "below",
+    "above": "above",
+    "equals": "equals_json",
+    "changed": "changed",
+    "cel": "expression",
+}
+_LIMITS: Final = {"pause": "pause_seconds", "times": "firings_max", "for": "hold_seconds"}
 _LOOK_SECONDS: Final = 1.0
 # A run may become visible after one that was created later.
 _LATE_MICROSECONDS: Final = 10_000_000
 
 
+def condition(said: str | Mapping[str, Any]) -> run_pb2.JobCondition:
+    """Return what a job watches for: an expression in CEL, or as the model writes it.
+
+    That is `{"path": "/price", "below": 20}`, or `above`, `equals`, `"changed": True` or `cel`.
+
+    Raises:
+        InvalidField: something else is said.
+    """
+    named = dict(said) if isinstance(said, Mapping) else {"cel": said}
+    found = run_pb2.JobCondition()
+    try:
+        for kind, value in named.items():
+            wanted = json.dumps(value).encode() if kind == "equals" else value
+            setattr(found, _KINDS[kind], wanted)
+    except (KeyError, TypeError, ValueError):
+        message = "a condition is CEL, or has a path and one of below, above, equals, changed and cel"
+        raise InvalidField(message, field="until") from None
+    return found
+
+
+def monitor(said: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
+    """Return what a job tells of each time it becomes so: a condition, with `pause` and `for` (seconds) and `times`.
+
+    Raises:
+        InvalidField: something else is said.
+    """
+    named = dict(said) if isinstance(said, Mapping) else {"cel": said}
+    limits: dict[str, Any] = {field: named.pop(name) for name, field in _LIMITS.items() if name in named}
+    try:
+        return run_pb2.JobMonitor(condition=condition(named), **limits)
+    except (TypeError, ValueError):
+        raise InvalidField(f"{', '.join(_LIMITS)} of a condition are numbers", field="when") from None
+
+
+def _reports(said: str | Mapping[str, float]) -> dict[str, Any]:
+    """Return of which iterations a conversation is told: "change", or {"every": 10}, as the model writes it."""
+    fields = job_reports.read(said) if said else {"reports": "UNSPECIFIED"}
+    return fields | {"reports": f"JOB_REPORTS_{fields['reports']}"}
+
+
 class JobVerbs(Target):
     """A suite with calls that go on in the background, as its users see it."""
+
+    async def start_job(
+        self,
+        tool_name: str,
+        arguments: Mapping[str, Any] | None = None,
+        *,
+        conversation_id: str = "",
+        conversation_key: str = "",
+        agent: str = "",
+        labels: Mapping[str, str] | None = None,
+        interval_seconds: float = 0.0,
+        iterations_max: int = 0,
+        duration_minutes: float = 0.0,
+        delay_first: bool = False,
+        estimated_minutes: float = 0.0,
+        reports: str | Mapping[str, float] = "",
+        until: str | Mapping[str, Any] = "",
+        when: str | Mapping[str, Any] = "",
+        failures_told: int = 0,
+        request_id: str = "",
+    ) -> pb.BackgroundJob:
+        """Start a job; returns it. Its conversation is told what it comes to: a new one, if none is named.
+
+        With an interval the call is repeated. `until`, `when` and `reports` are as the model writes them: see
+        `condition`, `monitor`, and `"change"` or `{"every": 10}`.
+        """
+        request = pb.StartJobRequest(
+            tool_name=tool_name,
+            arguments_json=json.dumps(dict(arguments or {})).encode(),
+            conversation_id=conversation_id,
+            conversation_key=conversation_key,
+            agent=agent,
+            labels=labels,
+            interval_seconds=interval_seconds,
+            iterations_max=natural(iterations_max, "iterations_max"),
+            duration_minutes=duration_minutes,
+            delay_first=delay_first,
+            estimated_minutes=estimated_minutes,
+            until=condition(until) if until else None,
+            when=monitor(when) if when else None,
+            failures_told=natural(failures_told, "failures_told"),
+            request_id=request_id,
+            **_reports(reports),
+        )
+        return (await self.once(self.jobs.StartJob, request)).job
 
     async def list_jobs(
         self, conversation_id: str = "", *, open_only: bool = False
@@ -58,6 +157,13 @@ class JobVerbs(Target):
         """Stop all open jobs of a conversation; returns those that it stopped, the newest first."""
         request = pb.StopJobsRequest(conversation_id=conversation_id, reason=reason, request_id=request_id)
         return (await self.once(self.jobs.StopJobs, request)).jobs
+
+    async def complete_call(self, token: str, result: Any = None, *, error: str = "") -> bool:
+        """Give a call its end by its completion token: a JSON value, or an error; True if it had this end before."""
+        request = completion_pb2.CompleteCallRequest(token=token, error=error)
+        if not error:
+            request.result_json = strict_json.dumps_canonical(result)
+        return (await self.again(self.completions.CompleteCall, request)).duplicate
 
     async def follow(self, conversation_id: str, from_run_id: str = "") -> AsyncGenerator[run_pb2.Run, None]:
         """Yield your open runs of a conversation, then those that begin in it, each once, within seconds; never ends.

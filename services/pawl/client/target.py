@@ -36,6 +36,7 @@ from pawl.notify.v1.channel_pb2_grpc import ChannelServiceStub
 from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from pawl.notify.v1.preference_pb2_grpc import PreferenceServiceStub
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
+from pawl.tool.v1.completion_pb2_grpc import CompletionServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
 from pawl.tool.v1.rule_pb2_grpc import RuleServiceStub
@@ -116,6 +117,7 @@ class Target:
     tool_register = _stub(ToolServiceStub, "tools")
     rules = _stub(RuleServiceStub, "tools")
     auditor = _stub(AuditServiceStub, "tools")
+    completions = _stub(CompletionServiceStub, "tools")
     document_store = _stub(DocumentServiceStub, "tools")
     memories = _stub(MemoryServiceStub, "tools")
     sources = _stub(SourceServiceStub, "tools")

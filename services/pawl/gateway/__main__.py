@@ -18,10 +18,21 @@ async def main(stop: asyncio.Event) -> None:
     settings = load(GatewaySettings)
     async with Service("gateway", settings) as service:
         channels = {
-            peer: await service.open_public_channel(peer, getattr(settings, f"{peer}_address")) for peer in PEERS
+            peer: await service.open_public_channel(
+                peer, getattr(settings, f"{peer}_address"), optional=peer != "agent_loop"
+            )
+            for peer in PEERS
         }
         closing = asyncio.Event()
-        app = wire(settings, channels, closing=closing, metrics=service.metrics, clock=service.clock, ids=service.ids)
+        app = wire(
+            settings,
+            channels,
+            closing=closing,
+            health=service.health.page,
+            metrics=service.metrics,
+            clock=service.clock,
+            ids=service.ids,
+        )
         server = HttpServer(
             app,
             settings.listen,

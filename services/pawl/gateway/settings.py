@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Final, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, SecretStr, model_validator
 
-from pawl.chassis.settings import PeerAddresses, ServiceSettings, TcpAddress, is_loopback
+from pawl.chassis.settings import PeerAddresses, PublicUrl, ServiceSettings, TcpAddress, is_loopback
 
 
 def _check_hosts(value: str) -> str:
     if "*" in value or "/" in value:
         raise ValueError("must be names of hosts with commas between, for example pawl.example.com")
     return value
+
+
+_DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def _check_origins(value: str) -> str:
+    for origin in _names(value):
+        parts = urlsplit(origin)
+        is_plain = origin == f"{parts.scheme}://{parts.netloc}" and not {"*", "@"} & set(origin)
+        if not is_plain or not parts.hostname or _DEFAULT_PORTS.get(parts.scheme, parts.port) == parts.port:
+            raise ValueError(
+                "must be origins with commas between, as browsers say them: https://app.example.com, without a path,"
+                " * or the port that is the default"
+            )
+    return value
+
+
+def _names(value: str) -> list[str]:
+    return [name.strip().lower() for name in value.split(",") if name.strip()]
 
 
 class GatewaySettings(ServiceSettings):
@@ -25,9 +45,12 @@ class GatewaySettings(ServiceSettings):
     tool_registry_address: PeerAddresses = "127.0.0.1:7602"
     notifier_address: PeerAddresses = "127.0.0.1:7604"
     gateway_hosts: Annotated[str, AfterValidator(_check_hosts)] = ""
+    gateway_origins: Annotated[str, AfterValidator(_check_origins)] = ""
     gateway_seal_key: SecretStr = Field(min_length=32)
     gateway_session_hours: float = Field(default=12.0, gt=0, le=24 * 30)
     gateway_webhook_keys_file: Path | None = None
+    gateway_oidc_file: Path | None = None
+    public_url: PublicUrl = ""
     message_bytes_max: int = Field(default=5 * 256 * 1024, ge=1024)
     unary_calls_max: int = Field(default=1000, ge=1)
     streams_max: int = Field(default=4000, ge=1)
@@ -35,10 +58,17 @@ class GatewaySettings(ServiceSettings):
     @property
     def hosts(self) -> frozenset[str]:
         """The hosts that it answers to beside loopback."""
-        return frozenset(host.strip().lower() for host in self.gateway_hosts.split(",") if host.strip())
+        return frozenset(_names(self.gateway_hosts))
+
+    @property
+    def origins(self) -> frozenset[str]:
+        """The origins of pages elsewhere that may use the addresses that take a key with each request."""
+        return frozenset(_names(self.gateway_origins))
 
     @model_validator(mode="after")
     def _refuse_the_open(self) -> Self:
         if not is_loopback(self.listen) and not self.hosts:
             raise ValueError("PAWL_GATEWAY_HOSTS: is required where PAWL_LISTEN is not on loopback")
+        if self.gateway_oidc_file and (self.hosts or not is_loopback(self.listen)) and not self.public_url:
+            raise ValueError("PAWL_PUBLIC_URL: is required with PAWL_GATEWAY_OIDC_FILE, to which providers send back")
         return self

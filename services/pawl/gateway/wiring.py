@@ -11,16 +11,21 @@ import grpc
 from starlette.types import ASGIApp
 
 from pawl.chassis.clock import Clock
+from pawl.chassis.http_server import Page
 from pawl.chassis.ids import IdSource, is_id
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.start import StartError
 from pawl.gateway.adapters.metrics import Counters
+from pawl.gateway.adapters.openid import Providers
 from pawl.gateway.adapters.seal import Seal
-from pawl.gateway.adapters.services import Metadata, Services
+from pawl.gateway.adapters.services import Metadata, Services, Stores
+from pawl.gateway.domain.openid import Provider, parse_providers
 from pawl.gateway.http.app import application
 from pawl.gateway.http.callers import Callers
 from pawl.gateway.http.hooks import Hooks
+from pawl.gateway.http.openid import OpenIdLogins
 from pawl.gateway.http.streams import Streams
+from pawl.gateway.http.unsubscribing import Unsubscribing
 from pawl.gateway.settings import GatewaySettings
 
 
@@ -29,6 +34,7 @@ def wire(
     channels: Mapping[str, grpc.aio.Channel],
     *,
     closing: asyncio.Event,
+    health: Page,
     metrics: Metrics,
     clock: Clock,
     ids: IdSource,
@@ -36,27 +42,50 @@ def wire(
     """Return the application that a server is to serve."""
     services, counters = Services(channels), Counters(metrics)
     seal = Seal(settings.gateway_seal_key.get_secret_value())
-    callers = Callers(seal, services, clock, session_seconds=settings.gateway_session_hours * 3600)
+    session_seconds = settings.gateway_session_hours * 3600
+    callers = Callers(seal, services, clock, session_seconds=session_seconds)
+    logins = OpenIdLogins(
+        _providers(settings),
+        providers=Providers(clock),
+        callers=callers,
+        seal=seal,
+        clock=clock,
+        session_seconds=session_seconds,
+        public_url=settings.public_url,
+    )
+    stores = Stores(services, _keys(settings))
     return application(
         callers=callers,
+        logins=logins,
         services=services,
         streams=Streams(callers, services, counters, closing, streams_max=settings.streams_max),
-        hooks=Hooks(services, _keys(settings)),
+        hooks=Hooks(stores),
+        unsubscribing=Unsubscribing(stores),
         counters=counters,
         ids=ids,
         hosts=settings.hosts,
+        origins=settings.origins,
+        health=health,
         bytes_max=settings.message_bytes_max,
     )
 
 
 def _keys(settings: GatewaySettings) -> Callable[[str], Metadata | None]:
-    """Return what gives the metadata by which webhooks are brought to the triggers of a store."""
+    """Return what gives the metadata by which the gateway brings a store what has no key of its own."""
     if settings.local_key is not None:
         local = settings.local_key.get_secret_value()
         return lambda store_id: (("authorization", f"Bearer {local}"), ("pawl-store", store_id))
     keys = _read(settings.gateway_webhook_keys_file) if settings.gateway_webhook_keys_file else {}
     shown = {store_id: (("authorization", f"Bearer {key}"),) for store_id, key in keys.items()}
     return shown.get
+
+
+def _providers(settings: GatewaySettings) -> tuple[Provider, ...]:
+    path = settings.gateway_oidc_file
+    try:
+        return parse_providers(path.read_bytes()) if path else ()
+    except (OSError, ValueError) as error:
+        raise StartError(f"PAWL_GATEWAY_OIDC_FILE: cannot use {path}: {error}") from None
 
 
 def _read(path: Path) -> dict[str, str]:

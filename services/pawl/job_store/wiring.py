@@ -52,8 +52,9 @@ from pawl.job_store.app.sweeps import ClockSweep, QuarantineSweep, Relay, Retent
 from pawl.job_store.app.triggers import TriggerRepository, Triggers
 from pawl.job_store.rpc.agent_servicer import AgentLedgerServicer, daily_tokens_max
 from pawl.job_store.rpc.erasure_servicer import ErasureServicer, call_kind
+from pawl.job_store.rpc.events import encode_event
 from pawl.job_store.rpc.key_servicer import KeyServicer, KeySyncServicer
-from pawl.job_store.rpc.messages import LOST, encode_event, head_of, text_of, usage_of
+from pawl.job_store.rpc.messages import LOST, head_of, text_of, usage_of
 from pawl.job_store.rpc.operations import CANCEL
 from pawl.job_store.rpc.schedule_servicer import ScheduleLedgerServicer
 from pawl.job_store.rpc.servicer import LedgerServicer

@@ -54,7 +54,7 @@ USERS: Mapping[str, Rights] = {
             f"$JS.API.CONSUMER.*.*.{LIFECYCLE_STREAM}.>",
             f"$JS.ACK.{LIFECYCLE_STREAM}.>",
         ),
-        subscribe=("pawl.v1.*.lifecycle.>", _NOTIFICATIONS, _INBOX),
+        subscribe=("pawl.v1.*.lifecycle.>", _NOTIFICATIONS, "pawl.internal.v1.viewers", _INBOX),
     ),
     "tool_registry": Rights(),
     # For outside: sees everything, changes nothing. A consumer would be a change (it can be told to publish anywhere),

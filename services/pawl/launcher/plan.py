@@ -34,6 +34,7 @@ SERVICE_KEYS = "service-keys.json"
 OWNER_URL = "database-owner.url"
 """The name of the secret that holds the PostgreSQL URL of the role that makes migrations."""
 _SEAL_KEY: Final = "PAWL_GATEWAY_SEAL_KEY"
+_PUBLIC_URL: Final = "PAWL_PUBLIC_URL"
 _HEALTH_SECONDS = 2.0
 # Of the 104 or 108 that systems have room for.
 _SOCKET_PATH_BYTES_MAX: Final = 100
@@ -127,6 +128,9 @@ def _environment(
         given.pop("PAWL_TLS_CA_FILE", None)  # It is for commands that talk to other suites.
     if not (given.get(_SEAL_KEY) or given.get(f"{_SEAL_KEY}_FILE")):
         chosen[f"{_SEAL_KEY}_FILE"] = str(around.secrets.path(SEAL_FILE))
+    if not given.get(_PUBLIC_URL) and options.port("gateway"):
+        scheme = "https" if given.get("PAWL_TLS_CERTIFICATE_FILE") else "http"
+        chosen[_PUBLIC_URL] = f"{scheme}://{address(options.port('gateway'))}"
     if has_owner(options):
         chosen["PAWL_DATABASE_OWNER_URL_FILE"] = str(around.secrets.path(OWNER_URL))
     if not has_keys(options):

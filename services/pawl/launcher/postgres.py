@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import importlib.util
 import os
 import pwd
@@ -17,6 +18,7 @@ import shutil
 import signal
 import stat
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncpg
@@ -75,8 +77,10 @@ def database_account() -> tuple[int, int] | None:
     if os.geteuid() != 0:
         return None
     if _own_account() is None and (useradd := shutil.which("useradd")):
-        # Fails where another launcher is just making it, and where there is nothing to write to.
-        subprocess.run([useradd, "--system", "--no-create-home", _ACCOUNT], capture_output=True, check=False)
+        with _alone():
+            if _own_account() is None:
+                # Fails where there is nothing to write to.
+                subprocess.run([useradd, "--system", "--no-create-home", _ACCOUNT], capture_output=True, check=False)
     entry = _own_account() or pwd.getpwnam(_FALLBACK_ACCOUNT)
     return entry.pw_uid, entry.pw_gid
 
@@ -260,6 +264,17 @@ def _let_others_pass(path: Path) -> None:
         if not mode & stat.S_IXOTH:
             folder.chmod(mode | stat.S_IXOTH)
             _log.warning("folder.opened", folder=str(folder), because="PostgreSQL does not run as root")
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Wait for whoever is making the account: of two that make it at once the second would change its number."""
+    folder = os.open("/etc", os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def _own_account() -> pwd.struct_passwd | None:

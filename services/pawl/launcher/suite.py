@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import hashlib
 import os
 import signal
@@ -36,7 +37,7 @@ from pawl.launcher.plan import (
     service_key_file,
     service_process,
 )
-from pawl.launcher.ports import check_port, free_port
+from pawl.launcher.ports import check_ports, free_port
 from pawl.launcher.postgres import ROLES, Postgres
 from pawl.launcher.processes import Process, ProcessSpec
 from pawl.launcher.secrets import SecretFiles
@@ -77,6 +78,9 @@ class Suite:
             for name in await orphans.stop_all(self.folder.run):
                 _log.warning("process.orphan_stopped", process=name)
             self._check_ports()
+            # Who starts before the gateway is told where it will be.
+            gateway = self.options.port("gateway") or free_port()
+            self.options = dataclasses.replace(self.options, ports={**self.options.ports, "gateway": gateway})
             self._settle_service_keys(secrets)
             self._settle_local_key(secrets)
             around = Surroundings(
@@ -216,14 +220,12 @@ class Suite:
         secrets.get(SEAL_FILE)
 
     def _check_ports(self) -> None:
-        for name, port in self.options.ports.items():
-            replaced = {
-                "postgres": self.options.database_url is not None,
-                "nats": self.options.nats_url is not None,
-                "model": not self.options.scripted_model,
-            }
-            if not replaced.get(name, False):
-                check_port(port, name)
+        replaced = {
+            "postgres": self.options.database_url is not None,
+            "nats": self.options.nats_url is not None,
+            "model": not self.options.scripted_model,
+        }
+        check_ports({name: port for name, port in self.options.ports.items() if not replaced.get(name, False)})
 
     async def _start_embedded(self, around: Surroundings) -> None:
         """Starts PostgreSQL, NATS and the model, but for those that are replaced, and writes how to reach them."""

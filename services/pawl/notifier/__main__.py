@@ -36,17 +36,17 @@ async def main(stop: asyncio.Event) -> None:
         bus = await service.open_bus()
 
         egress = GuardedEgress(read_egress_file(settings.egress_file))
-        store = PostgresStore(database)
+        store, queue = PostgresStore(database, settings.public_url), PostgresDeliveries(database)
         mail_server = read_smtp_url(settings.smtp_url.get_secret_value()) if settings.smtp_url else None
         services = AppriseServices(settings.apprise_schemes, egress, service.clock)
         parts = wire(
             store=store,
             channels=PostgresChannels(database),
-            queue=PostgresDeliveries(database),
+            queue=queue,
             preferences=PostgresPreferences(database),
             senders={
                 ChannelKind.WEBHOOK: SignedPosts(egress, service.clock),
-                ChannelKind.EMAIL: Emails(mail_server, settings.mail_from, service.clock),
+                ChannelKind.EMAIL: Emails(mail_server, settings.mail_from, service.clock, settings.public_url),
                 ChannelKind.APPRISE: services,
             },
             services=services,
@@ -59,6 +59,7 @@ async def main(stop: asyncio.Event) -> None:
             keep_days=settings.notifications_keep_days,
         )
         await notifications_bus.hear(bus, parts.subscriptions.wake)
+        await notifications_bus.hear_viewers(bus, queue.note_viewers)
         JetStreamLifecycle(bus, parts.intake.take).start()
         for name, loop in parts.loops.items():
             service.background.start(name, loop)

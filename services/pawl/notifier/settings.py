@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from pawl.chassis.mail import SenderAddress, SmtpUrl
-from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from pawl.chassis.settings import ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
 from pawl.notifier.domain.channel import OWN_SERVICES, SERVICES
 
 
@@ -47,6 +47,7 @@ class NotifierSettings(ServiceSettings):
     smtp_url: SmtpUrl = None
     mail_from: SenderAddress = "pawl@localhost"
     notify_apprise: ServiceSchemes = ""
+    public_url: PublicUrl = ""
 
     @property
     def apprise_schemes(self) -> frozenset[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -68,6 +69,7 @@ def wire(
     ids: IdSource,
     keep_days: float,
     heartbeat_seconds: float = HEARTBEAT_SECONDS,
+    chance: Callable[[], float] = random.random,
 ) -> Notifier:
     """Return a notifier over these ports."""
     publication = Publication(store, announcer, counters)
@@ -77,7 +79,7 @@ def wire(
         publication.wake()
         deliveries.wake()
 
-    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new)
+    deliveries = Deliveries(queue, senders, counters, clock, on_notice=on_new, chance=chance)
     of_users = Channels(channels, egress, services, clock, ids, sends_email=sends_email, on_due=deliveries.wake)
     return Notifier(
         intake=Intake(store, counters, on_new=on_new),

@@ -81,6 +81,7 @@ async def main(stop: asyncio.Event) -> None:
                 lease_seconds=settings.execution_lease_seconds,
             ),
             runs=ledger,
+            awaited_runs=ledger,
             runner=processes,
             secrets=secrets,
             helper=helpers,
@@ -91,6 +92,7 @@ async def main(stop: asyncio.Event) -> None:
             clock=service.clock,
             ids=service.ids,
             stopping=stop.wait,
+            public_url=settings.public_url,
         )
         limits = Limits(
             executor=settings.executor_options,
@@ -113,6 +115,7 @@ async def main(stop: asyncio.Event) -> None:
         await registry.catalog.load("builtin", own)
         for module in load_modules(module_names(settings.tools)):
             await registry.catalog.load(f"module:{module.name}", module.tools)
+        await service.enter(registry.completing)
         await service.enter(registry.executor)
         service.background.start("erasures", _erasures(service, database, job_store, files).run)
         server = service.rpc_server(KeySyncClient(job_store))

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field, SecretStr
 
 from pawl.chassis.mail import SenderAddress, SmtpUrl
-from pawl.chassis.settings import ListenAddress, PeerAddresses, ServiceSettings
+from pawl.chassis.settings import ListenAddress, PeerAddresses, PublicUrl, ServiceSettings
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.domain.definition import RATE_PER_MINUTE_MAX
@@ -43,6 +43,7 @@ class ToolRegistrySettings(ServiceSettings):
     # One of them listens for what other replicas say.
     database_connections_max: int = Field(default=10, ge=2)
     job_store_address: PeerAddresses = "127.0.0.1:7603"
+    public_url: PublicUrl = ""
 
     tools: Annotated[str, AfterValidator(_check_modules)] = ""
     tool_threads_max: int = Field(default=16, ge=1, le=1000)

@@ -12,6 +12,7 @@ from pawl.chassis.ids import IdSource, StoreId
 from pawl.chassis.retry import ANY, Retry
 from pawl.chassis.rpc_server import RpcServer
 from pawl.tool.v1.audit_pb2_grpc import add_AuditServiceServicer_to_server
+from pawl.tool.v1.completion_pb2_grpc import add_CompletionServiceServicer_to_server
 from pawl.tool.v1.document_pb2_grpc import add_DocumentServiceServicer_to_server
 from pawl.tool.v1.execution_pb2_grpc import add_ExecutionServiceServicer_to_server
 from pawl.tool.v1.mailbox_pb2_grpc import add_MailboxServiceServicer_to_server
@@ -22,6 +23,7 @@ from pawl.tool.v1.tool_pb2_grpc import add_ToolServiceServicer_to_server
 from pawl.tool.v1.worker_pb2_grpc import add_WorkerServiceServicer_to_server
 from pawl.tool_registry.adapters.postgres.audit import PostgresAuditLog
 from pawl.tool_registry.adapters.postgres.checkpoints import PostgresCheckpoints
+from pawl.tool_registry.adapters.postgres.completions import PostgresCompletions
 from pawl.tool_registry.adapters.postgres.documents import PostgresDocumentRepository
 from pawl.tool_registry.adapters.postgres.grants import PostgresGrantUses
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
@@ -38,8 +40,9 @@ from pawl.tool_registry.app.documents.documents import DocumentRepository, Docum
 from pawl.tool_registry.app.documents.memories import Memories, MemoryRepository
 from pawl.tool_registry.app.execution.attempt import AttemptParts
 from pawl.tool_registry.app.execution.batch_check import BatchCheck
+from pawl.tool_registry.app.execution.completions import Completing
 from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
-from pawl.tool_registry.app.execution.ports import Checkpoints, ResourceLocks, Runner, Secrets
+from pawl.tool_registry.app.execution.ports import AwaitedRuns, Checkpoints, Completions, ResourceLocks, Runner, Secrets
 from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, MailboxReader
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.audit import AuditTrail
@@ -61,6 +64,7 @@ from pawl.tool_registry.app.workers.tools import WorkerTools
 from pawl.tool_registry.app.workers.workers import WorkerHub, WorkerOptions
 from pawl.tool_registry.domain.workers import SOURCE_KIND as WORKER
 from pawl.tool_registry.rpc.audit_servicer import AuditServicer
+from pawl.tool_registry.rpc.completion_servicer import CompletionServicer
 from pawl.tool_registry.rpc.document_servicer import DocumentServicer
 from pawl.tool_registry.rpc.execution_servicer import ExecutionServicer
 from pawl.tool_registry.rpc.mailbox_servicer import MailboxServicer
@@ -84,6 +88,7 @@ class Record:
     grants: GrantUses
     journal: ExecutionJournal
     checkpoints: Checkpoints
+    completions: Completions
     locks: ResourceLocks
     rates: RateLimits
     audit: AuditLog
@@ -109,6 +114,7 @@ class Record:
             grants=PostgresGrantUses(database),
             journal=journal,
             checkpoints=PostgresCheckpoints(database),
+            completions=PostgresCompletions(database, instance_id=instance_id),
             locks=PostgresResourceLocks(database, instance_id=instance_id, watch=journal.watch),
             rates=PostgresRateLimits(database),
             audit=PostgresAuditLog(database),
@@ -121,6 +127,7 @@ class Ports:
 
     record: Record
     runs: RunReads
+    awaited_runs: AwaitedRuns
     runner: Runner
     secrets: Secrets
     helper: Helper
@@ -132,6 +139,8 @@ class Ports:
     clock: Clock
     ids: IdSource
     stopping: Callable[[], Awaitable[object]]
+    public_url: str = ""
+    """The address of the gateway; empty if it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +156,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolRegistry:
-    """A registry that is not running yet: load `catalog`, enter `hub` and `executor`, add it to a server."""
+    """A registry that is not running yet: load `catalog`, enter `hub`, `completing`, `executor`, add it to a server."""
 
     is_ones_own: bool
 
@@ -159,6 +168,7 @@ class ToolRegistry:
     mailboxes: Mailboxes
     hub: WorkerHub
     worker_tools: WorkerTools
+    completing: Completing
     executor: Executor
     execution: ExecutionServicer
     audit: AuditLog
@@ -169,6 +179,7 @@ class ToolRegistry:
         server.add(add_ToolServiceServicer_to_server, ToolServicer(self.catalog))
         server.add(add_RuleServiceServicer_to_server, RuleServicer(self.rules))
         server.add(add_AuditServiceServicer_to_server, AuditServicer(self.audit))
+        server.add(add_CompletionServiceServicer_to_server, CompletionServicer(self.completing))
         server.add(add_DocumentServiceServicer_to_server, DocumentServicer(self.documents))
         server.add(add_MemoryServiceServicer_to_server, MemoryServicer(self.memories))
         server.add(add_MailboxServiceServicer_to_server, MailboxServicer(self.mailboxes), service_only=True)
@@ -195,6 +206,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         grants=record.grants,
         store_calls_per_minute=limits.store_calls_per_minute,
     )
+    completing = Completing(completions=record.completions, runs=ports.awaited_runs, secrets=ports.secrets, audit=audit)
     parts = AttemptParts(
         locks=record.locks,
         runner=ports.runner,
@@ -203,6 +215,9 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         retry=Retry(clock, transient=ANY, event="checkpoint.delayed"),
         admission=admission,
         clock=clock,
+        completions=record.completions,
+        public_url=ports.public_url,
+        on_withdrawn=completing.look,
     )
     executor = Executor(parts=parts, observer=ports.observer, stopping=ports.stopping, options=limits.executor)
     documents = Documents(record.documents)
@@ -218,6 +233,7 @@ def wire(ports: Ports, limits: Limits) -> ToolRegistry:
         mailboxes=Mailboxes(ports.mailboxes, ports.secrets, ports.helper, documents, monotonic=clock.monotonic),
         hub=hub,
         worker_tools=WorkerTools(record.tools, record.workers, catalog),
+        completing=completing,
         executor=executor,
         execution=ExecutionServicer(
             catalog, BatchCheck(admission, executor, audit), executor, audit, ports.misfit, documents

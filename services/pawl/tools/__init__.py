@@ -8,6 +8,7 @@ See docs/tools.md.
 """
 
 from pawl.tool_registry.domain.definition import Category, EffectClass, ExecutionContext
+from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
 from pawl.tool_registry.sdk.context import (
     OutcomeUnknown,
     QuestionDeclined,
@@ -24,7 +25,9 @@ from pawl.tool_registry.sdk.reconciling import ReconcileResult, cannot_say, did_
 from pawl.tool_registry.sdk.tool import Tool, tool
 
 __all__ = [
+    "Awaited",
     "Category",
+    "CompletionToken",
     "EffectClass",
     "ExecutionContext",
     "Inverse",

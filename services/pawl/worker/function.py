@@ -13,7 +13,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from pawl.chassis.strict_json import dumps_canonical
 from pawl.chassis.tasks import Handover, kept
+from pawl.errors import InvalidJson
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import tool_pb2, worker_pb2
 
@@ -64,9 +66,14 @@ class CallContext:
 
         Raises:
             Superseded: the call was cancelled, or is another worker's by now.
-            ToolError: the value is too large, or the registry keeps no checkpoints yet.
+            ToolError: the value is no JSON that the registry takes, is too large, or the registry keeps no
+                checkpoints yet.
         """
-        return Handover(self._save(msgspec.json.encode(value)))
+        try:
+            content = dumps_canonical(msgspec.to_builtins(value, str_keys=True))
+        except (TypeError, ValueError, RecursionError, InvalidJson, msgspec.MsgspecError) as error:
+            raise ToolError(f"a checkpoint must be JSON: {error}") from None
+        return Handover(self._save(content))
 
 
 class Function:

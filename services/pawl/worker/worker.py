@@ -9,7 +9,7 @@ import random
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,10 +20,11 @@ from typing import Any, Final, TypeVar
 import grpc
 import msgspec
 
-from pawl.chassis import logs, tls
+from pawl.chassis import job_reports, logs, tls
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.local_key import IN_CLEAR, check_hidden, find_key
 from pawl.chassis.rpc_client import open_channel
+from pawl.chassis.strict_json import storable
 from pawl.chassis.tasks import delivered, end, within
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
@@ -40,6 +41,8 @@ from pawl.worker.function import (
 )
 
 _CONTENT_BYTES_MAX: Final = 1024 * 1024 + 1
+# More would be cut by the registry, or not fit into a message, and so break the stream.
+_TEXT_CHARACTERS_MAX: Final = 64 * 1024
 _BACKOFF_SECONDS: Final = (0.1, 0.5, 1.0, 2.0, 5.0)
 _UNSENT_MAX: Final = 1000
 # It goes on where the same hello may be taken later; any other error is for whoever runs the worker.
@@ -129,6 +132,7 @@ class Worker:
         category: Category = "SENSITIVE",
         effect: EffectClass = "AT_MOST_ONCE",
         reconcile: Callable[..., Any] | None = None,
+        reports: str | Mapping[str, float] = "",
         **options: Any,
     ) -> Callable[[F], F]:
         """Make a tool of a function; `options` are further fields of pawl.tool.v1.ToolDefinition.
@@ -136,14 +140,20 @@ class Worker:
         Name, description and schema come from the function's name, docstring and
         types. `reconcile` goes with the effect RECONCILABLE: it gets the CallContext,
         and returns what the call returned, or DID_NOT_HAPPEN, or raises.
+        `reports` says what is told of its jobs, as a model does: "end", or
+        {"every": 10}.
 
         Raises:
             ValueError: `reconcile` and effect do not go together.
+            InvalidField: `reports` is something else.
             TypeError: a parameter has no type, or one that has no schema.
         """
         if (reconcile is not None) != (effect == "RECONCILABLE"):
             raise ValueError("reconcile goes with the effect RECONCILABLE, and only there")
         enums = {"category": f"TOOL_CATEGORY_{category}", "effect_class": f"EFFECT_CLASS_{effect}"}
+        if reports:
+            policy = job_reports.read(reports)
+            options["reports"] = policy | {"reports": f"JOB_REPORTS_{policy['reports']}"}
 
         def make(function: F) -> F:
             made = Function(function, reconcile, **enums, **options)
@@ -280,7 +290,8 @@ class Worker:
         def progress(fraction: float | None, message: str) -> None:
             if self._outgoing.qsize() > _UNSENT_MAX:
                 return  # Nobody takes it; a newer one follows.
-            report = worker_pb2.WorkerProgress(call_id=key[0], lease_epoch=key[1], fraction=fraction, message=message)
+            said = storable(message[:_TEXT_CHARACTERS_MAX])
+            report = worker_pb2.WorkerProgress(call_id=key[0], lease_epoch=key[1], fraction=fraction, message=said)
             loop.call_soon_threadsafe(lambda: self._outgoing.put_nowait(Request(progress=report)))
 
         def save(content: bytes) -> Future[None]:
@@ -324,7 +335,7 @@ class Worker:
             name, kind = function.definition.name, type(error).__name__
             _log.warning("worker.tool_failed", tool=name, error=kind)
             text = str(error) if isinstance(error, ToolError) else f"{name} failed unexpectedly: {kind}"
-            outcome = {"error_message": text}
+            outcome = {"error_message": storable(text[:_TEXT_CHARACTERS_MAX])}
         else:
             outcome = task.result()
         result = self._results[key] = worker_pb2.WorkerResult(call_id=key[0], lease_epoch=key[1], **outcome)

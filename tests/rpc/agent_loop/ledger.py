@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.app.public_values import (
+    CallView,
     ClientSession,
     DecisionCommand,
     Outcome,
@@ -22,7 +23,7 @@ from pawl.agent_loop.app.public_values import (
     Reply,
     ResultCommand,
 )
-from pawl.agent_loop.domain.call import DecisionKind
+from pawl.agent_loop.domain.call import CallState, DecisionKind, OfferLease
 from pawl.agent_loop.domain.run import RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ClientId, CommandId, ConversationId, IdSource, RunId, StoreId, UserId
@@ -37,6 +38,7 @@ from pawl.job_store.domain.places import PlaceLimits
 from pawl.job_store.domain.rows import Attention, CallRow, ConversationKey, ConversationRow, MessageRow, Offer, RunRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 from pawl.job_store.rpc import messages
+from pawl.job_store.rpc.events import encode_event
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.simulation.history import History
@@ -47,6 +49,22 @@ ME = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset(
 YOU = Principal(store_id=StoreId("local"), user_id=UserId("you"))
 PAGE_EVENTS = 20
 _LIMITS = Limits(crashes_max=3, queue_max=10, store_queue_max=1000, places=PlaceLimits(per_store=1000, per_user=1000))
+
+
+def waiting_call(call_id: str, document: Any) -> CallView:
+    """A call that waits for an approval, as a page of what waits has it."""
+    return CallView(
+        run_id=RunId("run_1"),
+        call_id=CallId(call_id),
+        tool_name="pay",
+        tool_version=1,
+        state=CallState.AWAITING_APPROVAL,
+        offer=OfferLease(),
+        approval_digest="d",
+        approval_count=0,
+        deadline_time=0.0,
+        document=document,
+    )
 
 
 class _NumberedIds(IdSource):
@@ -327,7 +345,7 @@ class PlayedLedger(PublicLedgerClient):
         if call is not None:
             unit.put_call(call)
         write(unit, run, [body])
-        events = [(event, messages.encode_event(event)) for event in unit.events.rows]
+        events = [(event, encode_event(event)) for event in unit.events.rows]
         store(self._tables, unit, events)
         await self._announcer.publish(
             [

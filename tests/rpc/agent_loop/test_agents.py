@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2, jobs_pb2, session_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.chassis.ids import StoreId
@@ -20,12 +20,13 @@ from pawl.job_store.domain.usage import Used, UsedOnDay
 from tests.fakes.agents import MemoryAgents
 from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
-from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
+    from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
 
 
 @pytest.fixture
@@ -303,3 +304,22 @@ async def test_a_budget_makes_a_version_and_a_draft_has_none(agents: AgentRegist
     assert (saved.agent.version, saved.agent.definition.daily_tokens_max) == (2, 2**53)
     draft = pb.UpdateDraftRequest(definition=clerk(daily_tokens_max=1).definition)
     assert await reason(agents.UpdateDraft(draft, metadata=ME)) == "INVALID_FIELD"
+
+
+async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(
+    agents: AgentRegistryServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    """As a run of it names no such tool; a job of `default` calls what its user may call."""
+    for definition in (
+        clerk(tools=tools(names=("look",))),
+        clerk("mute", options=run_pb2.RunOptions(without_tools=True)),
+        clerk("default", tools=tools(names=("look",))),
+    ):
+        await agents.UpdateAgent(definition, metadata=ADMIN)
+    for agent, tool in (("clerk", "mail"), ("mute", "look")):
+        request = jobs_pb2.StartJobRequest(agent=agent, tool_name=tool)
+        error = await failure(jobs.StartJob(request, metadata=ME))
+        assert (error.reason, error.message) == ("INVALID_FIELD", f"the agent {agent} has not the tool {tool}")
+    assert not ledger.runs
+    for agent, tool in (("clerk", "look"), ("default", "mail"), ("", "mail")):
+        await jobs.StartJob(jobs_pb2.StartJobRequest(agent=agent, tool_name=tool), metadata=ME)

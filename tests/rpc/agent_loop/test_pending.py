@@ -13,17 +13,16 @@ import pytest
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
-from pawl.agent_loop.domain.call import CallState, OfferLease
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.ids import CallId, RunId, StoreId, UserId
+from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.errors import reason
-from tests.rpc.agent_loop.ledger import PlayedLedger
+from tests.rpc.agent_loop.ledger import PlayedLedger, waiting_call
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -142,18 +141,7 @@ class LargeInbox(PlayedLedger):
     def _waiting(self, call_id: str) -> CallView:
         document = Thing()
         self.documents.add(document)
-        return CallView(
-            run_id=RunId("run_1"),
-            call_id=CallId(call_id),
-            tool_name="pay",
-            tool_version=1,
-            state=CallState.AWAITING_APPROVAL,
-            offer=OfferLease(),
-            approval_digest="d",
-            approval_count=0,
-            deadline_time=0.0,
-            document=document,
-        )
+        return waiting_call(call_id, document)
 
 
 class Steps(ManualClock):

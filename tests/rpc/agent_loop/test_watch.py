@@ -16,7 +16,7 @@ from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
 from pawl.agent_loop.app.watch import Watches
 from pawl.chassis.ids import RunId
 from pawl.chassis.rpc_server import RpcServer
-from pawl.errors import DeadlineExceeded, Internal, Overloaded, PawlError, SeqBeyondEnd, SlowConsumer
+from pawl.errors import DeadlineExceeded, Internal, Overloaded, PawlError, RunNotFound, SeqBeyondEnd, SlowConsumer
 from pawl.event.v1 import event_pb2
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.conftest import ME, STRANGERS
@@ -158,6 +158,26 @@ async def test_a_gap_is_filled_at_once_not_at_the_next_poll(ledger: PlayedLedger
         found = [await anext(events), await anext(events)]
         assert [event.seq for event in found if isinstance(event, LoggedEvent)] == [2, 3]
         await events.aclose()
+
+
+async def test_who_watches_what_is_told_until_they_leave(ledger: PlayedLedger, live: FakeLive) -> None:
+    """EVT-3: also of who comes and goes between two ticks, and nothing of who may not see the run."""
+    viewer = (CALLER.store_id, CALLER.user_id, "run_1")
+    await ledger.add_run()
+    async with Watches(ledger=ledger, live=live, poll_seconds=0.01) as watches:
+        with pytest.raises(RunNotFound):
+            async with watches.open(CALLER, RunId("run_nope"), 0):
+                pass
+        async with watches.open(CALLER, RunId("run_1"), 0):
+            pass
+        await until(lambda: len(live.viewers) == 1)
+    async with Watches(ledger=ledger, live=live, poll_seconds=0.01, viewers_seconds=0.01) as watches:
+        async with watches.open(CALLER, RunId("run_1"), 0), watches.open(CALLER, RunId("run_1"), 0):
+            await until(lambda: len(live.viewers) >= 4)
+        told = len(live.viewers)
+        await until(lambda: watches.feed_count == 0)
+        assert len(live.viewers) == told
+    assert set(live.viewers) == {viewer}
 
 
 @pytest.mark.parametrize("error", [Overloaded, Internal, DeadlineExceeded])

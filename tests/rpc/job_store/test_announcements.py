@@ -16,13 +16,15 @@ from pawl.chassis.bus import Bus
 from pawl.chassis.database import Database
 from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from tests import servers
 from tests.rpc.job_store.conftest import StartReplica, eventually
+from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, Timer
+from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import User
 
 STREAM = "PAWL_LIFECYCLE"
@@ -340,3 +342,65 @@ async def test_the_end_of_a_run_with_a_huge_answer_reaches_jetstream_cut(
     assert event.type == "run.completed"
     assert 0 < len(event.run_changed.run.output_text) < 100_000
     assert len((await user.run(owner.run_id)).output_text) == 2_000_000
+
+
+def fires_in(messages: Sequence[Heard]) -> list[tuple[str, int, str]]:
+    """The type of each fire that was told, its outcome and its run."""
+    events = [event_pb2.RunEvent.FromString(message.data) for message in messages]
+    return [
+        (event.type, event.starter_fired.fire.outcome, event.run_id)
+        for event in events
+        if event.HasField("starter_fired")
+    ]
+
+
+async def test_what_becomes_of_each_fire_is_told_once(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
+) -> None:
+    """NOTE-2: with the run that it started; one that waits is told when it waits no more, and by the fire's own id."""
+    replica = await start(nats_url=nats.url)
+    timer, hook = Timer(replica), Hook(replica)
+    await timer.put(overlap=schedule_pb2.SCHEDULE_OVERLAP_QUEUE)
+    first = await timer.fire_due()
+    assert (await timer.fire_due()).outcome == schedule_pb2.SCHEDULE_FIRE_OUTCOME_WAITING
+    await timer.fire_due()
+    await timer.put("other")
+    refused = await timer.trigger("other", refusal="AGENT_NOT_FOUND: gone", request_id="again")
+    assert await timer.trigger("other", refusal="AGENT_NOT_FOUND: gone", request_id="again") == refused
+    await hook.put()
+    delivered = [await hook.deliver("msg_1") for _ in range(2)]
+    await eventually(lambda: outbox_is_empty(database))
+    told = [message for message in await lifecycle(listener, 20) if message.subject.endswith("_fired")]
+    assert fires_in(told) == [
+        ("schedule.fired", STARTED, first.run_id),
+        ("schedule.fired", SKIPPED, ""),
+        ("schedule.fired", REFUSED, ""),
+        ("trigger.fired", STARTED, delivered[0].fire.run_id),
+    ]
+    event = event_pb2.RunEvent.FromString(told[0].data)
+    assert event.starter_fired.fire == first
+    assert (event.starter_fired.name, event.starter_fired.user_id, event.conversation_id, event.seq) == (
+        "watch",
+        "ann",
+        first.conversation_id,
+        0,
+    )
+    assert told[0].subject == "pawl.v1.acme.lifecycle.schedule_fired"
+    headers = told[0].headers
+    assert headers["Nats-Msg-Id"] == headers["ce-id"] == event.event_id
+    assert (headers["ce-type"], headers["ce-subject"]) == ("pawl.schedule.fired", first.run_id)
+    assert "ce-subject" not in told[1].headers
+
+
+async def test_a_fire_that_a_stream_has_lost_is_told_again_under_its_id(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
+) -> None:
+    timer = Timer(await start(nats_url=nats.url))
+    await timer.put()
+    await timer.fire_due()
+    await eventually(lambda: outbox_is_empty(database))
+    before = await lifecycle(listener, 2)
+    await listener.jetstream().delete_stream(STREAM)
+    await timer.fire_due()
+    await eventually(lambda: has_messages(listener, 3))
+    assert (await lifecycle(listener, 3))[:2] == before

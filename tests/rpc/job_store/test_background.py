@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.database import Database
-from pawl.errors import IllegalTransition
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.rpc_client import translating
+from pawl.errors import IllegalTransition, InvalidField, QueueFull, RequestIdReused
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.adapters.metrics import PrometheusMeter
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
-from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.test_erasures import MARKER, erase, erasing, everything, swept
 from tests.rpc.job_store.test_upkeep import age, sweep
 from tests.rpc.job_store.user import Owner, User
@@ -83,6 +88,136 @@ async def test_the_end_of_a_job_begins_a_turn_that_is_told_of_it_once(user: User
     await turn.commit(state=COMPLETED)
     assert await user.claim() == [], "nothing is left to be told"
     assert (await user.start(conversation_id=conversation_id)).run_id
+
+
+def asks_for(user: User, run_id: str = "run_started", **fields: Any) -> pb.StartJobRequest:
+    message = pb.SubmitMessageRequest(
+        store_id=user.store_id, user_id=user.user_id, text="work", policy=pb.MESSAGE_POLICY_QUEUE, **fields
+    )
+    return pb.StartJobRequest(message=message, run_id=run_id, job=JOB, loop_state=b"begins", asked_sha256=b"1")
+
+
+async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_of_its_key(user: User) -> None:
+    """ASYNC-1"""
+    request = asks_for(user, request_id="r1", conversation_key="build")
+    request.new_conversation_id = "conv_new"
+    runs = [(await user.stub.StartJob(request)).run for _ in range(2)]
+    assert [(run.run_id, run.reports_to_conversation_id, run.job) for run in runs] == 2 * [
+        ("run_started", "conv_new", JOB)
+    ]
+    again = pb.StartJobRequest.FromString(request.SerializeToString())
+    again.asked_sha256 = b"2"
+    with pytest.raises(RequestIdReused), translating():
+        await user.stub.StartJob(again)
+    shown = await user.stub.ListConversations(pb.ListConversationsRequest(store_id=user.store_id, user_id=user.user_id))
+    assert [each.conversation_id for each in shown.conversations] == ["conv_new"]
+    (job,) = await worked(user)
+    assert (await job.load()).loop_state == b"begins"
+    await ended(job)
+    (claimed,) = await user.claim()
+    turn = await user.owner(claimed.run_id, claimed.epoch).load()
+    assert (turn.run.conversation_id, [each.run.run_id for each in turn.notices]) == ("conv_new", ["run_started"])
+
+
+async def test_jobs_that_users_start_wait_for_a_place_only_behind_so_many_others(start: StartReplica) -> None:
+    """ASYNC-7: exactly, from all job stores at once, whatever their conversations; who writes is not kept out."""
+    places = PlaceLimits(per_store=20, per_user=20, background_per_store=2)
+    users = [User((await start(places=places, store_queue_max=5)).stub, user_id=f"user{number}") for number in (0, 1)]
+
+    async def ask(number: int) -> None:
+        user = users[number % 2]
+        with translating():
+            await user.stub.StartJob(asks_for(user, f"run_{number}", request_id=f"r{number}"))
+
+    outcomes = await asyncio.gather(*map(ask, range(20)), return_exceptions=True)
+    refused = [number for number, outcome in enumerate(outcomes) if outcome is not None]
+    assert len(refused) == 20 - 5 - 2, outcomes
+    assert {type(outcomes[number]) for number in refused} == {QueueFull}
+    assert "5 jobs wait in this store already: stop some" in str(outcomes[refused[0]])
+    await users[0].start("parent")
+    taken = next(number for number in range(20) if number not in refused)
+    await ask(taken)
+    with pytest.raises(QueueFull):
+        await ask(refused[0])
+    for job in await worked(users[0], 2):
+        await ended(job)
+    await ask(refused[0])
+
+
+async def test_a_job_that_waits_for_the_time_of_its_first_iteration_wants_a_place_once_that_has_come(
+    start: StartReplica, database: Database
+) -> None:
+    """ASYNC-7: until then it keeps no other one out and is counted as one that waits; then it is one of the queue."""
+    places = PlaceLimits(per_store=20, per_user=20, background_per_store=1)
+    user = User((await start(places=places, store_queue_max=1)).stub)
+    stats, metrics = PostgresLedgerStats(database, places), Metrics("job_store")
+    meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
+
+    async def ask(name: str) -> None:
+        with translating():
+            await user.stub.StartJob(asks_for(user, name, request_id=name))
+
+    async def counted() -> tuple[float | None, ...]:
+        meter.ledger_counted(await stats.count())
+        states = ("working", "queued", "waiting")
+        return tuple(shown("pawl_job_store_jobs", {"state": state}) for state in states)
+
+    for number in range(3):
+        await ask(f"later_{number}")
+        (claimed,) = await user.claim("jobs", runs_max=5)
+        wake_time = Timestamp()
+        wake_time.FromSeconds(4_000_000_000)
+        await user.owner(claimed.run_id, claimed.epoch).park(run_pb2.WAIT_KIND_TIME, wake_time=wake_time)
+    assert await counted() == (0, 0, 3)
+    await ask("works")
+    await worked(user)
+    await ask("waits")
+    assert await counted() == (1, 1, 3)
+    with pytest.raises(QueueFull):
+        await ask("refused")
+    await user.cancel("waits")
+    async with database.acquire() as connection:
+        await connection.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
+    assert await counted() == (1, 1, 2)
+    with pytest.raises(QueueFull):
+        await ask("refused")
+
+
+async def test_a_job_that_a_user_starts_goes_with_its_conversation(replica: Replica, user: User) -> None:
+    """What it does is erased, too."""
+    owner = await user.start("parent")
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    await owner.commit(state=COMPLETED)
+    request = asks_for(user, conversation_id=conversation_id, conversation_must_exist=True)
+    request.job.arguments_json = f'"{MARKER}"'.encode()
+    await user.stub.StartJob(request)
+    assert MARKER in await everything(replica.database)
+    await erase(replica, conversation_id)
+    await swept(erasing(replica, None))
+    assert MARKER not in await everything(replica.database)
+
+
+async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
+    """Neither what has ended or been stopped, nor what is no job."""
+    bob = User(user.stub, user_id="bob")
+    for who, name in ((user, "a"), (bob, "b"), (user, "c"), (user, "d")):
+        await begun(who, name)
+    await user.cancel("job_d")
+    jobs = {each.run_id: each for each in await worked(user, 3)}
+    await ended(jobs["job_a"])
+    await user.cancel("job_c")
+    request = pb.ListRunsRequest(store_id=user.store_id, running_jobs_of_store=True)
+    listed = [run.run_id for run in (await user.stub.ListRuns(request)).runs]
+    assert listed == ["job_b"]
+    for who, job, cause in ((bob, "job_b", run_pb2.STOP_CAUSE_OPERATOR), (user, "job_d", run_pb2.STOP_CAUSE_USER)):
+        await who.send(job, "e1", cancel=pb.CancelCommand(cause=cause))
+    for command_id, jobs_of_it in (("e1", ["job_b"]), ("e2", []), ("", [])):
+        request.stopped_by_command_id = command_id
+        listed = [run.run_id for run in (await user.stub.ListRuns(request)).runs]
+        assert listed == jobs_of_it, "and those that the command of an operator has stopped"
+    request.user_id = "ann"
+    with pytest.raises(InvalidField), translating():
+        await user.stub.ListRuns(request)
 
 
 async def test_what_is_told_while_a_run_ends_begins_a_turn_when_it_has(user: User) -> None:
@@ -166,10 +301,38 @@ async def test_jobs_are_counted(user: User, database: Database) -> None:
     await begun(user, "a", "b", "c")
     await worked(user)
     counts = await stats.count()
-    assert (counts["working"], counts["waiting"], counts["late"]) == (1, 2, 0)
+    assert (counts["working"], counts["queued"], counts["waiting"], counts["late"]) == (1, 2, 0, 0)
     async with database.acquire() as connection:
         await connection.execute("UPDATE job_store.runs SET claim_at = now() - interval '9 s' WHERE run_id = 'job_c'")
     assert (await stats.count())["late"] == 1
+
+
+async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
+    """OPS-2, ASYNC-5: what no model was told, and what it was told; nothing of a conversation that is erased."""
+    stats, metrics = PostgresLedgerStats(replica.database, PLACES), Metrics("job_store")
+    meter, shown = PrometheusMeter(metrics), metrics.registry.get_sample_value
+
+    async def counted() -> tuple[float | None, ...]:
+        meter.ledger_counted(await stats.count())
+        return tuple(shown("pawl_job_store_notices", {"state": state}) for state in ("pending", "entered"))
+
+    conversation_id = await begun(user, "a", "b")
+    told = await begun(user, "c")
+    first, second, third = await worked(user, 3)
+    assert await counted() == (0, 0)
+    for job in (first, second, third):
+        await ended(job)
+    assert await counted() == (3, 0)
+    turns = [user.owner(run.run_id, run.epoch) for run in await user.claim(runs_max=2)]
+    turn = {(await user.run(each.run_id)).conversation_id: each for each in turns}[conversation_id]
+    notice = message_pb2.Message(role=message_pb2.ROLE_NOTICE, text="ended", notices_json=b"[]")
+    entered = [pb.EnteredNotice(run_id=each.run_id) for each in (first, second)]
+    await turn.commit(state=run_pb2.RUN_STATE_RUNNING, messages=[notice], entered_notices=entered)
+    assert await counted() == (1, 2)
+    await turn.commit(state=COMPLETED)
+    assert await counted() == (1, 0)
+    await erase(replica, told)
+    assert await counted() == (0, 0)
 
 
 async def test_a_conversation_has_ten_open_jobs_and_no_more(user: User) -> None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from pawl.chassis.rpc_client import translating
-from pawl.errors import InvalidField, TriggerNotFound
+from pawl.errors import InvalidField, InvalidId, TriggerNotFound
 from pawl.event.v1 import run_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
@@ -20,7 +21,9 @@ from tests.rpc.job_store.user import User
 class Box(Hook):
     """Speaks for a user with a mailbox, and for the agent-loop that reads it."""
 
-    async def make(self, *, must_exist: bool = False, uid: int = 10, validity: int = 7, **fields: Any) -> Any:
+    async def make(
+        self, *, name: str = "orders", must_exist: bool = False, uid: int = 10, validity: int = 7, **fields: Any
+    ) -> Any:
         defaults: dict[str, Any] = {
             "host": "mx.example",
             "username": "ann",
@@ -28,7 +31,7 @@ class Box(Hook):
             "senders": ["@a.example"],
         }
         mailbox = trigger_pb2.MailboxSource(**(defaults | fields))
-        definition = trigger_pb2.TriggerDefinition(name="orders", text="look", mailbox=mailbox)
+        definition = trigger_pb2.TriggerDefinition(name=name, text="look", mailbox=mailbox)
         place = pb.MailPlace(uid_validity=validity, uid=uid)
         request = pb.PutTriggerRequest(owner=self.owner, definition=definition, must_exist=must_exist, place=place)
         with translating():
@@ -36,8 +39,13 @@ class Box(Hook):
         assert response.secret == ""
         return response.trigger
 
-    async def due(self) -> list[pb.DueMailbox]:
-        return list((await self.stub.ClaimMailboxes(pb.ClaimMailboxesRequest(mailboxes_max=8))).mailboxes)
+    async def due(self, *, mailboxes_max: int = 8, busy: Sequence[str] = ()) -> list[pb.DueMailbox]:
+        return list((await self.claimed(mailboxes_max=mailboxes_max, busy=busy)).mailboxes)
+
+    async def claimed(self, *, mailboxes_max: int = 8, busy: Sequence[str] = ()) -> pb.ClaimMailboxesResponse:
+        request = pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max, busy_store_ids=busy)
+        with translating():
+            return await self.stub.ClaimMailboxes(request)
 
     async def make_readable(self) -> pb.DueMailbox:
         await self.replica.database.execute("UPDATE job_store.triggers SET claim_at = now()")
@@ -102,6 +110,37 @@ async def test_each_mail_fires_once_whoever_reads_it_and_however_long_ago(box: B
     await box.note(due, place=pb.MailPlace(uid_validity=8, uid=3))
     renumbered = await box.make_readable()
     assert (renumbered.place.uid_validity, renumbered.place.uid) == (8, 3)
+
+
+async def test_of_each_store_one_mailbox_is_claimed_at_a_time_and_of_busy_ones_none(box: Box) -> None:
+    """However long those of one store are due, the next one of another store is among the first."""
+    for number in range(3):
+        await box.make(name=f"many-{number}")
+    for store in ("other", "third"):
+        box.owner.store_id = store
+        await box.make()
+    await box.replica.database.execute(
+        "UPDATE job_store.triggers SET claim_at = now() - interval '1 h' * substr(name, 6)::int WHERE name ~ '^many'"
+    )
+
+    def told(found: pb.ClaimMailboxesResponse) -> list[tuple[str, str]]:
+        return sorted((each.due.owner.store_id, each.due.definition.name) for each in found.mailboxes)
+
+    found = await box.claimed(mailboxes_max=2)
+    assert (len(found.mailboxes), found.wait_seconds) == (2, 0)
+    assert told(found)[0] == ("acme", "many-2")
+    found = await box.claimed(busy=["third"])
+    assert told(found)[0] == ("acme", "many-1")
+    assert {store for store, _ in told(found)} <= {"acme", "other"}
+    assert found.wait_seconds == 0, "another one of a store that is not busy is due"
+    found = await box.claimed(busy=["acme"])
+    assert {store for store, _ in told(found)} <= {"other", "third"}
+    found = await box.claimed(busy=["acme"])
+    assert (told(found), found.wait_seconds) == ([], 1), "what is due of a busy store is not waited for"
+    assert told(await box.claimed()) == [("acme", "many-0")]
+    for busy in ([""], ["acme"] * 65):
+        with pytest.raises((InvalidField, InvalidId)):
+            await box.claimed(busy=busy)
 
 
 async def test_mails_of_others_pause_nothing_and_a_mail_that_finds_it_pausing_is_read_later(

@@ -18,7 +18,8 @@ from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from pawl.job_store.app.sweeps import RetentionSweep
-from pawl.job_store.rpc.messages import encode_event, usage_of
+from pawl.job_store.rpc.events import encode_event
+from pawl.job_store.rpc.messages import usage_of
 from tests.rpc.job_store.conftest import DAY_SECONDS, PLACES, RETENTION, Replica
 from tests.rpc.job_store.user import Owner, User, result
 from tests.unit.job_store.world import submission

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 HEARTBEAT_SECONDS = 0.2
 SENDER = "pawl@example.com"
+PUBLIC_URL = "https://pawl.example.com"
 HOSTS = ("slow.test", "other.test")
 
 
@@ -124,7 +125,7 @@ def wired(database: Database, egress: GuardedEgress, mail_server: SmtpServer | N
         queue=PostgresDeliveries(database),
         senders={
             ChannelKind.WEBHOOK: SignedPosts(egress, SystemClock()),
-            ChannelKind.EMAIL: Emails(mail_server, SENDER, SystemClock()),
+            ChannelKind.EMAIL: Emails(mail_server, SENDER, SystemClock(), PUBLIC_URL),
             ChannelKind.APPRISE: services,
         },
         services=services,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.database import Database
+from pawl.notifier.adapters.postgres import PostgresStore
+from pawl.notifier.domain.notification import Draft, NotificationKind
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
 from tests.poll import until
@@ -151,8 +155,101 @@ async def test_a_channel_of_another_one_is_not_there(
         assert await reason_of(call) == "CHANNEL_NOT_FOUND"
     resend = pb.ResendDeliveryRequest(delivery_id=test.delivery.delivery_id)
     assert await reason_of(channels.ResendDelivery(resend, metadata=metadata)) == "DELIVERY_NOT_FOUND"
+    several = pb.ResendDeliveriesRequest(delivery_ids=[test.delivery.delivery_id])
+    assert await reason_of(channels.ResendDeliveries(several, metadata=metadata)) == "DELIVERY_NOT_FOUND"
+    everything = await channels.ListDeliveries(pb.ListDeliveriesRequest(), metadata=metadata)
+    assert (list(everything.deliveries), list(everything.counts)) == ([], [])
 
 
 async def test_a_kind_that_is_not_known_is_refused(channels: ChannelServiceAsyncStub) -> None:
     for kind in (0, 99):
         assert await reason_of(created(channels, kinds=[kind])) == "INVALID_FIELD"
+
+
+DEAD, SKIPPED, DELIVERED, WAITING = (
+    pb.CHANNEL_DELIVERY_STATE_DEAD,
+    pb.CHANNEL_DELIVERY_STATE_SKIPPED,
+    pb.CHANNEL_DELIVERY_STATE_DELIVERED,
+    pb.CHANNEL_DELIVERY_STATE_WAITING,
+)
+_SET = "UPDATE notifier.webhook_deliveries SET due_time = NULL, state = $2, skipped = $3 WHERE type = $1"
+
+
+@pytest.fixture
+async def told(
+    channels: ChannelServiceAsyncStub, store: PostgresStore, draft: Callable[..., Draft], database: Database
+) -> list[str]:
+    """The two channels of ann, to each of which one delivery is dead, one skipped, one delivered, and one waits."""
+    # As long as they wait nobody tries them.
+    ids = [(await created(channels, after_seconds=86400)).channel.channel_id for _ in range(2)]
+    await channels.CreateChannel(
+        pb.CreateChannelRequest(channel=pb.Channel(url=URL, after_seconds=86400)), metadata=BOB
+    )
+    kinds = ("RUN_FAILED", "RUN_CANCELLED", "RUN_EXPIRED", "RUN_COMPLETED")
+    for user in ("ann", "bob"):
+        await store.add([replace(draft(f"{user}_{kind}", user=user), kind=NotificationKind[kind]) for kind in kinds])
+    for kind, state, skipped in (
+        ("run.failed", "dead", False),
+        ("run.cancelled", "dead", True),
+        ("run.expired", "delivered", False),
+    ):
+        await database.execute(_SET, kind, state, skipped)
+    return ids
+
+
+async def listed(channels: ChannelServiceAsyncStub, **request: Any) -> list[pb.ChannelDelivery]:
+    """What is found, page by page."""
+    found: list[pb.ChannelDelivery] = []
+    asked = pb.ListDeliveriesRequest(**request)
+    while True:
+        page = await channels.ListDeliveries(asked, metadata=ANN)
+        assert bool(page.counts) is not bool(asked.page_token), "they come with the first page"
+        found += page.deliveries
+        if not page.next_page_token:
+            return found
+        asked.page_token = page.next_page_token
+
+
+async def test_deliveries_are_found_across_channels_by_their_state(
+    channels: ChannelServiceAsyncStub, told: list[str]
+) -> None:
+    everything = await listed(channels)
+    assert sorted({each.channel_id for each in everything}) == sorted(told)
+    assert len(everything) == 8
+    places = [(each.create_time.ToDatetime(), each.delivery_id) for each in everything]
+    assert places == sorted(places, reverse=True)
+    for size in (1, 3):
+        assert await listed(channels, page_size=size) == everything
+    for states in ([DEAD], [SKIPPED], [DELIVERED], [WAITING], [DEAD, SKIPPED]):
+        found = [each for each in everything if each.state in states]
+        assert len(found) == 2 * len(states)
+        assert await listed(channels, states=states) == found
+        assert await listed(channels, states=states, page_size=1) == found
+    of_one = [each for each in everything if each.channel_id == told[0] and each.state == DEAD]
+    assert await listed(channels, channel_id=told[0], states=[DEAD]) == of_one
+    page = await channels.ListDeliveries(pb.ListDeliveriesRequest(states=[DEAD]), metadata=ANN)
+    assert {each.state: each.count for each in page.counts} == {DEAD: 2, SKIPPED: 2, DELIVERED: 2, WAITING: 2}
+    of_channel = await channels.ListDeliveries(pb.ListDeliveriesRequest(channel_id=told[0]), metadata=ANN)
+    assert {each.state: each.count for each in of_channel.counts} == {DEAD: 1, SKIPPED: 1, DELIVERED: 1, WAITING: 1}
+    unknown = pb.ListDeliveriesRequest(states=[pb.CHANNEL_DELIVERY_STATE_UNSPECIFIED])
+    assert await reason_of(channels.ListDeliveries(unknown, metadata=ANN)) == "INVALID_FIELD"
+
+
+async def test_several_are_sent_again_or_none(
+    channels: ChannelServiceAsyncStub, told: list[str], database: Database
+) -> None:
+    dead = [each.delivery_id for each in await listed(channels, states=[DEAD])]
+    others = await database.fetchval(
+        "SELECT delivery_id FROM notifier.webhook_deliveries WHERE user_id = 'bob' LIMIT 1"
+    )
+    for ids in ([*dead, others], [*dead, "dlv_nope"]):
+        resend = channels.ResendDeliveries(pb.ResendDeliveriesRequest(delivery_ids=ids), metadata=ANN)
+        assert await reason_of(resend) == "DELIVERY_NOT_FOUND"
+    assert [each.delivery_id for each in await listed(channels, states=[DEAD])] == dead
+    for count in (0, 201):
+        request = pb.ResendDeliveriesRequest(delivery_ids=["dlv_1"] * count)
+        assert await reason_of(channels.ResendDeliveries(request, metadata=ANN)) == "INVALID_FIELD"
+    request = pb.ResendDeliveriesRequest(delivery_ids=dead[::-1])
+    sent = (await channels.ResendDeliveries(request, metadata=ANN)).deliveries
+    assert [(each.delivery_id, each.state, each.tries) for each in sent] == [(each, WAITING, 0) for each in dead[::-1]]
+    assert await listed(channels, states=[DEAD]) == []

@@ -6,12 +6,10 @@ import asyncio
 import email
 import email.policy
 import re
-from collections.abc import AsyncIterator, Callable, Iterator
-from email.message import EmailMessage
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from aiosmtpd.smtp import SMTP, Envelope
 
 from pawl.chassis.database import Database
 from pawl.chassis.mail import SmtpServer, read_smtp_url
@@ -21,6 +19,7 @@ from pawl.notifier.domain.delivery import EMAILS_MAX_AN_HOUR
 from pawl.notifier.domain.notification import Draft
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import notify_pb2
+from tests.mail_server import Postbox, mail_server
 from tests.poll import until
 from tests.rpc.notifier.test_channels import created
 from tests.rpc.notifier.test_deliveries import DEAD, DELIVERED, WAITING, Desk
@@ -34,66 +33,18 @@ if TYPE_CHECKING:
 
 Drafts = Callable[..., Draft]
 ADDRESS = "mailto:ann@example.org"
-CODE = re.compile(r"pawl notify confirm (\S+) (\d{8})")
-OK = "250 OK"
-
-
-class Postbox:
-    """A mail server's end: it answers RCPT and DATA as it is told, and keeps what it has taken."""
-
-    def __init__(self) -> None:
-        self.envelopes: list[Envelope] = []
-        self.recipient = OK
-        self.data: Iterator[str] = iter(())
-        self.breaks = False
-        self.falls_silent = False
-
-    async def handle_RCPT(self, _server: Any, _session: Any, envelope: Envelope, address: str, _options: Any) -> str:
-        if self.recipient == OK:
-            envelope.rcpt_tos.append(address)
-        return self.recipient
-
-    async def handle_DATA(self, server: SMTP, _session: Any, envelope: Envelope) -> str:
-        self.envelopes.append(envelope)
-        if self.breaks:
-            assert isinstance(server.transport, asyncio.WriteTransport)
-            server.transport.abort()
-        return next(self.data, OK)
-
-    async def handle_QUIT(self, _server: Any, _session: Any, _envelope: Envelope) -> str:
-        if self.falls_silent:
-            await asyncio.Event().wait()
-        return "221 Bye"
-
-    def texts(self) -> list[str]:
-        """What has come, as text."""
-        return [_text(envelope) for envelope in self.envelopes]
-
-    def codes(self) -> list[str]:
-        """The codes that have come."""
-        return [match[2] for text in self.texts() if (match := CODE.search(text))]
-
-
-def _text(envelope: Envelope) -> str:
-    assert isinstance(envelope.content, bytes)
-    message = email.message_from_bytes(envelope.content, policy=email.policy.default)
-    assert isinstance(message, EmailMessage)
-    body = message.get_body(("plain",))
-    assert body is not None
-    return str(body.get_content())
+LINK = re.compile(r"Unsubscribe: (https://pawl\.example\.com/unsubscribe/acme/(\S+))")
+GATEWAY = (("pawl-store", "acme"), ("pawl-user", "gateway"))
 
 
 @pytest.fixture
 async def postbox() -> AsyncIterator[tuple[Postbox, SmtpServer]]:
-    postbox = Postbox()
-    loop = asyncio.get_running_loop()
-    server = await loop.create_server(lambda: SMTP(postbox, hostname="mail.example.org", loop=loop), "127.0.0.1", 0)
-    async with server:
-        yield postbox, read_smtp_url(f"smtp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+    async with mail_server() as (postbox, port):
+        yield postbox, read_smtp_url(f"smtp://127.0.0.1:{port}")
 
 
-@pytest.fixture
-def mail_server(postbox: tuple[Postbox, SmtpServer]) -> SmtpServer:
+@pytest.fixture(name="mail_server")
+def server_of_mails(postbox: tuple[Postbox, SmtpServer]) -> SmtpServer:
     return postbox[1]
 
 
@@ -366,3 +317,109 @@ class TestWithoutMailServer:
 
     async def test_no_address_can_be_given(self, desk: Desk) -> None:
         assert await reason_of(created(desk.stub, ADDRESS)) == "INVALID_FIELD"
+
+
+async def told(desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, event: str) -> str:
+    """The token in the mail about an event."""
+    count = len(box.envelopes)
+    await store.add([draft(event)])
+    await has_come(box, count + 1)
+    match = LINK.search(box.texts()[-1])
+    assert match is not None
+    content = box.envelopes[-1].content
+    assert isinstance(content, bytes)
+    headers = content.partition(b"\r\n\r\n")[0].decode().split("\r\n")
+    assert f"List-Unsubscribe: <{match[1]}>" in headers, "whole, and not encoded"
+    assert "List-Unsubscribe-Post: List-Unsubscribe=One-Click" in headers
+    return match[2]
+
+
+async def unsubscribe(desk: Desk, token: str, metadata: tuple[tuple[str, str], ...] = GATEWAY) -> None:
+    await desk.stub.UnsubscribeChannel(pb.UnsubscribeChannelRequest(token=token), metadata=metadata)
+
+
+async def test_a_link_ends_the_e_mails_of_its_channel_and_the_inbox_and_others_say_so(
+    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts, database: Database
+) -> None:
+    channel_id = await confirmed(desk, box, name="my phone")
+    hook_id, _ = await desk.hook()
+    token = await told(desk, box, store, draft, "a")
+    await desk.stub.UpdateChannel(pb.UpdateChannelRequest(channel_id=channel_id, after_seconds=600), metadata=ANN)
+    await store.add([draft("b")])
+    await asyncio.gather(*(unsubscribe(desk, token) for _ in range(4)))
+    channel = await desk.channel(channel_id)
+    reason = "somebody unsubscribed by the link in one of its e-mails"
+    assert (channel.enabled, channel.disable_reason) == (False, reason)
+    notices = [each for each in await desk.inbox() if each.kind == notify_pb2.NOTIFICATION_KIND_CHANNEL_DISABLED]
+    assert [(each.channel_id, each.title) for each in notices] == [
+        (channel_id, f"Channel my phone was disabled: {reason}")
+    ], "once, however often somebody clicks"
+    newest = (await desk.deliveries(channel_id))[0]
+    assert (newest.state, newest.last_error) == (DEAD, "the channel was disabled")
+    events = "SELECT count(*) FROM notifier.channel_events WHERE type = 'channel.disabled' AND channel_id = $1"
+    assert await database.fetchval(events, channel_id) == 1
+
+    async def hook_says_so() -> bool:
+        return "channel.disabled" in {each.type for each in await desk.deliveries(hook_id)}
+
+    await until(hook_says_so)
+    await store.add([draft("c")])
+    assert len(await desk.deliveries(channel_id)) == 2, "nothing more is told there"
+
+
+async def test_its_user_may_turn_it_on_again_and_the_link_still_ends_it(
+    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
+) -> None:
+    channel_id = await confirmed(desk, box)
+    token = await told(desk, box, store, draft, "a")
+    await unsubscribe(desk, token)
+    enable = pb.UpdateChannelRequest(channel_id=channel_id, enabled=True)
+    enabled = (await desk.stub.UpdateChannel(enable, metadata=ANN)).channel
+    assert (enabled.enabled, enabled.disable_reason) == (True, "")
+    assert await told(desk, box, store, draft, "b") == token
+    await unsubscribe(desk, token)
+    assert not (await desk.channel(channel_id)).enabled
+
+
+async def test_a_token_that_is_not_of_this_store_channel_and_address_does_nothing(
+    desk: Desk, box: Postbox, store: PostgresStore, draft: Drafts
+) -> None:
+    """Unknown and foreign ones are refused alike."""
+    channel_id = await confirmed(desk, box)
+    hook_id, _ = await desk.hook()
+    token = await told(desk, box, store, draft, "a")
+    named, _, signature = token.partition(".")
+    assert named == channel_id
+    wrong = [
+        "",
+        ".",
+        channel_id,
+        f"{channel_id}.",
+        f"{channel_id}.{'0' * 64}",
+        f"{channel_id}.{signature[:-1]}",
+        f"{token}x",
+        f"{hook_id}.{signature}",
+        f"mail_nope.{signature}",
+        f"{channel_id}\0.{signature}",
+        f"{channel_id}.\u00e4",
+    ]
+    for each in wrong:
+        assert await reason_of(unsubscribe(desk, each)) == "CHANNEL_NOT_FOUND", each
+    assert await reason_of(unsubscribe(desk, token, ANN_ELSEWHERE)) == "CHANNEL_NOT_FOUND"
+    assert (await desk.channel(channel_id)).enabled
+    change = pb.UpdateChannelRequest(channel_id=channel_id, url="mailto:bob@example.org")
+    await desk.stub.UpdateChannel(change, metadata=ANN)
+    await has_come(box, 2)
+    await confirm(desk.stub, channel_id, box.codes()[-1])
+    assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND", "another address reads it now"
+    await desk.stub.DeleteChannel(pb.DeleteChannelRequest(channel_id=channel_id), metadata=ANN)
+    assert await reason_of(unsubscribe(desk, token)) == "CHANNEL_NOT_FOUND"
+
+
+async def test_a_code_for_an_address_has_no_link(desk: Desk, box: Postbox) -> None:
+    """Nothing is subscribed to yet, and what a mail program clicks at must not cost the code."""
+    await created(desk.stub, "mailto:ann@example.org")
+    await has_come(box, 1)
+    content = box.envelopes[0].content
+    assert isinstance(content, bytes)
+    assert b"nsubscribe" not in content

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import grpc
 import pytest
 
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.status import from_rpc_error
 from pawl.errors import PawlError
 from pawl.notifier.adapters.postgres import PostgresStore
 from pawl.notifier.app.ports import PoisonEvent
-from pawl.notifier.domain.notification import Draft
+from pawl.notifier.domain.announcement import Over
+from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
 from pawl.notify.v1 import notify_pb2
 
 if TYPE_CHECKING:
@@ -151,3 +154,28 @@ async def test_old_notifications_are_forgotten_and_numbers_go_on(
     assert await store.forget(older_than_seconds=-1, limit=10) == 2
     await store.add([draft("c")])
     assert await listed(stub) == [3]
+
+
+async def test_a_conversation_waits_as_long_as_somebody_is_needed_for_a_run_of_it(
+    store: PostgresStore, stub: NotifyServiceAsyncStub, draft: Callable[..., Draft]
+) -> None:
+    """ASYNC-5: then people are told of the ends of its jobs."""
+    ann = Inbox(store_id=StoreId("acme"), user_id=UserId("ann"))
+    parked = replace(draft("parked"), kind=NotificationKind.INPUT_NEEDED)
+    other = replace(draft("other"), conversation_id=ConversationId("conv_2"))
+    of_approver = replace(
+        draft("asked"), kind=NotificationKind.APPROVAL_NEEDED, conversation_id=ConversationId("conv_3")
+    )
+    await store.add([parked, other, of_approver])
+    asked = {(ann, ConversationId(f"conv_{number}")) for number in range(1, 5)}
+    asked |= {
+        (Inbox(store_id=StoreId("acme"), user_id=UserId("bob")), ConversationId("conv_1")),
+        (Inbox(store_id=StoreId("other"), user_id=UserId("ann")), ConversationId("conv_1")),
+    }
+    assert await store.waiting(asked) == {(ann, "conv_1")}
+    await store.add([replace(draft("job"), kind=NotificationKind.JOB_ENDED)])
+    newest = (await stub.ListNotifications(notify_pb2.ListNotificationsRequest(), metadata=ANN)).notifications[0]
+    assert (newest.kind, newest.conversation_id) == (notify_pb2.NOTIFICATION_KIND_JOB_ENDED, "conv_1")
+    goes_on = Over(store_id=StoreId("acme"), run_id=parked.run_id, time=parked.create_time + timedelta(seconds=1))
+    await store.note_over([goes_on])
+    assert await store.waiting(asked) == set()

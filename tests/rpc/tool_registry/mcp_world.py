@@ -13,7 +13,7 @@ import grpc
 import httpx2
 import pytest
 
-from pawl.chassis.clock import SystemClock
+from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
@@ -28,6 +28,8 @@ from tests.fakes.mcp_program import stdio_config
 from tests.rpc.tool_registry.registry import Registry, content, reason, running
 
 SAFE = call_pb2.TOOL_CATEGORY_SAFE
+# As long as the service may take to start a server and list its tools; a busy machine imports a package in seconds.
+PATIENCE_SECONDS = 75.0
 
 
 class FakeServer:
@@ -75,14 +77,15 @@ class McpRegistry:
     @property
     def open_count(self) -> int:
         """The number of open connections."""
-        return sum(session.is_open for _, session in self.connector._sessions())
+        return sum(session.is_open for _, session in self.connector.connections.all())
 
     async def add(self, config: source_pb2.SourceConfig, *, who: str = "operator", **more: Any) -> source_pb2.Source:
         request = source_pb2.AddSourceRequest(config=config, **more)
-        return (await self.registry.sources["acme", who].AddSource(request)).source
+        return (await self.registry.sources["acme", who].AddSource(request, timeout=PATIENCE_SECONDS)).source
 
     async def check(self, name: str = "fake") -> source_pb2.CheckSourceResponse:
-        return await self.registry.sources["acme", "operator"].CheckSource(source_pb2.CheckSourceRequest(name=name))
+        request = source_pb2.CheckSourceRequest(name=name)
+        return await self.registry.sources["acme", "operator"].CheckSource(request, timeout=PATIENCE_SECONDS)
 
     async def approve(self, name: str, found_hash: str, *, who: str = "operator") -> source_pb2.Source:
         request = source_pb2.ApproveSourceRequest(name=name, definitions_hash=found_hash)
@@ -114,6 +117,7 @@ async def mcp_registry(
     made: list[McpConnector] = []
     idle_seconds = options.pop("idle_seconds", 300.0)
     egress: GuardedEgress | None = options.pop("egress", None)
+    clock: Clock = options.pop("clock", SystemClock())
     programs: Programs = options.pop("programs", Programs(rules=None))
 
     helpers = Helpers()
@@ -126,7 +130,7 @@ async def mcp_registry(
             McpConnector(
                 find=store.source,
                 secrets=known,
-                clock=SystemClock(),
+                clock=clock,
                 http=client,
                 programs=programs,
                 helper=helpers,

@@ -50,6 +50,15 @@ def look_round(number: int, context: ToolContext) -> dict[str, Any]:
     }
 
 
+@tool(category=Category.SAFE, process=LIMITS)
+def say_half_a_character(context: ToolContext, *, fails: bool) -> str:
+    """Say what is no text."""
+    context.progress(0.5, "\ud800")
+    if fails:
+        raise ToolError("it was \ud800")
+    return "said"
+
+
 @tool(category=Category.SAFE, timeout_seconds=60, async_timeout_seconds=7200, process=LIMITS)
 def seconds_left(context: ToolContext) -> float:
     """Say how long this may take."""

@@ -23,9 +23,11 @@ from pawl.chassis.ids import CallKey, ConversationId, IdSource, RunKey, StoreId,
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
+from pawl.errors import DependencyUnavailable
 from pawl.event.v1 import run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool.v1.audit_pb2_grpc import AuditServiceStub
+from pawl.tool.v1.completion_pb2_grpc import CompletionServiceStub
 from pawl.tool.v1.document_pb2_grpc import DocumentServiceStub
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from pawl.tool.v1.memory_pb2_grpc import MemoryServiceStub
@@ -45,12 +47,13 @@ from pawl.tool_registry.app.execution.executor import Executor, ExecutorOptions
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.app.sources.ports import Connector
 from pawl.tool_registry.app.workers.workers import WorkerOptions
-from pawl.tool_registry.wiring import Limits, Ports, Record, wire
+from pawl.tool_registry.wiring import Limits, Ports, Record, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
 
 if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
+    from pawl.tool.v1.completion_pb2_grpc import CompletionServiceAsyncStub
     from pawl.tool.v1.document_pb2_grpc import DocumentServiceAsyncStub
     from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceAsyncStub
     from pawl.tool.v1.memory_pb2_grpc import MemoryServiceAsyncStub
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from pawl.tool.v1.source_pb2_grpc import SourceServiceAsyncStub
     from pawl.tool.v1.tool_pb2_grpc import ToolServiceAsyncStub
 
+PUBLIC_URL = "https://pawl.example.com"
 SERVICE_KEY = "the-key-of-the-services"
 _ROLES = {
     "ann": [],
@@ -72,6 +76,7 @@ _ROLES = {
     "mel": ["member"],
     "max": ["member"],
     "apu": ["approver"],
+    "door": ["gateway"],
 }
 KEYS = [
     ApiKey(key=f"key-of-{user}-of-{store}", store_id=store, user_id=user, roles=roles)
@@ -104,6 +109,27 @@ class KnownRuns:
 
     async def has_agent(self, store_id: StoreId, name: str) -> bool:
         return name == "default" or (store_id, name) in {("acme", "clerk"), ("acme", "counter")}
+
+
+class AwaitedRuns:
+    """A ledger that has been told of completed calls; `stopped` are runs that take no results any more."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, str]] = []
+        self.stopped: set[str] = set()
+        self.away = False
+
+    async def takes_results(self, run: RunKey) -> bool:
+        self._answer()
+        return run.run_id not in self.stopped
+
+    async def note_completion(self, run: RunKey, key: CallKey) -> None:
+        self._answer()
+        self.told.append((run.run_id, key.call_id))
+
+    def _answer(self) -> None:
+        if self.away:
+            raise DependencyUnavailable
 
 
 def context(
@@ -142,6 +168,8 @@ class Registry:
     auditors: Mapping[tuple[str, str], AuditServiceAsyncStub]
     documents: Mapping[tuple[str, str], DocumentServiceAsyncStub]
     memories: Mapping[tuple[str, str], MemoryServiceAsyncStub]
+    completions: Mapping[tuple[str, str], CompletionServiceAsyncStub]
+    awaited: AwaitedRuns
     executor: Executor
     catalog: Catalog
     metrics: Metrics
@@ -279,13 +307,13 @@ async def running(
         PythonRunner(threads_max=threads_max) as threads,
     ):
         await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
-        leases = {"lease_seconds": options.lease_seconds, "watch_seconds": min(options.lease_seconds, watch_seconds)}
-        record = Record.on_postgres(database, instance_id=instance_id, **leases)
+        record = _record(database, instance_id, options, watch_seconds)
         known_secrets = FileSecrets(secrets or {})
         mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
         ports = Ports(
             record=replace(record, journal=wrap_journal(record.journal)),
             runs=KnownRuns(),
+            awaited_runs=(awaited := AwaitedRuns()),
             runner=(processes := ProcessRunner(threads, processes_max=processes_max)),
             secrets=known_secrets,
             helper=(helpers := Helpers()),
@@ -296,14 +324,13 @@ async def running(
             clock=clock,
             ids=ids,
             stopping=stop.wait,
+            public_url=PUBLIC_URL,
         )
         limits = Limits(executor=options, workers=worker_options, store_calls_per_minute=store_calls_per_minute)
         registry = wire(ports, limits)
         _watch(observer, registry.executor, threads, processes)
-        await registry.catalog.load("module:test", tools)
         server = _server(f"unix:{folder}/{name}", ids, metrics, drain_seconds)
-        registry.add_to(server)
-        async with helpers, processes, registry.hub, registry.executor, server, _Channels(server.address) as channels:
+        async with helpers, processes, _serving(registry, server, tools) as channels:
             yield Registry(
                 address=server.address,
                 execution=ExecutionServiceStub(channels.service),
@@ -313,6 +340,8 @@ async def running(
                 auditors=channels.stubs(AuditServiceStub),
                 documents=channels.stubs(DocumentServiceStub),
                 memories=channels.stubs(MemoryServiceStub),
+                completions=channels.stubs(CompletionServiceStub),
+                awaited=awaited,
                 executor=registry.executor,
                 catalog=registry.catalog,
                 metrics=metrics,
@@ -322,6 +351,21 @@ async def running(
                 forget_rule_uses=registry.rules.forget,
             )
             stop.set()
+
+
+def _record(database: Database, instance_id: str, options: ExecutorOptions, watch_seconds: float) -> Record:
+    leases = {"lease_seconds": options.lease_seconds, "watch_seconds": min(options.lease_seconds, watch_seconds)}
+    return Record.on_postgres(database, instance_id=instance_id, **leases)
+
+
+@asynccontextmanager
+async def _serving(
+    registry: ToolRegistry, server: RpcServer, tools: Iterable[Tool[..., Any]]
+) -> AsyncIterator[_Channels]:
+    await registry.catalog.load("module:test", tools)
+    registry.add_to(server)
+    async with registry.hub, registry.completing, registry.executor, server, _Channels(server.address) as channels:
+        yield channels
 
 
 def _watch(observer: RegistryMetrics, executor: Executor, threads: PythonRunner, processes: ProcessRunner) -> None:

@@ -24,7 +24,7 @@ from pawl.worker import CallContext, Worker
 from tests.poll import until
 from tests.rpc.tool_registry.attached import EffectClass as WireEffect
 from tests.rpc.tool_registry.attached import attached, definition
-from tests.rpc.tool_registry.registry import content, outcome, running
+from tests.rpc.tool_registry.registry import content, context, outcome, running
 from tests.rpc.tool_registry.test_process import pay, process
 from tests.rpc.tool_registry.test_worker_library import KEY, OPTIONS, working
 from tests.rpc.tool_registry.test_worker_loss import answer, invocation
@@ -210,6 +210,21 @@ async def test_a_secret_is_not_kept(database_url: str, tmp_path: Path) -> None:
         assert await database.fetchval("SELECT content FROM tool_registry.checkpoints") == b'{"key":"[secret]"}'
 
 
+async def test_what_is_too_large_without_its_secrets_is_refused(database_url: str, tmp_path: Path) -> None:
+    """It could be kept, and never be read again: the call could not be begun any more."""
+
+    @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+    async def leak(context: ToolContext) -> Any:
+        """Keep a short secret many times."""
+        if context.attempt == 1:
+            await context.checkpoint(context.secret("pin") * 4000)
+        return context.last_checkpoint
+
+    async with running(database_url, tmp_path, [leak], secrets={"acme": {"pin": "1234"}}) as registry:
+        assert "over the limit" in content(await registry.run("leak"))["error"]
+        assert content(await registry.run("leak", earlier_attempts=1)) is None
+
+
 def writer(token: str, *, attempt: int = 1) -> Writer:
     key = CallKey(StoreId("acme"), CallId("c1"))
     return Writer(key=key, run_id=RunId("run"), attempt=attempt, token=token)
@@ -262,6 +277,38 @@ async def test_checkpoints_go_with_time_and_with_their_conversation(database_url
         assert await checkpoints.take(writer("c", attempt=2)) is None
 
 
+async def test_checkpoints_of_calls_that_the_ledger_does_not_name_any_more_go_with_their_run(
+    database_url: str, tmp_path: Path
+) -> None:
+    """Those of the old iterations of a job, however they came about."""
+    gate, tool = Gate(), definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
+    async with running(database_url, tmp_path, [gate.tool()], worker_options=BRIEF) as registry:
+        here = asyncio.ensure_future(registry.run("go_on", call="here", who=context(run="job")))
+        await gate.keep(1, "a name")
+        await gate.keep(1, None)
+        await here
+        async with attached(registry, tool) as worker:
+            there = asyncio.ensure_future(registry.run("charge", call="there", who=context(run="job")))
+            call = await worker.invocation()
+            await worker.send(
+                checkpoint=worker_pb2.WorkerCheckpoint(
+                    call_id=call.call_id, lease_epoch=call.lease_epoch, number=1, content_json=b'"a name"'
+                )
+            )
+            await worker.next()
+            await answer(worker, call)
+            await there
+    async with record(database_url) as (database, checkpoints):
+        assert await checkpoints.take(writer("again", attempt=2)) is None, "a call of another run"
+        conversation, job = ConversationId("conversation"), RunId("job")
+        part = ErasurePart(store_id=StoreId("acme"), conversation_id=conversation, run_ids=(job,), call_ids=())
+        await PostgresErasures(database).erase(part)
+        assert [row["call_id"] for row in await database.fetch("SELECT call_id FROM tool_registry.checkpoints")] == [
+            "c1"
+        ]
+        assert await database.fetchval("SELECT count(*) FROM tool_registry.worker_calls") == 0
+
+
 async def test_another_worker_goes_on_from_the_checkpoint_of_one_that_was_lost(
     database_url: str, tmp_path: Path
 ) -> None:
@@ -286,6 +333,22 @@ async def test_another_worker_goes_on_from_the_checkpoint_of_one_that_was_lost(
                 pass
             assert not receipt.kept, "it is not its call any more"
             await answer(second, found)
+        assert outcome(await asked) == "SUCCEEDED"
+
+
+@pytest.mark.parametrize("value", [b"", b"{", b'"\\u0000"', b"[" * 40 + b"]" * 40, b'"' + b"x" * 16_384 + b'"'])
+async def test_what_a_worker_cannot_have_kept_is_its_own_call_alone(
+    database_url: str, tmp_path: Path, value: bytes
+) -> None:
+    tool = definition(effect=WireEffect.EFFECT_CLASS_IDEMPOTENT)
+    async with running(database_url, tmp_path, worker_options=BRIEF) as registry, attached(registry, tool) as worker:
+        asked = asyncio.ensure_future(registry.run("charge"))
+        call = await worker.invocation()
+        made: dict[str, Any] = {"call_id": call.call_id, "lease_epoch": call.lease_epoch, "number": 7}
+        await worker.send(checkpoint=worker_pb2.WorkerCheckpoint(content_json=value, **made))
+        receipt = await worker.next()
+        assert (receipt.number, receipt.kept) == (7, False)
+        await answer(worker, call)
         assert outcome(await asked) == "SUCCEEDED"
 
 

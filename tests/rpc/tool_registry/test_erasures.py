@@ -17,7 +17,7 @@ from pawl.errors import ConversationErased, DependencyUnavailable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import rule_pb2
 from pawl.tool_registry.adapters.files.folders import FileFolders
-from pawl.tool_registry.adapters.postgres.erasures import PostgresErasures
+from pawl.tool_registry.adapters.postgres.erasures import CALLS_OF_RUNS, PostgresErasures
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
@@ -33,6 +33,15 @@ MARKER = "zanzibar"
 PART = ErasurePart(
     store_id=StoreId("acme"), conversation_id=ConversationId("conversation"), run_ids=["run"], call_ids=["c1", "c2"]
 )
+
+MANY_CALLS = """
+INSERT INTO tool_registry.worker_calls
+    (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token, asker_id,
+     state, lease_epoch, worker_id, run_id)
+SELECT 'acme', 'call_' || n, 'group', 'tool', 'hash', 'RUN', '', 1, now(), 'token', 'asker', 'DONE', 1, 'worker',
+    'run_' || n % 10000
+FROM generate_series(1, 100000) AS n
+"""
 
 
 async def everything(database: Database) -> str:
@@ -144,6 +153,18 @@ async def test_calls_of_a_run_go_though_the_ledger_does_not_name_them(database_u
         assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 1
         await PostgresErasures(database).erase(PART)
         assert await database.fetchval("SELECT count(*) FROM tool_registry.executions") == 0
+
+
+async def test_calls_that_workers_had_of_runs_are_found_by_an_index(database_url: str) -> None:
+    """There may be very many of others; a look at all of them would go on for each erased conversation."""
+    async with Database(database_url, application_name="test") as database, database.acquire() as connection:
+        await connection.execute(MANY_CALLS)
+        await connection.execute("ANALYZE tool_registry.worker_calls")
+        plan = str(await connection.fetch(f"EXPLAIN {CALLS_OF_RUNS}", "acme", ["run_7", "run_8"]))
+        found = await connection.fetch(CALLS_OF_RUNS, "acme", ["run_7", "run_8"])
+    assert len(found) == 20
+    assert "worker_calls_run" in plan, plan
+    assert "worker_calls_pkey" not in plan, plan
 
 
 async def test_no_worker_is_given_a_call_of_an_erased_run(database_url: str) -> None:

@@ -21,7 +21,7 @@ from pawl.tools import (
     tool,
 )
 from tests.rpc.tool_registry import process_tools
-from tests.rpc.tool_registry.registry import content, outcome, reason, running
+from tests.rpc.tool_registry.registry import Registry, content, outcome, reason, running
 
 
 def silent(effect: EffectClass) -> Tool[..., Any]:
@@ -57,6 +57,81 @@ async def test_what_may_be_repeated_is_to_be_asked_for_again(
             await registry.run("work")
         assert reason(lost.value)[0] is grpc.StatusCode.UNAVAILABLE
         assert content(await registry.run("work", earlier_attempts=1)) == "half"
+
+
+class Stuck:
+    """A function in a thread that looks at nothing, and is let go on. It is reconciled if it is to be."""
+
+    def __init__(self, effect: EffectClass) -> None:
+        self.begun: list[int] = []
+        self.asked: list[int] = []
+        self.let_go = threading.Event()
+
+        async def reconcile(context: ToolContext) -> Any:
+            self.asked.append(context.attempt)
+            return cannot_say()
+
+        @tool(
+            name="work",
+            category=Category.SAFE,
+            effect=effect,
+            timeout_seconds=600,
+            heartbeat_seconds=0.4,
+            reconcile=reconcile if effect is EffectClass.RECONCILABLE else None,
+        )
+        def work(context: ToolContext) -> int:
+            """Get stuck until it is let go."""
+            self.begun.append(context.attempt)
+            self.let_go.wait()
+            return context.attempt
+
+        self.tool = work
+
+    async def get_stuck(self, registry: Registry) -> None:
+        with pytest.raises(grpc.aio.AioRpcError):
+            await registry.run("work")
+        assert self.begun == [1]
+
+
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+@pytest.mark.parametrize("effect", [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT])
+async def test_nothing_begins_beside_a_function_that_goes_on(
+    database_url: str, tmp_path: Path, effect: EffectClass
+) -> None:
+    """Its thread cannot be stopped: one call would take all threads of the registry, one after the other."""
+    stuck = Stuck(effect)
+    async with running(database_url, tmp_path, [stuck.tool, look], threads_max=2) as registry:
+        try:
+            await stuck.get_stuck(registry)
+            for number in range(1, 4):
+                late = await registry.run("work", earlier_attempts=number, timeout_seconds=0.1)
+                assert outcome(late) == "FAILED TOOL_TIMEOUT"
+            assert stuck.begun == [1]
+            assert content(await registry.run("look", call="other")) == "seen"
+            again = asyncio.ensure_future(registry.run("work", earlier_attempts=4))
+        finally:
+            stuck.let_go.set()
+        assert content(await again) == 5
+    assert stuck.begun == [1, 5]
+
+
+async def test_nobody_is_asked_what_happened_while_it_may_be_about_to(database_url: str, tmp_path: Path) -> None:
+    stuck = Stuck(EffectClass.RECONCILABLE)
+    async with running(database_url, tmp_path, [stuck.tool]) as registry:
+        try:
+            await stuck.get_stuck(registry)
+            late = await registry.run("work", earlier_attempts=1, timeout_seconds=0.1)
+            assert outcome(late) == "UNKNOWN OUTCOME_UNKNOWN"
+            assert stuck.asked == []
+        finally:
+            stuck.let_go.set()
+        assert outcome(await registry.run("work", earlier_attempts=1)) == "UNKNOWN OUTCOME_UNKNOWN"
+    assert (stuck.begun, stuck.asked) == ([1], [])
 
 
 async def test_what_may_happen_once_is_of_unknown_outcome(database_url: str, tmp_path: Path) -> None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator
+from ipaddress import ip_address
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -13,18 +17,21 @@ import trustme
 
 from pawl.chassis.auth import Principal
 from pawl.chassis.egress import GuardedEgress
-from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.egress_rules import Target, read_rules
 from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.tasks import end
 from pawl.errors import InvalidField, MailboxUnreachable, TooLarge
-from pawl.tool_registry.adapters.mail.imap import ImapMailboxes
+from pawl.tool_registry.adapters.mail import imap
+from pawl.tool_registry.adapters.mail.imap import SESSION_SECONDS, SESSIONS_MAX, ImapMailboxes
 from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.app.mailboxes.mailboxes import Mailboxes, MailboxPlace, RawMails, Wanted
 from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX, Senders
 from tests.fakes.imap_server import ImapServer
+from tests.poll import until
 
-ACME = StoreId("acme")
+ACME, OTHER = StoreId("acme"), StoreId("other")
 ANN = Principal(store_id=ACME, user_id=UserId("ann"))
 DONE = b"\r\nTAG OK done\r\n"
 MAIL = "From: Ann <ann@example.com>\nSubject: hi {}\n\nhello"
@@ -35,9 +42,9 @@ def place_of(server: ImapServer, *, plaintext: bool = True, **fields: Any) -> Ma
     return MailboxPlace(plaintext=plaintext, **given)
 
 
-def mailboxes_to(server: ImapServer, tls: ssl.SSLContext | None = None) -> ImapMailboxes:
-    egress = GuardedEgress({"acme": read_rules(None, [f"127.0.0.1:{server.port}", f"localhost:{server.port}"])})
-    return ImapMailboxes(egress.locate, tls)
+def mailboxes_to(*servers: ImapServer, tls: ssl.SSLContext | None = None) -> ImapMailboxes:
+    rules = read_rules(None, [f"{host}:{server.port}" for server in servers for host in ("127.0.0.1", "localhost")])
+    return ImapMailboxes(GuardedEgress({ACME: rules, OTHER: rules}).locate, tls)
 
 
 def wanted(after_uid: int = 0, mails_max: int = 10, uid_validity: int = 7) -> Wanted:
@@ -74,6 +81,31 @@ async def test_mails_after_one_are_read_in_order_and_the_folder_is_left_as_it_is
     assert (other.mails, other.uid_validity, other.last_uid) == ((), 7, 12)
 
 
+async def test_a_mailbox_in_which_very_many_mails_wait_is_read_from_the_first_one_on(server: ImapServer) -> None:
+    """As after a long pause, or when somebody floods it: no list of them stands in one line."""
+    server.mails = dict.fromkeys(range(1, 20_001), b"From: ann@example.com\r\n\r\nhello")
+    some = await read(server, 3, mails_max=2)
+    assert ([mail.uid for mail in some.mails], some.has_more, some.last_uid) == ([4, 5], True, 20_000)
+    for uid in range(10, 18_000):
+        del server.mails[uid]
+    behind = await read(server, 9, mails_max=2)
+    assert ([mail.uid for mail in behind.mails], behind.has_more) == ([18_000, 18_001], True)
+    last = await read(server, 19_999, mails_max=2)
+    assert ([mail.uid for mail in last.mails], last.has_more) == ([20_000], False)
+
+
+async def test_mails_of_a_range_that_are_all_listed_and_gone_are_in_the_way_of_none_of_a_later_one(
+    server: ImapServer,
+) -> None:
+    server.mails = dict.fromkeys(range(1, 12_001), b"From: ann@example.com\r\n\r\nhello")
+    for uid in (3, 4, 4_000):
+        server.says[f"UID FETCH {uid} "] = b"TAG OK done\r\n"
+    for uid in (*range(5, 4_000), *range(4_001, 11_000)):
+        del server.mails[uid]
+    some = await read(server, 2, mails_max=2)
+    assert ([mail.uid for mail in some.mails], some.has_more) == ([11_000, 11_001], True)
+
+
 async def test_of_a_large_mail_the_beginning_is_read(server: ImapServer) -> None:
     server.add(b"From: ann@example.com\n\n" + b"a" * (2 * MAIL_BYTES_MAX))
     server.add(MAIL)
@@ -90,15 +122,15 @@ async def test_it_speaks_tls_that_it_trusts_and_to_nobody_else(server: ImapServe
     stranger.configure_trust(mistrusting)
     async with ImapServer(tls=context) as safe:
         safe.add(MAIL)
-        async with mailboxes_to(safe, trusting) as mailboxes:
+        async with mailboxes_to(safe, tls=trusting) as mailboxes:
             place = place_of(safe, plaintext=False, host="localhost")
             assert len((await mailboxes.read(ACME, place, "secret", wanted())).mails) == 1
             with pytest.raises(MailboxUnreachable, match="TLS"):
                 await mailboxes.read(ACME, place_of(safe, plaintext=False), "secret", wanted())
-        async with mailboxes_to(safe, mistrusting) as mailboxes:
+        async with mailboxes_to(safe, tls=mistrusting) as mailboxes:
             with pytest.raises(MailboxUnreachable, match="TLS"):
                 await mailboxes.read(ACME, place, "secret", wanted())
-    async with mailboxes_to(server, trusting) as mailboxes:
+    async with mailboxes_to(server, tls=trusting) as mailboxes:
         with pytest.raises(MailboxUnreachable):
             await mailboxes.read(ACME, place_of(server, plaintext=False, host="localhost"), "secret", wanted())
 
@@ -113,6 +145,13 @@ async def test_what_is_wrong_is_said_without_the_password(server: ImapServer) ->
     assert (await read(server)).uid_validity == 7
     with pytest.raises(MailboxUnreachable, match="does not let the user in"):
         await read(server, password="wrong-pass")
+
+
+@pytest.mark.parametrize("username", ["ann", "EXAMPLE\\ann", "ann of sales", 'ann"(1)', "{3}"])
+async def test_any_username_gets_in_by_login(username: str) -> None:
+    async with ImapServer(username=username) as server:
+        server.says["CAPABILITY"] = b"* CAPABILITY IMAP4rev1\r\nTAG OK done\r\n"
+        assert (await read(server, username=username)).uid_validity == 7
 
 
 @pytest.mark.parametrize(
@@ -179,6 +218,49 @@ async def test_a_server_that_does_not_answer_is_given_up(server: ImapServer, mon
     server.says["greeting"] = b""
     with pytest.raises(MailboxUnreachable, match="in time"):
         await read(server)
+
+
+async def test_addresses_that_do_not_answer_have_the_time_of_one_look_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever chooses what a name means does not choose for how long a place is taken."""
+    now = 100.0
+
+    def create_connection(_address: object, seconds: float) -> socket.socket:
+        nonlocal now
+        now += seconds
+        raise TimeoutError
+
+    async def locate(store_id: StoreId, url: str) -> Any:
+        target = Target(scheme="https", host="imap.example", port=993, target="/", address=None)
+        return target, [ip_address("192.0.2.1")] * 50
+
+    monkeypatch.setattr(imap, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(socket, "create_connection", create_connection)
+    place = MailboxPlace(host="imap.example", port=993, plaintext=False, username="ann", folder="INBOX")
+    async with ImapMailboxes(locate) as mailboxes:
+        with pytest.raises(MailboxUnreachable, match="in time"):
+            await mailboxes.read(ACME, place, "secret", wanted())
+    assert now == 100.0 + SESSION_SECONDS
+
+
+async def test_a_server_that_hangs_holds_up_its_own_store_and_no_other(server: ImapServer) -> None:
+    """A store has half of the places at most; who gives up leaves its place when the look has ended."""
+    server.add(MAIL)
+    async with ImapServer() as hanging, mailboxes_to(server, hanging) as mailboxes:
+        hanging.answers.clear()
+        looks = [
+            asyncio.create_task(mailboxes.read(ACME, place_of(hanging), "secret", wanted()))
+            for _ in range(2 * SESSIONS_MAX)
+        ]
+
+        async def have_begun() -> bool:
+            return hanging.sessions >= SESSIONS_MAX // 2
+
+        await until(have_begun)
+        assert len((await mailboxes.read(OTHER, place_of(server), "secret", wanted())).mails) == 1
+        await end(looks[SESSIONS_MAX:])
+        assert hanging.sessions == SESSIONS_MAX // 2
+        hanging.answers.set()
+        assert {found.uid_validity for found in await asyncio.gather(*looks[:SESSIONS_MAX])} == {7}
 
 
 async def test_nobody_is_reached_whom_the_deployment_has_not_opened(server: ImapServer) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX
 from pawl.tool_registry.domain.source import read_policies
@@ -94,6 +94,28 @@ async def test_a_verdict_says_what_a_tool_says_of_the_background(database_url: s
         assert HOUR < float(content(verdict.result)) <= 7000, "a read that runs with its check has that time, too"
 
 
+@tool(category=Category.SAFE, reports={"every": 10})
+async def count() -> None:
+    """Count."""
+
+
+async def test_a_verdict_says_what_is_told_of_the_jobs_of_a_tool(database_url: str, tmp_path: Path) -> None:
+    """ASYNC-5: of a function, and of a worker's; it is part of the version."""
+    async with running(database_url, tmp_path, [look, count], worker_options=OPTIONS) as registry:
+        verdict = await registry.check("count", {})
+        assert verdict.reports == run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_EVERY, report_iterations=10)
+        assert not (await registry.check("look", {})).HasField("reports")
+        worker = Worker(registry.address, name="billing", api_key=KEY)
+        digest = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)
+
+        @worker.tool(category="SAFE", effect="IDEMPOTENT", reports={"digest": 600})
+        def charge() -> None:
+            """Charge."""
+
+        async with working(worker, registry, "charge"):
+            assert (await registry.check("charge", {})).reports == digest
+
+
 async def test_a_call_of_an_mcp_server_has_it(database_url: str, tmp_path: Path) -> None:
     server = FakeServer(tmp_path / "fake", ["progress"])
     policies = [policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY, timeout_seconds=0.1)]
@@ -102,6 +124,18 @@ async def test_a_call_of_an_mcp_server_has_it(database_url: str, tmp_path: Path)
         assert outcome(await mcp.run("fake.progress", call="waited")) == "FAILED TOOL_TIMEOUT"
         more: dict[str, Any] = {"who": of_job(), "timeout_seconds": 2 * HOUR}
         assert outcome(await mcp.run("fake.progress", call="job", **more)) == "SUCCEEDED"
+
+
+async def test_a_policy_of_a_source_says_what_is_told_of_the_jobs_of_its_tools(
+    database_url: str, tmp_path: Path
+) -> None:
+    """ASYNC-5: a server itself says nothing of that."""
+    server = FakeServer(tmp_path / "fake", ["echo", "progress"])
+    digest = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)
+    async with mcp_registry(database_url, tmp_path) as mcp:
+        await mcp.add(server.config(policies=[policy("progress", category=SAFE, reports=digest)]))
+        assert (await mcp.registry.check("fake.progress", {})).reports == digest
+        assert not (await mcp.registry.check("fake.echo", {})).HasField("reports")
 
 
 async def test_no_request_to_an_http_service_is_given_less(monkeypatch: pytest.MonkeyPatch) -> None:

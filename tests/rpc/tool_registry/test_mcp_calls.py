@@ -9,6 +9,7 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 
+import grpc
 import pytest
 import structlog
 
@@ -29,6 +30,9 @@ NAMES = [
     "die",
     "die_once",
     "flood",
+    "say_nothing",
+    "answer_others",
+    "terminate",
     "huge",
     "brackets",
     "wrong",
@@ -169,6 +173,15 @@ async def test_a_server_that_dies_in_a_call_leaves_its_outcome_unknown(mcp: McpR
     assert content(await mcp.run("fake.note", call="two")) == "noted", "it is started again"
 
 
+async def test_a_server_that_only_says_that_it_forgot_the_session_does_not_run_the_call_again(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    """Over HTTP a status says that nothing has run. The words alone may come behind the effect."""
+    await mcp.add(server.config())
+    assert "Session terminated" in failure(await mcp.run("fake.terminate"))
+    assert server.log().count("call terminate") == 1
+
+
 async def test_a_call_that_may_be_repeated_is_made_once_more(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config(policies=[READ_ONLY]))
     assert content(await mcp.run("fake.die_once")) == "alive"
@@ -226,17 +239,28 @@ async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(
     assert content(await mcp.run("fake.note", call="two")) == "noted"
 
 
-async def test_a_server_that_floods_disturbs_nobody_else(mcp: McpRegistry, server: FakeServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("tool", ["flood", "say_nothing", "answer_others"])
+async def test_a_server_that_floods_disturbs_nobody_else(
+    mcp: McpRegistry, server: FakeServer, tmp_path: Path, tool: str
+) -> None:
     other = FakeServer(tmp_path / "other", ["note"])
     await mcp.add(server.config())
     await mcp.add(other.config("other"))
-    flood = asyncio.create_task(mcp.run("fake.flood", timeout_seconds=100))
-    await logged(server, "call flood")
+    flood = asyncio.create_task(mcp.run(f"fake.{tool}", timeout_seconds=100))
+    await logged(server, f"call {tool}")
     for number in range(20):
         assert content(await mcp.run("other.note", call=f"note{number}")) == "noted"
     assert not flood.done()
     flood.cancel()
-    assert outcome(await mcp.run("fake.flood", call="short", timeout_seconds=1)) == "FAILED TOOL_TIMEOUT"
+    assert outcome(await mcp.run(f"fake.{tool}", call="short", timeout_seconds=1)) == "FAILED TOOL_TIMEOUT"
+
+
+async def test_a_server_that_describes_tools_without_end_is_not_listened_to_without_end(
+    mcp: McpRegistry, server: FakeServer
+) -> None:
+    (server.folder / "mode").write_text("endless")
+    with pytest.raises(grpc.aio.AioRpcError, match="it describes its tools with more than 16777216 bytes"):
+        await mcp.add(server.config())
 
 
 async def test_a_change_that_the_server_announces_stops_the_tool_at_once(mcp: McpRegistry, server: FakeServer) -> None:

@@ -159,6 +159,10 @@ CALLS = {
     "event": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: " + b"x" * 5_000_000),
     "cut": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: {}\n\n"),
     "elsewhere": (b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:9/stolen", b""),
+    "elsewhere with events": (
+        b"HTTP/1.1 307 Go\r\nLocation: /other\r\nContent-Type: text/event-stream",
+        b"data: x\n\n" * 600_000,
+    ),
     "broken": (b"HTTP/1.1 500 Oh", b""),
 }
 
@@ -168,10 +172,33 @@ async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegist
     async with serving(lambda message: usual(message, lambda: CALLS[kind])) as url:
         await mcp.add(config(url), who="admin")
         unreadable = {"UNKNOWN OUTCOME_UNKNOWN", "FAILED TOOL_ERROR"}
-        is_too_large = kind in {"huge", "brackets", "event of brackets"}
+        is_too_large = kind in {"huge", "brackets", "event of brackets", "elsewhere with events"}
         expected = {"FAILED RESULT_TOO_LARGE"} if is_too_large else unreadable
         assert outcome(await mcp.run("web.do")) in expected
         assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
+
+
+async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_another(mcp: McpRegistry) -> None:
+    """As servers do that keep sessions in memory, and say so in JSON."""
+    called = []
+    error = {"code": -32001, "message": "Session not found"}
+
+    def reply(message: dict[str, Any]) -> tuple[bytes, bytes]:
+        def call() -> tuple[bytes, bytes]:
+            called.append(message)
+            if len(called) == 1:
+                _, body = as_json(message, error=error)
+                return b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json", body
+            return as_json(message, result={"content": [{"type": "text", "text": "done"}]})
+
+        head, body = usual(message, call)
+        is_first = message.get("method") == "initialize"
+        return (head + b"\r\nMcp-Session-Id: one" if is_first else head), body
+
+    async with serving(reply) as url:
+        await mcp.add(config(url), who="admin")
+        assert content(await mcp.run("web.do")) == "done"
+    assert len(called) == 2
 
 
 @pytest.mark.parametrize("reply", [CALLS["huge"], CALLS["bomb"], CALLS["garbage"], CALLS["broken"], CALLS["elsewhere"]])

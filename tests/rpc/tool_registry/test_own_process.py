@@ -103,6 +103,12 @@ async def test_a_result_has_the_limit_of_every_other(registry: Registry, way: st
     assert content(failed)["error"] == f"misbehave returned {count} bytes, the limit is 1048576: ask for less"
 
 
+@pytest.mark.parametrize(("fails", "result"), [(False, "said"), (True, {"error": "it was ?"})])
+async def test_what_a_tool_says_does_not_end_its_process(registry: Registry, fails: bool, result: Any) -> None:
+    """Nobody would know of a call that it has had its effect."""
+    assert content(await registry.run("say_half_a_character", {"fails": fails})) == result
+
+
 async def test_a_tool_that_may_have_had_its_effect_is_said_to(registry: Registry) -> None:
     failed = await registry.run("pay_and_crash")
     assert content(failed)["error"].endswith("exit code 1 before it returned; it may have had its effect all the same")

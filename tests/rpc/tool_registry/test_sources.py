@@ -325,16 +325,6 @@ async def test_a_kind_that_is_not_served_is_refused(mcp: McpRegistry) -> None:
     )
 
 
-async def test_a_tool_that_can_be_called_as_a_task_only_is_left_out_and_the_list_says_why(
-    mcp: McpRegistry, server: FakeServer
-) -> None:
-    server.describe([a_tool("echo"), a_tool("note", execution={"taskSupport": "required"})])
-    assert names(await mcp.add(server.config())) == ["fake.echo"]
-    (listed,) = await mcp.listed()
-    assert listed.problem == "left out: fake.note (its server demands task augmentation, which is not supported)"
-    assert (await mcp.check()).source.state == source_pb2.SOURCE_STATE_READY
-
-
 async def test_a_tool_that_demands_tasks_after_its_approval_does_not_run(mcp: McpRegistry, server: FakeServer) -> None:
     server.describe([a_tool("echo"), a_tool("note", execution={"taskSupport": "optional"})])
     assert names(await mcp.add(server.config())) == ["fake.echo", "fake.note"]

@@ -375,3 +375,40 @@ async def test_reconcile_says_what_happened(registry: Registry) -> None:
 
     async with working(worker, registry, "order"):
         assert content(await registry.run("order")) == "ordered"
+
+
+async def test_nothing_that_a_tool_says_ends_its_worker(database_url: str, tmp_path: Path) -> None:
+    """What is in a checkpoint, an error or progress may come from anybody, and other calls run beside it."""
+    too_deep: Any = 1
+    for _ in range(40):
+        too_deep = [too_deep]
+    said: dict[str, Any] = {
+        "nul": "a\0b",
+        "number": 2**64,
+        "nan": float("nan"),
+        "deep": too_deep,
+        "surrogate": "\ud800",
+        "object": object(),
+    }
+    async with running(database_url, tmp_path, worker_options=OPTIONS) as registry:
+        worker = Worker(registry.address, name="billing", api_key=KEY)
+
+        @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
+        async def keep(what: str, context: CallContext) -> None:
+            """Keep something."""
+            await context.checkpoint(said[what])
+
+        @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
+        async def fail(number: int, context: CallContext) -> None:
+            """Say something, and fail with it."""
+            words = ["\ud800", "\0", "long"][number] * 2_000_000
+            context.progress(0.5, words)
+            raise ToolError(words)
+
+        async with working(worker, registry, "fail"):
+            for what in said:
+                failed = content(await registry.run("keep", {"what": what}, call=what))
+                assert "a checkpoint must be JSON" in failed["error"], what
+            for number in range(3):
+                failed = await registry.run("fail", {"number": number}, call=f"fail_{number}")
+                assert outcome(failed) == "FAILED TOOL_ERROR"

@@ -70,7 +70,7 @@ def test_agents_of_a_folder_are_saved_once(pawl: CommandLine, files: Path) -> No
         ("name: clerk\noptions: {instruction: typo}", 'no field named "instruction"'),
         ("name: a\ndelegates_to: [b]\n---\nname: b\ndelegates_to: [a]", "in a circle"),
         ("name: a\n---\nname: a", "two agents 'a'"),
-        ("name: a b", "must match"),
+        ("name: a b", "must have 1 to 64 letters"),
         ("name: a\ntools: {names: [fly]}", "There is no tool 'fly'"),
         ("name: a\ndelegates_to: [nobody]", "there is no agent 'nobody'"),
     ],

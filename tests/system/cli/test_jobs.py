@@ -95,5 +95,5 @@ def test_a_series_is_seen_and_stopped_in_the_chat_and_outside(pawl: CommandLine)
     assert pawl.run("jobs", "watch", jobs[1])[0] == 1
     for job_id in jobs:
         assert f"{job_id}: cancelled by its user" in pawl.succeed("jobs", "show", job_id)
-    assert "No job of the conversation is open." in pawl.succeed("jobs", "stop", "--conversation", conversation[1])
+    assert "No job of the conversation is open" in pawl.succeed("jobs", "stop", "--conversation", conversation[1])
     assert pawl.run("jobs", "stop")[0] == 2

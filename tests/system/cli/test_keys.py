@@ -159,7 +159,7 @@ async def test_who_made_and_revoked_a_key_and_failed_logins_are_listed(pawl: Com
         (("create", "ann", "--role", "delegate"), "role that it has not itself"),
         (("create", "ann", "--role", "member", "--in-store", "acme"), "another store"),
         (("create", "ann", "--role", "member", "--for", "soon"), "no duration like"),
-        (("create", "no user"), "user_id must match"),
+        (("create", "no user"), "User must have 1 to 64 letters"),
         (("revoke", "key_x"), "`pawl keys list`"),
         (("bootstrap", "--database-url", "postgresql://127.0.0.1:1/nothing"), "no database answers"),
     ],

@@ -17,10 +17,10 @@ def test_every_weekday_at_seven_in_oslo_stays_at_seven(pawl: CommandLine, monkey
     shown = pawl.succeed("schedules", "show", "news").partition("next:")[2]
     times = [line.strip() for line in shown.splitlines() if line.strip().startswith("2027-")]
     assert times[:4] == [
-        "2027-03-25 06:00:00",  # Thursday, winter time
-        "2027-03-26 06:00:00",
-        "2027-03-29 05:00:00",  # Monday, summer time
-        "2027-03-30 05:00:00",
+        "2027-03-25 06:00:00Z",  # Thursday, winter time
+        "2027-03-26 06:00:00Z",
+        "2027-03-29 05:00:00Z",  # Monday, summer time
+        "2027-03-30 05:00:00Z",
     ]
     pawl.succeed("schedules", "update", "news", "--start", "", "--overlap", "allow")
     fired = pawl.succeed("schedules", "backfill", "news", "--from", "2026-10-22T12:00", "--to", "2026-10-27T12:00")

@@ -6,16 +6,29 @@ import os
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, Error, Page, async_playwright
+from playwright.async_api import Browser, Error, Page, async_playwright, expect
 
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
 from tests.system.console import browser as browsers
+
+REPORT_VIOLATIONS: Final = """
+addEventListener("securitypolicyviolation", (event) =>
+  console.error("Content Security Policy: " + event.violatedDirective));
+"""
+"""What the policy stops is said on the console, whatever the browser itself says of it."""
+
+BEHIND: Final = """
+let hidden = true;
+Object.defineProperty(document, "hidden", { get: () => hidden });
+window.show = (seen) => { hidden = !seen; document.dispatchEvent(new Event("visibilitychange")); };
+"""
+"""A browser without a screen shows all of its tabs: this one stands behind others until it is shown."""
 
 NewPage = Callable[..., Awaitable[Page]]
 
@@ -23,9 +36,23 @@ NewPage = Callable[..., Awaitable[Page]]
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
 async def suite() -> AsyncIterator[Suite]:
     with tempfile.TemporaryDirectory(prefix="pawl-console-") as folder:
-        options = SuiteOptions(data=Path(folder), local_key=LOCAL_KEY, replicas={"gateway": 2, "agent-loop": 2})
+        options = SuiteOptions(
+            data=Path(folder),
+            local_key=LOCAL_KEY,
+            replicas={"gateway": 2, "agent-loop": 2},
+            service_environment={
+                "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"}
+            },
+        )
         async with Suite(options) as suite:
             yield suite
+
+
+def missing(reason: str) -> NoReturn:
+    """Skip where somebody's machine has no browser; CI has one, or fails."""
+    if os.environ.get("PAWL_BROWSER_REQUIRED"):
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
 
 
 @pytest_asyncio.fixture(scope="package", loop_scope="session")
@@ -34,7 +61,7 @@ async def browser() -> AsyncIterator[Browser]:
         try:
             path, variables = browsers.find(Path(folder))
         except OSError as error:
-            pytest.skip(f"there is no chromium here, and npm brings none: {error}")
+            missing(f"there is no chromium here, and npm brings none: {error}")
         async with async_playwright() as playwright:
             try:
                 browser = await playwright.chromium.launch(
@@ -47,7 +74,7 @@ async def browser() -> AsyncIterator[Browser]:
                 await page.screenshot()
                 await page.close()
             except Error as error:
-                pytest.skip(f"{path} does not start here: {error}")
+                missing(f"{path} does not start here: {error}")
             yield browser
             await browser.close()
 
@@ -62,6 +89,7 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
     async def open_one(path: str = "/", *, user: str = "me", **context: Any) -> Page:
         found = await browser.new_context(**{"viewport": {"width": 1100, "height": 760}, **context})
         contexts.append(found)
+        await found.add_init_script(REPORT_VIOLATIONS)
         page = await found.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("console", lambda said: faults.append(said.text) if "Content Security Policy" in said.text else None)
@@ -77,6 +105,23 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
     for context in contexts:
         await context.close()
     assert faults == []
+
+
+async def say(page: Page, text: str) -> None:
+    """Write a message in the chat and send it."""
+    await page.get_by_label("Your message").fill(text)
+    await page.keyboard.press("Enter")
+
+
+async def done(page: Page, runs: int = 1) -> str:
+    """Return the id of the last run of the chat once so many have completed."""
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=30_000)
+    return await page.locator(".turn").last.get_attribute("data-run") or ""
+
+
+def at(page: Page, path: str) -> str:
+    """Return the address of another page of the same console."""
+    return "/".join(page.url.split("/")[:3]) + path
 
 
 def address(suite: Suite, replica: int = 0) -> str:

@@ -7,14 +7,10 @@ import re
 import pytest
 from playwright.async_api import Page, expect
 
-from tests.system.console.conftest import NewPage
+from tests.keys import LOCAL_KEY
+from tests.system.console.conftest import NewPage, at, say
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
-
-
-async def say(page: Page, text: str) -> None:
-    await page.get_by_label("Your message").fill(text)
-    await page.keyboard.press("Enter")
 
 
 async def three_wait(open_page: NewPage, user: str) -> Page:
@@ -25,7 +21,7 @@ async def three_wait(open_page: NewPage, user: str) -> Page:
         await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
         await say(page, f"email {name}@example.com about {user}")
         await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
-    await page.goto("/".join(page.url.split("/")[:3]) + "/inbox")
+    await page.goto(at(page, "/inbox"))
     await expect(page.locator("[data-item]", has_text=user)).to_have_count(3)
     return page
 
@@ -43,6 +39,16 @@ async def test_several_are_decided_at_once(open_page: NewPage) -> None:
     await expect(mine).to_have_count(1, timeout=15_000)
     await mine.get_by_role("link", name=re.compile("in its run")).click()
     await expect(page.get_by_role("heading", name=re.compile("Run .*"))).to_be_visible()
+
+
+async def test_a_question_of_ones_own_run_stands_in_the_inbox_of_an_approver_too(open_page: NewPage) -> None:
+    page = await open_page(user="wondering")
+    await say(page, "ask me whether it snows")
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    await page.goto(at(page, "/inbox"))
+    question = page.locator("[data-item]", has_text="It snows?")
+    await question.get_by_role("button", name="Yes").click()
+    await expect(question).to_have_count(0, timeout=15_000)
 
 
 async def test_an_approval_is_remembered_as_a_rule(open_page: NewPage) -> None:
@@ -83,7 +89,7 @@ async def test_the_keys_are_told_and_work(open_page: NewPage) -> None:
 async def test_a_series_is_granted_for_fewer_times(open_page: NewPage) -> None:
     page = await open_page(user="granter")
     await say(page, "in the background, every 1 seconds, 5 times: email ann@example.com about trains")
-    await page.goto("/".join(page.url.split("/")[:3]) + "/inbox")
+    await page.goto(at(page, "/inbox"))
     card = page.locator("[data-item]", has_text="trains")
     await expect(card).to_be_visible(timeout=30_000)
     await card.get_by_label("the whole series").check()
@@ -93,3 +99,17 @@ async def test_a_series_is_granted_for_fewer_times(open_page: NewPage) -> None:
     await page.get_by_role("link", name="Background", exact=True).click()
     await page.get_by_label("also what has ended").check()
     await expect(page.get_by_role("row", name=re.compile("completed 2 of 2"))).to_be_visible(timeout=30_000)
+
+
+async def test_a_link_of_a_notification_leads_to_its_call_after_the_login(open_page: NewPage) -> None:
+    """NOTE-1."""
+    page = await open_page(user="me")
+    await say(page, "email ann@example.com about links")
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    call_id = await page.locator(".card.wait").get_attribute("data-call")
+    stranger = await open_page(f"/inbox?call={call_id}", user="")
+    await stranger.get_by_label("Your key").fill(LOCAL_KEY)
+    await stranger.get_by_role("button", name="Log in").click()
+    await expect(stranger.locator("[data-item]", has_text="about links")).to_be_focused(timeout=15_000)
+    await stranger.keyboard.press("r")
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=30_000)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.async_api import expect
 
-from tests.system.console.conftest import NewPage
+from tests.system.console.conftest import NewPage, at
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -30,17 +30,28 @@ async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_pa
     card = page.locator(".card.wait")
     await expect(card).to_be_visible(timeout=30_000)
     run_id = await page.locator(".turn").last.get_attribute("data-run")
+    conversation = page.url.rpartition("/")[2]
     await page.wait_for_timeout(500)
     await page.screenshot(path=folder / "console-chat.png")
     await page.get_by_role("link", name=re.compile("^Inbox")).click()
     await expect(page.locator("[data-item]", has_text="lunch")).to_be_visible()
     await page.screenshot(path=folder / "console-inbox.png")
     await page.locator("[data-item]", has_text="lunch").get_by_role("button", name="Approve").click()
-    await page.goto("/".join(page.url.split("/")[:3]) + f"/runs/{run_id}")
+    await page.goto(at(page, f"/runs/{run_id}"))
     await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=30_000)
     await page.get_by_text("Timeline:").click()
     await page.get_by_role("region", name="Timeline").scroll_into_view_if_needed()
     await page.screenshot(path=folder / "console-run.png")
+    await page.get_by_role("button", name="Dark or light").click()
+    await page.set_viewport_size({"width": 1280, "height": 800})
+    await page.goto(at(page, f"/c/{conversation}?run={run_id}"))
+    await expect(page.get_by_role("complementary", name="Run").locator("[data-bar]").first).to_be_visible()
+    await expect(page.locator(".card.good", has_text="send_email")).to_be_visible()
+    await page.screenshot(path=folder / "console-beside-dark.png")
+    await page.set_viewport_size({"width": 390, "height": 780})
+    await page.goto(at(page, f"/c/{conversation}"))
+    await expect(page.locator(".card.good", has_text="send_email")).to_be_visible()
+    await page.screenshot(path=folder / "console-phone-dark.png")
     taken = {path.name: path.stat().st_size for path in folder.glob("console-*.png")}
     assert set(taken) == {path.name for path in IMAGES.iterdir()}
     assert max(taken.values()) < BYTES_MAX

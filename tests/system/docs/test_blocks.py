@@ -12,7 +12,7 @@ import pytest
 from tests.system.docs.pages import Block, Reader, blocks
 
 # A page starts a suite or two, and dozens of programs.
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGES = (
@@ -24,6 +24,8 @@ PAGES = (
     ("notifications.md",),
     ("from-node.md",),
     ("gateway.md",),
+    ("../web/client/README.md",),
+    ("frontends.md",),
     ("python-client.md",),
     ("identity.md",),
     ("conversations.md",),
@@ -35,6 +37,8 @@ PAGES = (
 NO_NETWORK = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
 NOT_RUN = {
     "PAWL_EGRESS_FILE=egress.json PAWL_TOOL_SECRETS_FILE=mail.json pawl up": "needs a mail server of the reader's",
+    'cp -r "$REPO/docs/examples/copilotkit" copilotkit': "tests/system/console/test_copilotkit.py does",
+    "cd copilotkit && PAWL_KEY=$(cat ../.pawl/secrets/local-key) node server.mjs 9001": "that test does",
     "pip install mcp-server-time": "needs the network; the environment of the tests has it",
 }
 """First lines of blocks that are not run, and why."""

@@ -76,6 +76,13 @@ def test_every_package_of_the_wheels_is_typed(wheels: list[Path]) -> None:
         assert [package for package in sorted(packages) if f"pawl/{package}/py.typed" not in names] == []
 
 
+def test_the_console_comes_along_with_the_licenses_of_what_it_is_made_of(wheels: list[Path]) -> None:
+    names = {name for wheel in wheels for name in zipfile.ZipFile(wheel).namelist()}
+    static = {name.removeprefix("pawl/gateway/static/") for name in names if name.startswith("pawl/gateway/static/")}
+    assert static == {path.name for path in (tree.ROOT / "services/pawl/gateway/static").iterdir()}
+    assert {"index.html", "app.js", "licenses.md"} <= static
+
+
 def test_a_project_with_packages_of_the_same_names_goes_on(python: Path, tmp_path: Path) -> None:
     ours = tmp_path / "services"
     ours.mkdir()

@@ -1,4 +1,4 @@
-"""One suite of real processes for all tests of this folder, with two replicas of agent-loop."""
+"""One suite of real processes for all tests of this folder, with two replicas of agent-loop and of the gateway."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def suite() -> AsyncIterator[Suite]:
         options = SuiteOptions(
             data=Path(folder),
             local_key=LOCAL_KEY,
-            replicas={"agent-loop": 2},
+            replicas={"agent-loop": 2, "gateway": 2},
             service_environment={
                 "agent-loop": {"PAWL_MODEL_INPUT": "text,image"},
                 "tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools,tests.system.suite.reversible_tools"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from pawl.tools import Category, EffectClass, ToolContext, tool
+from pawl.tools import Awaited, Category, EffectClass, ToolContext, tool
 from tests.system.suite.effect_file import effect_file
 
 
@@ -46,6 +46,14 @@ async def look_up_price(path: str) -> dict[str, float]:
     return {"price": float(effect_file(path).read_text(encoding="utf-8"))}
 
 
+@tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+async def wait_for_file(path: str) -> str:
+    """Wait until there is a file."""
+    while not effect_file(path).exists():  # nothing tells of it
+        await asyncio.sleep(0.02)
+    return "it is there"
+
+
 @tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, heartbeat_seconds=1.0)
 async def stall(path: str, seconds: float, context: ToolContext) -> str:
     """Get stuck the first time, and go on the second."""
@@ -82,3 +90,12 @@ async def order_once(path: str, context: ToolContext) -> str:
 async def order_again(path: str, context: ToolContext) -> str:
     """Ask what to order, then add it to a file. May be repeated."""
     return await _order(path, context)
+
+
+@tool(category=Category.SAFE)
+async def print_poster(path: str, context: ToolContext) -> Awaited:
+    """Hand a poster to a print shop, which says later how it went: writes down where the answer goes."""
+    token = await context.completion_token()
+    with effect_file(path).open("a", encoding="utf-8") as orders:  # one line
+        orders.write(f"{token.url}\n")
+    return Awaited()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import tempfile
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +23,51 @@ from pawl.event.v1.trigger_pb2 import TriggerDefinition, WebhookSource
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
+from tests.mail_server import Postbox, mail_server
+from tests.poll import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BEARER = {"authorization": f"Bearer {LOCAL_KEY}"}
 START = "/rpc/pawl.agent.v1.AgentService/StartRun"
+CHANNELS = "/rpc/pawl.notify.v1.ChannelService"
 GET = "/rpc/pawl.agent.v1.AgentService/GetRun"
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def doors() -> AsyncIterator[Suite]:
+async def doors(mails: tuple[Postbox, int]) -> AsyncIterator[Suite]:
     with tempfile.TemporaryDirectory(prefix="pawl-gateway-") as folder:
         options = SuiteOptions(
             data=Path(folder),
             local_key=LOCAL_KEY,
             replicas={"gateway": 2, "agent-loop": 2},
+            environment={"PAWL_SMTP_URL": f"smtp://127.0.0.1:{mails[1]}"},
         )
         async with Suite(options) as suite:
             yield suite
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def mails() -> AsyncIterator[tuple[Postbox, int]]:
+    async with mail_server() as found:
+        yield found
+
+
+@pytest.fixture
+def mailbox(mails: tuple[Postbox, int]) -> Postbox:
+    return mails[0]
+
+
+async def mail_with(mailbox: Postbox, pattern: str) -> str:
+    """What a pattern finds in the newest mail, as soon as it finds something."""
+    found: list[str] = []
+
+    async def has_come() -> bool:
+        found.extend(re.findall(pattern, "\n".join(mailbox.texts()[-1:])))
+        return bool(found)
+
+    await until(has_come)
+    return found[0]
 
 
 @pytest_asyncio.fixture(loop_scope="module")
@@ -67,6 +95,16 @@ async def start(browser: httpx2.AsyncClient, text: str, request_id: str) -> str:
     assert answer.status_code == 200, answer.text
     run_id: str = answer.json()["run"]["runId"]
     return run_id
+
+
+async def told_by_email(browser: httpx2.AsyncClient, mailbox: Postbox, *, after_seconds: int) -> dict[str, str]:
+    """The channel that tells the user of a browser by e-mail, whose address is confirmed."""
+    asked = {"channel": {"url": "mailto:ann@example.com", "afterSeconds": after_seconds}}
+    made = (await browser.post(f"{CHANNELS}/CreateChannel", json=asked)).json()
+    channel = {"channelId": made["channel"]["channelId"]}
+    code = await mail_with(mailbox, rf"pawl notify confirm {channel['channelId']} (\d{{8}})")
+    assert (await browser.post(f"{CHANNELS}/ConfirmChannel", json={**channel, "code": code})).status_code == 200
+    return channel
 
 
 async def read(browser: httpx2.AsyncClient, path: str, **request: Any) -> AsyncIterator[tuple[str, str, Any]]:
@@ -198,7 +236,7 @@ async def test_what_is_not_there_is_said_so(browser: httpx2.AsyncClient) -> None
         ("POST", "/rpc/pawl.tool.v1.ExecutionService/CheckCalls", 404),
         ("POST", "/rpc/pawl.agent.v1.AgentService/WatchRun", 404),
         ("GET", "/nothing", 404),
-        ("GET", "/login", 404),
+        ("GET", "/login", 405),
         ("GET", "/runs/nope..nope/events", 400),
         ("POST", "/hooks/local/trg_nope", 404),
         ("POST", "/hooks/../trg_nope", 405),
@@ -211,6 +249,8 @@ async def test_what_is_not_there_is_said_so(browser: httpx2.AsyncClient) -> None
     for wrong in ({}, {"subscriptions": {}}, {"subscriptions": {"a": {"method": "x"}}}, {"subscriptions": 3}):
         answer = await browser.post("/stream", json=wrong)
         assert answer.status_code in {400, 404}, answer.text
+    gone = await browser.get("/runs/run_nope/events")
+    assert (gone.status_code, reason(gone)) == (404, "RUN_NOT_FOUND")
     odd = await browser.get("/runs/run_1/events", headers={"last-event-id": "soon"})
     assert (odd.status_code, reason(odd)) == (400, "INVALID_FIELD")
 
@@ -241,18 +281,79 @@ async def test_a_webhook_reaches_its_trigger_once(browser: httpx2.AsyncClient, d
         "webhook-timestamp": str(int(now.timestamp())),
         "webhook-signature": Webhook(secret).sign("msg_1", now, body.decode()),
     }
+    then = now - timedelta(days=1)
+    old = headers | {
+        "webhook-timestamp": str(int(then.timestamp())),
+        "webhook-signature": Webhook(secret).sign("msg_1", then, body.decode()),
+    }
     answers = []
     for replica in (0, 1, 0):
         async with httpx2.AsyncClient(base_url=address(doors, replica)) as sender:
             path = f"/hooks/local/{trigger.trigger_id}"
-            answers.append(await sender.post(path, content=body, headers=headers))
+            forwarded = [("x-forwarded-for", "192.0.2.1"), ("x-forwarded-for", "192.0.2.2")]
+            answers.append(await sender.post(path, content=body, headers=[*headers.items(), *forwarded]))
             unsigned = await sender.post(path, content=b'{"order": 8}', headers=headers)
             assert (unsigned.status_code, reason(unsigned)) == (403, "BAD_SIGNATURE")
+            late = await sender.post(path, content=body, headers=old)
+            assert (late.status_code, reason(late)) == (403, "WEBHOOK_TOO_OLD")
             twice = await sender.post(path, content=body, headers=[*headers.items(), ("webhook-id", "msg_2")])
             assert (twice.status_code, reason(twice)) == (400, "INVALID_FIELD")
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert [answer.json().get("duplicate", False) for answer in answers] == [False, True, True]
     assert len({answer.json()["fire"]["runId"] for answer in answers}) == 1
+
+
+async def test_a_link_in_an_e_mail_asks_first_and_ends_such_e_mails_by_its_button(
+    browser: httpx2.AsyncClient, doors: Suite, mailbox: Postbox
+) -> None:
+    """NOTE-1: programs that scan mail follow links, and a mail program clicks without asking."""
+    channel = await told_by_email(browser, mailbox, after_seconds=0)
+    await browser.post(f"{CHANNELS}/TestChannel", json=channel)
+    link = await mail_with(mailbox, r"Unsubscribe: (http://\S+)")
+    assert link.startswith(f"{address(doors)}/unsubscribe/local/")
+
+    async def is_enabled() -> bool:
+        found: bool = (
+            (await browser.post(f"{CHANNELS}/GetChannel", json=channel)).json()["channel"].get("enabled", False)
+        )
+        return found
+
+    # Neither session nor key.
+    async with httpx2.AsyncClient() as reader:
+        page = await reader.get(link, headers={"accept": "text/html"})
+        assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+        assert '<form method="post">' in page.text
+        assert "form-action 'self'" in page.headers["content-security-policy"]
+        assert "script" not in page.text + page.headers["content-security-policy"]
+        assert await is_enabled()
+        one_click = {"List-Unsubscribe": "One-Click"}
+        strangers = [link[:-1], link.replace("/local/", "/other/"), link.replace("/local/", "/a b/"), f"{link}/x"]
+        for wrong in strangers[:3]:
+            refused = await reader.post(wrong, data=one_click)
+            assert (refused.status_code, "This link does nothing" in refused.text) == (404, True), wrong
+        assert (await reader.post(strangers[3], data=one_click)).status_code == 405
+        assert (await reader.post(link, data={"a": "b" * 5000})).status_code == 413
+        assert await is_enabled()
+        for replica in (0, 1):
+            elsewhere = link.replace(address(doors), address(doors, replica))
+            ended = await reader.post(elsewhere, data=one_click)
+            assert (ended.status_code, "You are unsubscribed" in ended.text) == (200, True)
+    assert not await is_enabled()
+
+
+async def test_what_a_browser_has_watched_is_not_mailed_later(browser: httpx2.AsyncClient, mailbox: Postbox) -> None:
+    """NOTE-1."""
+    channel = await told_by_email(browser, mailbox, after_seconds=5)
+    run_id = await start(browser, "what is 6 * 9", "watched")
+    async for _ in read(browser, f"/runs/{run_id}/events"):
+        pass
+
+    async def is_skipped() -> bool:
+        found = (await browser.post(f"{CHANNELS}/ListDeliveries", json=channel)).json().get("deliveries", [])
+        states = {each["state"]: each.get("lastError") for each in found if each["type"] == "run.completed"}
+        return states == {"CHANNEL_DELIVERY_STATE_SKIPPED": "the run was watched"}
+
+    await until(is_skipped)
 
 
 async def test_streams_are_counted_as_streams(doors: Suite) -> None:

@@ -59,6 +59,38 @@ async def test_an_agent_loop_without_job_store_says_that_it_cannot_serve(suite: 
     await until(both_serve)
 
 
+async def test_a_gateway_without_agent_loop_says_that_it_cannot_serve(suite: Suite) -> None:
+    """One replica is enough; and without tool-registry it can: calls that need that say so themselves."""
+    url = f"http://{suite.endpoints.services['gateway'][0].http}/healthz"
+
+    async def said() -> tuple[int, dict[str, Any]]:
+        async with httpx2.AsyncClient() as http:
+            answer = await http.get(url)
+        return answer.status_code, {name: state == "ok" for name, state in answer.json()["checks"].items()}
+
+    async def says(status: int, **is_there: bool) -> bool:
+        return await said() == (status, {"agent_loop": True, "tool_registry": True, "notifier": True} | is_there)
+
+    await until(lambda: says(200))
+    await suite.stop_process("agent-loop", 0)
+    try:
+        assert await says(200)
+        await suite.stop_process("agent-loop", 1)
+        try:
+            await until(lambda: says(503, agent_loop=False))
+        finally:
+            await suite.start_process("agent-loop", 1)
+    finally:
+        await suite.start_process("agent-loop", 0)
+    await until(lambda: says(200))
+    await suite.stop_process("tool-registry")
+    try:
+        await until(lambda: says(200, tool_registry=False))
+    finally:
+        await suite.start_process("tool-registry")
+    await until(lambda: says(200))
+
+
 async def test_a_frozen_database_is_unavailable_whatever_deadline_the_client_gave(suite: Suite) -> None:
     """And health says so; when it goes on, so does everything, without a restart."""
     replica = suite.endpoints.services["agent-loop"][0]

@@ -6,25 +6,35 @@ import asyncio
 import json
 import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
+import httpx2
 import pytest
 import pytest_asyncio
 
-from pawl.client import AsyncClient, approve, edit
-from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+from pawl.client import AsyncClient, approve, edit, reject
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
+from pawl.notify.v1.notify_pb2 import NOTIFICATION_KIND_JOB_ENDED, ListNotificationsRequest, Notification
+from tests import poll
 from tests.keys import LOCAL_KEY
+from tests.system.talk import (
+    COMPLETED,
+    PATIENCE_SECONDS,
+    Talk,
+    acts,
+    count_of,
+    in_background,
+    is_end,
+    put,
+    until,
+    waiting,
+)
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
-
-PATIENCE_SECONDS = 90.0
-COMPLETED = run_pb2.RUN_STATE_COMPLETED
-
-T = TypeVar("T")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -43,67 +53,14 @@ async def doubled() -> AsyncIterator[Suite]:
 @pytest_asyncio.fixture(loop_scope="module")
 async def pawl(doubled: Suite) -> AsyncIterator[AsyncClient]:
     addresses = [replica.grpc for replica in doubled.endpoints.services["agent-loop"]]
-    async with AsyncClient(addresses, api_key=LOCAL_KEY, retry_seconds=30.0, environment={}) as pawl:
+    elsewhere = {"PAWL_NOTIFIER_ADDRESS": doubled.endpoints.services["notifier"][0].grpc}
+    async with AsyncClient(addresses, api_key=LOCAL_KEY, retry_seconds=30.0, environment=elsewhere) as pawl:
         yield pawl
-
-
-async def until(read: Callable[[], T], check: Callable[[T], bool]) -> T:
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while not check(found := read()):
-            await asyncio.sleep(0.1)
-    return found
-
-
-class Talk:
-    """A conversation, in which the user says things and the model may speak up."""
-
-    def __init__(self, pawl: AsyncClient) -> None:
-        self._pawl = pawl
-        self.conversation_id = ""
-
-    async def say(self, text: str) -> run_pb2.Run:
-        """Say something and hear the answer."""
-        run = await self._pawl.start(text, conversation_id=self.conversation_id)
-        self.conversation_id = run.conversation_id
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            return await self._pawl.result(run.run_id)
-
-    async def jobs(self, run: run_pb2.Run) -> list[str]:
-        return [call.child_run_id async for call in self._pawl.calls(run.run_id) if call.child_run_id]
-
-    async def job(self, job_id: str, check: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
-        """A job, once something is so."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while not check(job := await self._pawl.get(job_id)):
-                await asyncio.sleep(0.1)
-        return job
-
-    async def ended(self, job_id: str) -> run_pb2.Run:
-        return await self.job(job_id, lambda job: job.state >= COMPLETED)
-
-    async def told(self, count: int) -> list[dict[str, object]]:
-        """What the model was told of jobs, in order, once that are so many things and each is answered."""
-        async with asyncio.timeout(PATIENCE_SECONDS):
-            while True:
-                messages = [message async for message in self._pawl.messages(self.conversation_id)]
-                notices = [json.loads(message.notices_json) for message in messages if message.notices_json]
-                found = [notice for several in notices for notice in several]
-                if len(found) >= count and messages[-1].role == message_pb2.ROLE_ASSISTANT:
-                    return found
-                await asyncio.sleep(0.1)
-
-
-def acts(tool: str, effects: Path, seconds: float) -> str:
-    return f"in the background: call {tool} with {json.dumps({'path': str(effects), 'seconds': seconds})}"
 
 
 @pytest.fixture
 def effects(tmp_path: Path) -> Path:
     return tmp_path / f"effects-{uuid.uuid4().hex}"
-
-
-def count_of(effects: Path) -> int:
-    return effects.read_text().count("done") if effects.exists() else 0
 
 
 async def test_the_user_goes_on_talking_and_is_told_when_the_work_is_done(pawl: AsyncClient, effects: Path) -> None:
@@ -119,13 +76,86 @@ async def test_the_user_goes_on_talking_and_is_told_when_the_work_is_done(pawl: 
     assert count_of(effects) == 1
 
 
-async def test_what_ends_together_is_told_once_each(pawl: AsyncClient) -> None:
+async def test_people_are_told_at_once_of_a_job_that_ends_while_its_conversation_waits_for_them(
+    pawl: AsyncClient, effects: Path
+) -> None:
+    """ASYNC-5: the model waits for an approval, and speaks of it only then."""
+    talk = Talk(pawl)
+    (job_id,) = await talk.jobs(await talk.say(in_background("wait_for_file", path=str(effects))))
+    parked = await pawl.start("email ann@example.com about jobs", conversation_id=talk.conversation_id)
+    await talk.job(parked.run_id, lambda run: run.state == run_pb2.RUN_STATE_WAITING)
+    effects.touch()
+    assert (await talk.ended(job_id)).state == COMPLETED
+    told: list[Notification] = []
+
+    async def is_told() -> bool:
+        inbox = (await pawl.notifier.ListNotifications(ListNotificationsRequest())).notifications
+        told.extend(each for each in inbox if each.run_id == job_id)
+        return bool(told)
+
+    await poll.until(is_told)
+    assert [(each.kind, each.conversation_id) for each in told] == [(NOTIFICATION_KIND_JOB_ENDED, talk.conversation_id)]
+    assert told[0].title == "wait_for_file in the background completed"
+    assert (await pawl.get(parked.run_id)).state == run_pb2.RUN_STATE_WAITING
+    await pawl.cancel(parked.run_id)
+
+
+async def test_three_results_that_arrive_together_are_told_in_one_turn(pawl: AsyncClient, effects: Path) -> None:
+    """ASYNC-5: while the user is answered, each of them once, and one answer says all of them."""
     talk = Talk(pawl)
     jobs = []
-    for number in (2, 3, 4):
-        jobs += await talk.jobs(await talk.say(f"in the background: what is {number} * 7"))
-    told = await talk.told(3)
-    assert sorted(str(notice["job_id"]) for notice in told) == sorted(jobs)
+    for _ in range(3):
+        jobs += await talk.jobs(await talk.say(in_background("wait_for_file", path=str(effects))))
+    asked = await pawl.start("count to 60 slowly", conversation_id=talk.conversation_id)
+    # The model has been asked: what ends from here on is no part of that.
+    await anext(pawl.text(asked.run_id))
+    effects.touch()
+    for job_id in jobs:
+        assert (await talk.ended(job_id)).state == COMPLETED
+    assert (await pawl.get(asked.run_id)).state < COMPLETED, "all have ended while the user is answered"
+    await pawl.result(asked.run_id)
+    await talk.told(3)
+    (turn,) = await talk.turns()
+    assert sorted(str(notice["job_id"]) for notice in turn) == sorted(jobs)
+    *_, said = [message async for message in pawl.messages(talk.conversation_id)]
+    assert said.run_id != asked.run_id
+    assert [job_id for job_id in jobs if job_id not in said.text] == []
+
+
+async def test_a_price_that_is_looked_up_every_so_often_is_told_each_time(pawl: AsyncClient, effects: Path) -> None:
+    """ASYNC-3: "check the price every minute", as a plain series: each price, then the end."""
+    effects.write_text("35")
+    talk = Talk(pawl)
+    asked = in_background("look_up_price", path=str(effects), _interval=4, _stopAfter=3)
+    (job_id,) = await talk.jobs(await talk.say(asked))
+    for number, price in enumerate(("25", "19.5"), 1):
+        assert len(await talk.told(number)) == number
+        put(effects, price)
+    told = await talk.end_told(job_id)
+    results = [notice["result"] for notice in told if not is_end(notice)]
+    assert results[:2] == [{"price": 35.0}, {"price": 25.0}]
+    assert [(notice["state"], notice["result"]) for notice in told if is_end(notice)] == [
+        ("COMPLETED", {"price": 19.5})
+    ]
+    assert (await pawl.get(job_id)).round == 3
+
+
+async def test_a_price_that_is_watched_is_told_once_it_is_low(pawl: AsyncClient, effects: Path) -> None:
+    """ASYNC-4: "check the price every minute until it is under 20", as a monitor: the model hears of nothing else."""
+    effects.write_text("35")
+    talk = Talk(pawl)
+    asked = in_background("look_up_price", path=str(effects), _interval=0.5, _duration=5, _until="value.price < 20")
+    (job_id,) = await talk.jobs(await talk.say(asked))
+    for price in ("25", "20"):
+        seen = await talk.job(job_id, lambda job: job.round >= 1)
+        put(effects, price)
+        again = seen.round + 2
+        await talk.job(job_id, lambda job, again=again: job.round >= again)  # type: ignore[misc]
+    assert await talk.turns() == []
+    put(effects, "19.5")
+    assert (await talk.ended(job_id)).state == COMPLETED
+    (notice,) = await talk.end_told(job_id)
+    assert (notice["state"], notice["result"]) == ("COMPLETED", {"met": True, "result": {"price": 19.5}})
 
 
 @pytest.mark.parametrize("service", ["agent-loop", "job-store", "tool-registry"])
@@ -193,13 +223,8 @@ async def test_a_series_goes_on_through_a_crash_and_one_that_is_stopped_never_su
     begins = [call.create_time.ToNanoseconds() / 1e9 async for call in pawl.calls(ends)]
     beats = [round(begin - job.job.begin_time.ToNanoseconds() / 1e9 - 0.2) for begin in begins]
     assert beats == sorted(set(beats)), "one iteration for each time at most"
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while True:
-            found = await talk.told(1)
-            states = {notice["job_id"]: notice["state"] for notice in found if "iteration" not in notice}
-            if {ends, stopped} <= states.keys():
-                break
-            await asyncio.sleep(0.2)
+    told = await talk.end_told(ends, stopped)
+    states = {notice["job_id"]: notice["state"] for notice in told if is_end(notice)}
     assert (states[ends], states[stopped]) == ("COMPLETED", "CANCELLED")
 
 
@@ -230,9 +255,7 @@ async def test_a_monitor_tells_of_each_edge_once_through_crashes(
         COMPLETED,
         {"met": True, "fired": 3, "result": {"price": 19.5}},
     )
-    async with asyncio.timeout(PATIENCE_SECONDS):
-        while "iteration" in (told := await talk.told(1))[-1]:
-            await asyncio.sleep(0.2)
+    told = await talk.end_told(job_id)
     assert (told[-1]["state"], told[-1]["result"]) == (
         "COMPLETED",
         {"met": True, "fired": 3, "result": {"price": 19.5}},
@@ -273,22 +296,50 @@ async def test_a_paused_series_begins_nothing_through_a_crash_until_it_is_resume
 
 async def test_stopping_as_it_ends_has_one_end(pawl: AsyncClient) -> None:
     talk = Talk(pawl)
+    ends = {}
     for _ in range(5):
         (job_id,) = await talk.jobs(await talk.say("in the background: what is 6 * 7"))
-        await pawl.cancel(job_id)
+        await pawl.stop_job(job_id)
         job = await talk.ended(job_id)
+        ends[job_id] = run_pb2.RunState.Name(job.state).removeprefix("RUN_STATE_")
         calls = [call async for call in pawl.calls(job_id)]
         assert job.state in {COMPLETED, run_pb2.RUN_STATE_CANCELLED}
         assert all(call.state >= call_pb2.CALL_STATE_SUCCEEDED for call in calls)
-    told = await talk.told(5)
-    assert len({notice["job_id"] for notice in told}) == 5
+    told = await talk.end_told(*ends)
+    assert len(told) == 5
+    assert {str(notice["job_id"]): notice["state"] for notice in told} == ends
 
 
-async def waiting(talk: Talk, job_id: str) -> call_pb2.Call:
-    """The call of a job that awaits an approval."""
-    job = await talk.job(job_id, lambda job: len(job.pending_calls) > 0)
-    (call,) = job.pending_calls
-    return call
+async def test_to_stop_all_of_a_conversation_is_the_end_of_each_and_of_no_other(
+    pawl: AsyncClient, effects: Path
+) -> None:
+    """ASYNC-6: what is at work, what waits for its next time, what is paused and what waits for an approval."""
+    talk, other = Talk(pawl), Talk(pawl)
+    (goes_on,) = await other.jobs(await other.say("in the background every 1 seconds 500 times: what is 5 * 5"))
+    (at_work,) = await talk.jobs(await talk.say(acts("act_again", effects, 60.0)))
+    (repeats,) = await talk.jobs(await talk.say("in the background every 1 seconds 500 times: what is 5 * 6"))
+    (paused,) = await talk.jobs(await talk.say("in the background every 1 seconds 500 times: what is 5 * 7"))
+    (gated,) = await talk.jobs(await talk.say(acts("pay_once", effects, 0.0)))
+    await pawl.pause_job(paused)
+    await waiting(talk, gated)
+    await until(lambda: count_of(effects), lambda count: count == 1)
+    await talk.job(repeats, lambda job: job.round >= 1)
+    jobs = [at_work, repeats, paused, gated]
+    stopped = await pawl.stop_jobs(talk.conversation_id, "enough")
+    assert {job.job_id for job in stopped} == set(jobs)
+    for job_id in jobs:
+        job = await talk.ended(job_id)
+        assert (job.state, list(job.pending_calls)) == (run_pb2.RUN_STATE_CANCELLED, [])
+    assert list(await pawl.stop_jobs(talk.conversation_id)) == []
+    told = [notice for notice in await talk.end_told(*jobs) if is_end(notice)]
+    assert sorted(str(notice["job_id"]) for notice in told) == sorted(jobs)
+    assert {notice["state"] for notice in told} == {"CANCELLED"}
+    assert [job.job_id async for job in pawl.list_jobs(talk.conversation_id, open_only=True)] == []
+    assert count_of(effects) == 1
+    seen = (await pawl.get(goes_on)).round
+    await other.job(goes_on, lambda job: job.round > seen)
+    await pawl.stop_job(goes_on)
+    await other.ended(goes_on)
 
 
 async def test_a_call_in_the_background_waits_for_its_approval_and_runs_as_it_was_edited(
@@ -345,3 +396,80 @@ async def test_an_approval_of_one_iteration_is_for_that_one(pawl: AsyncClient, e
     await pawl.decide(approve(second, for_series=True))
     job = await talk.ended(job_id)
     assert (job.state, job.grant.uses, count_of(effects)) == (COMPLETED, 2, 3)
+
+
+async def test_an_iteration_that_is_approved_as_it_was_edited_changes_no_other(
+    pawl: AsyncClient, effects: Path
+) -> None:
+    talk = Talk(pawl)
+    said = f"call pay_once with {json.dumps({'path': str(effects), 'seconds': 0})}"
+    (job_id,) = await talk.jobs(await talk.say(f"in the background every 1 seconds 3 times: {said}"))
+    other = effects.with_suffix(".other")
+    await pawl.decide(edit(await waiting(talk, job_id), {"path": str(other), "seconds": 0}))
+    await until(lambda: count_of(other), lambda count: count == 1)
+    second = await waiting(talk, job_id)
+    assert json.loads(second.arguments_json) == {"path": str(effects), "seconds": 0}
+    await pawl.decide(approve(second))
+    await until(lambda: count_of(effects), lambda count: count == 1)
+    await pawl.decide(reject(await waiting(talk, job_id), "that is enough"))
+    job = await talk.ended(job_id)
+    assert (job.state, count_of(other), count_of(effects)) == (run_pb2.RUN_STATE_FAILED, 1, 1)
+    told = await talk.end_told(job_id)
+    assert "that is enough" in json.dumps(told[-1])
+
+
+async def test_a_call_in_the_background_that_is_rejected_has_no_effect_and_is_told(
+    pawl: AsyncClient, effects: Path
+) -> None:
+    talk = Talk(pawl)
+    (job_id,) = await talk.jobs(await talk.say(acts("pay_once", effects, 0.0)))
+    await pawl.decide(reject(await waiting(talk, job_id), "not now"))
+    assert (await talk.ended(job_id)).state == run_pb2.RUN_STATE_FAILED
+    (notice,) = await talk.end_told(job_id)
+    assert notice["state"] == "FAILED"
+    assert "not now" in json.dumps(notice)
+    assert count_of(effects) == 0
+
+
+async def test_a_call_that_somebody_outside_completes_waits_through_kills_of_everything(
+    pawl: AsyncClient, doubled: Suite, effects: Path
+) -> None:
+    """Nothing runs meanwhile; the first end that comes over HTTP counts, and the conversation is told."""
+    talk = Talk(pawl)
+    said = f"in the background: call print_poster with {json.dumps({'path': str(effects)})}"
+    (job_id,) = await talk.jobs(await talk.say(said))
+    await talk.job(job_id, lambda job: run_pb2.WAIT_KIND_COMPLETION in job.waits)
+    for name, replica in (("tool-registry", 0), ("job-store", 0), ("job-store", 1)):
+        doubled.kill(name, replica)
+    for name, replica in (("tool-registry", 0), ("job-store", 0), ("job-store", 1)):
+        await doubled.wait_ready(name, replica)
+    job = await talk.job(job_id, lambda job: run_pb2.WAIT_KIND_COMPLETION in job.waits)
+    assert "print_poster" in job.waiting.sentence
+
+    (url,) = effects.read_text().splitlines()
+    async with httpx2.AsyncClient(timeout=30.0) as shop:
+
+        async def post(end: object, to: str = url) -> tuple[int, dict[str, Any]]:
+            async with asyncio.timeout(PATIENCE_SECONDS):
+                while (answer := await shop.post(to, json=end)).status_code >= 500:
+                    await asyncio.sleep(0.1)
+            return answer.status_code, answer.json()
+
+        for wrong in (url[:-1], url.replace("/local/", "/other/"), url.replace("/local/", "/a b/")):
+            status, refusal = await post({"result": 1}, wrong)
+            assert (status, refusal["details"][0]["debug"]["reason"]) == (404, "COMPLETION_NOT_FOUND"), wrong
+        huge = {"result": "x" * 300_000}
+        garbled: list[Any] = [{}, [], {"result": 1, "error": "x"}, {"error": 7}, {"error": ""}, "x", huge]
+        for garbage in garbled:
+            assert (await post(garbage))[0] >= 400, str(garbage)[:50]
+        assert await post({"result": {"pages": 3}}) == (200, {})
+        doubled.kill("tool-registry")
+        await doubled.wait_ready("tool-registry")
+        assert await post({"result": {"pages": 3}}) == (200, {"duplicate": True})
+        status, refusal = await post({"error": "It burnt."})
+        assert (status, refusal["details"][0]["debug"]["reason"]) == (400, "CALL_NOT_PENDING")
+    job = await talk.ended(job_id)
+    assert (job.state, json.loads(job.output_text)) == (COMPLETED, {"pages": 3})
+    (told,) = await talk.told(1)
+    assert told["job_id"] == job_id
+    assert effects.read_text().count(url) == 1

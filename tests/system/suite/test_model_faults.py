@@ -5,12 +5,10 @@ The server is strict: it refuses a history that a real provider would refuse.
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
 from collections.abc import AsyncIterator
-from typing import Any, TypeAlias
+from typing import Any
 
-import httpx2
 import pytest
 import pytest_asyncio
 
@@ -18,56 +16,20 @@ from pawl.agent.v1 import agent_pb2
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from tests.fakes.images import PNG
+from tests.system.scripting import Model, Step, scripted
 from tests.system.suite.client import Agent
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-Step: TypeAlias = dict[str, Any]
-
-_NUMBERS = itertools.count(1)
 TWO_ATTEMPTS = {"model_attempts_max": 2}
 ANSWER = {"reasoning": "Well.", "text": "one two three four five six seven"}
-
-
-class Model:
-    """The scripted model server of the suite, as another process."""
-
-    def __init__(self, http: httpx2.AsyncClient) -> None:
-        self._http = http
-
-    async def play(self, *steps: Step) -> str:
-        """Let it answer a prompt by these steps alone; returns the prompt."""
-        prompt = f"scene {next(_NUMBERS)}!"
-        own = [{**step, "when": {"user_contains": prompt, **step.get("when", {})}} for step in steps]
-        answer = await self._http.post("/_pawl/script", json={"steps": own})
-        assert answer.status_code == httpx2.codes.OK, answer.text
-        return prompt
-
-    async def forget(self) -> None:
-        """Let it follow its rules again."""
-        await self._http.post("/_pawl/script", json={"steps": []})
-
-    async def content(self, prompt: str) -> Any:
-        """What the newest request said in the user message with the prompt."""
-        requests = (await self._http.get("/_pawl/requests")).json()["requests"]
-        every = [message for request in requests for message in request["body"]["messages"]]
-        told = [each["content"] for each in every if each["role"] == "user" and prompt in str(each["content"])]
-        return told[-1]
-
-    async def outcomes(self, prompt: str) -> list[str]:
-        """What became of the requests whose last user message has the prompt."""
-        requests = (await self._http.get("/_pawl/requests")).json()["requests"]
-        return [request["outcome"] for request in requests if prompt in str(request["body"]["messages"])]
 
 
 @pytest_asyncio.fixture(loop_scope="session")
 async def model(suite: Suite) -> AsyncIterator[Model]:
     """The model server; afterwards it follows its rules again."""
-    base_url = (suite.endpoints.model_base_url or "").removesuffix("/v1")
-    async with httpx2.AsyncClient(base_url=base_url) as http:
-        model = Model(http)
+    async with scripted(suite) as model:
         yield model
-        await model.forget()
 
 
 async def _run(

@@ -9,25 +9,37 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from pawl.agent_loop.domain import background, job_program
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain import background, job_program, jobs
 from pawl.agent_loop.domain.background import ITERATIONS_MAX, NAMES, Wish
-from pawl.agent_loop.domain.call import Call, CallState
+from pawl.agent_loop.domain.call import Call, CallState, Series
 from pawl.agent_loop.domain.run import Job
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
-from pawl.errors import InvalidJson, TooLarge
+from pawl.errors import InvalidField, InvalidJson, TooLarge
 
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 _VALUES = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(),
+    st.integers(10**17, 10**400),
     st.floats(),
-    st.sampled_from([0.5, 1, 3.5, 60, 1000, "every", "change", "END", "true"]),
+    st.sampled_from([0.5, 1, 3.5, 60, 1000, 1e308, -1e308, 5e-324, -0.0, 2**63, "every", "change", "END", "true"]),
     st.text(max_size=8),
     st.lists(st.integers(), max_size=2),
 )
+_EXPRESSIONS = st.sampled_from(["value > 1", "previous", "1/0 > 1", "value.all(x, x > 1)", "/" * 20, "\0", "x" * 300])
+_NESTED = st.dictionaries(
+    st.sampled_from(
+        ["path", "below", "above", "equals", "changed", "cel", "on_failure", "pause", "times", "for", "every", "digest"]
+    ),
+    st.one_of(_VALUES, _EXPRESSIONS),
+    max_size=3,
+)
+_ODD = st.one_of(_VALUES, _EXPRESSIONS, _NESTED, st.lists(_NESTED, max_size=2))
 _PARAMETERS = st.dictionaries(st.sampled_from(sorted(NAMES)), _VALUES)
+_WATCHES: dict[str, Any] = {"_executeAsync": True, "_interval": 5, "_duration": 60}
 _OTHERS = st.dictionaries(st.text(max_size=6), _VALUES, max_size=3)
 
 
@@ -69,6 +81,35 @@ def test_parameters_make_a_wish_or_are_refused_with_a_hint_and_are_taken_out(
         assert (reading.wish, reading.fault) == (None, "")
     if reading.wish is not None:
         check(reading.wish)
+
+
+@given(
+    st.sampled_from([_WATCHES, {"_executeAsync": True}]),
+    st.dictionaries(st.sampled_from(sorted(NAMES - {"_executeAsync"})), _ODD, max_size=3),
+    st.booleans(),
+)
+@example(said=_WATCHES, more={"_until": {"equals": 10**30}}, as_tool=False)
+@example(said=_WATCHES, more={"_reports": {"every": ITERATIONS_MAX}}, as_tool=True)
+@example(said=_WATCHES, more={"_reports": {"every": 1.5}}, as_tool=False)
+def test_odd_parameters_make_a_job_that_ends_or_are_refused_with_a_hint(
+    said: dict[str, Any], more: dict[str, Any], as_tool: bool
+) -> None:
+    """ASYNC-2 to ASYNC-4, in conditions, monitors and reports, too: and what they make is the same once it was kept."""
+    if as_tool:
+        named = {own: (said | more)[name] for own, name in background._NAMES_OF_TOOL.items() if name in said | more}
+        _, reading = background.read_tool(json.dumps({"tool": "look"} | named), {"look": _SCHEMA})
+    else:
+        reading = background.read(json.dumps(said | more), _SCHEMA)
+    if reading.wish is None:
+        assert reading.fault or reading.arguments != "{}", "what is no strict JSON is for the check of the call"
+        return
+    check(reading.wish)
+    job = jobs.wished(reading.wish, "look", b"{}", 1_800_000_000.0)
+    assert wire.JOB.read(wire.JOB.write(job)) == job
+    last = job_program.due_time(job, None)
+    assert job.begin_time <= last < job.begin_time + 24 * 3600 + 1
+    watches = job.until is not None or job.when is not None
+    assert not watches or job.end_time is not None
 
 
 def check(wish: Wish) -> None:
@@ -121,6 +162,27 @@ def test_a_series_may_go_on_for_a_day_or_a_year(said: dict[str, Any], iterations
     assert (reading.wish is None) == (not iterations)
     assert reading.wish is None or reading.wish.iterations_max == iterations
     assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault
+
+
+@given(
+    st.one_of(st.none(), st.floats(1, 1_000_000)),
+    st.one_of(st.floats(0.5, 86_400), st.floats()),
+    st.integers(-1, 2_000_000),
+    st.one_of(st.none(), st.floats(0, 1_000_000), st.floats()),
+)
+def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
+    end: float | None, interval: float, count: int, edited_end: float | None
+) -> None:
+    """ASYNC-4: what watches for something keeps its deadline, whatever is edited."""
+    shown = Series(digest="shown", interval_seconds=60.0, iterations_max=20, end_time=end)
+    edited = Series(interval_seconds=interval, iterations_max=count, end_time=edited_end)
+    try:
+        granted = background.edited_series(shown, edited, 5.0)
+    except InvalidField:
+        return
+    assert granted.end_time == (end if edited_end is None else edited_end)
+    assert (granted.interval_seconds, granted.iterations_max, granted.digest) == (interval, count, "")
+    assert granted.end_time is None or 5.0 <= granted.end_time <= 5.0 + 365 * 86_400
 
 
 def test_numbers_stay_as_they_were_written() -> None:

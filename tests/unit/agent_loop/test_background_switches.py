@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
 from pawl.agent_loop.domain import background as domain
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.jobs import wishes_of
-from pawl.agent_loop.domain.run import RunOptions, RunState
+from pawl.agent_loop.domain.run import JobReports, RunOptions, RunState
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.tool_registry.builtin.jobs import Jobs, job_tools
@@ -175,3 +176,48 @@ def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> N
         assert call.tool_name == name
     (call,), _ = wishes_of([asked], tools[:1], 0.0, as_tool=True)
     assert call.tool_name == "shop.buy"
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "asked", "reports", "iterations"),
+    [
+        ("tenth", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 10),
+        ("tenth", {"_interval": 60, "_stopAfter": 30, "_reports": "every"}, JobReports.EVERY, 0),
+        ("tenth", {}, JobReports.EVERY, 0),
+        ("quiet", {"_interval": 60, "_stopAfter": 30}, JobReports.NONE, 0),
+        ("quiet", {}, JobReports.NONE, 0),
+        ("quiet", {"_interval": 60, "_stopAfter": 30, "_reports": "change"}, JobReports.CHANGE, 0),
+        ("quiet", {"_interval": 60, "_duration": 30, "_until": "value > 1"}, JobReports.END, 0),
+        ("quiet", {"_interval": 60, "_duration": 30, "_when": "value > 1"}, JobReports.END, 0),
+        ("look", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 0),
+    ],
+)
+def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
+    tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
+) -> None:
+    """ASYNC-5: the model's word comes first, and who watches for something hears of that."""
+
+    async def main() -> None:
+        story = Story(calls(background(tool_name, **asked)), says("Begun."))
+        story.say("do it")
+        await story.until(lambda: len(story.jobs) == 1)
+        (job,) = story.jobs
+        assert job.job is not None
+        assert (job.job.reports, job.job.report_iterations) == (reports, iterations)
+        (call,) = story.calls(story.runs[0])
+        assert call.result is not None
+        is_silent = reports is JobReports.NONE
+        assert ("you are not told" in call.result.note) is is_silent
+        assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
+
+    played(main)
+
+
+def test_a_tool_that_tells_nothing_of_its_jobs_begins_no_turn() -> None:
+    async def main() -> None:
+        story = Story(calls(background("quiet", _interval=60, _stopAfter=3)), says("Begun."))
+        story.say("do it")
+        await story.until(lambda: story.is_over)
+        assert (story.jobs[0].state, story.jobs[0].round, story.turns) == (RunState.COMPLETED, 3, [])
+
+    played(main)

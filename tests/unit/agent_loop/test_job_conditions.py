@@ -35,7 +35,7 @@ def test_a_job_that_waits_for_something_asks_the_model_once_it_is_so() -> None:
 
 def test_a_job_that_waits_in_vain_says_so_at_its_end() -> None:
     async def main() -> None:
-        asked = background("look", _interval=60, _stopAfter=3, _until={"equals": "done"})
+        asked = background("look", _interval=60, _stopAfter=3, _duration=60, _until={"equals": "done"})
         story = Story(calls(asked), seconds=0.1)
         story.world.registry.results["look"] = CallResult(content_json=b'"not yet"')
         story.say("tell me when it is done")
@@ -79,7 +79,7 @@ def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> None:
 
 def test_a_monitor_that_sees_nothing_says_so_once() -> None:
     async def main() -> None:
-        asked = background("look", _interval=60, _stopAfter=6, _when="value.price < 20")
+        asked = background("look", _interval=60, _stopAfter=6, _duration=60, _when="value.price < 20")
         story = Story(calls(asked), seconds=0.1)
         story.world.registry.results["look"] = CallResult(content_json=b'{"cost":19}')
         story.say("tell me whenever it is under 20")
@@ -111,7 +111,7 @@ def test_a_job_that_is_to_report_nothing_is_silent_to_its_end() -> None:
     """ASYNC-5: nobody is told; it is seen in the list of jobs."""
 
     async def main() -> None:
-        asked = background("look", _interval=60, _stopAfter=4, _reports="none", _until={"above": 1})
+        asked = background("look", _interval=60, _stopAfter=4, _duration=60, _reports="none", _until={"above": 1})
         story = Story(calls(asked), seconds=0.1)
         story.say("just do it")
         await story.until(lambda: story.is_over and bool(story.jobs))

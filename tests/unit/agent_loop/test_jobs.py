@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import ModelRequest, TextPiece
-from pawl.agent_loop.domain.run import ENDED, Run, RunOptions, RunState, StopCause
+from pawl.agent_loop.domain.run import ENDED, JobReports, ReportPolicy, Run, RunOptions, RunState, StopCause
 from pawl.chassis.ids import RunId, RunKey, StoreId
 from pawl.errors import PawlError
 from pawl.job_store.domain.rows import ConversationKey
@@ -29,6 +29,8 @@ VERDICTS = {
     "here": tool(without_background=True),
     "slow": tool(timeout_seconds=5.0, async_timeout_seconds=7200.0),
     "look": tool(effect=EffectClass.READ_ONLY),
+    "quiet": tool(reports=ReportPolicy(reports=JobReports.NONE)),
+    "tenth": tool(reports=ReportPolicy(reports=JobReports.EVERY, report_iterations=10)),
     "work": tool(),
     "gated": replace(tool("APPROVE"), digest="ab" * 32),
     "show": tool("OFFER", context="FRONTEND"),
@@ -341,11 +343,31 @@ def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}}, "pause is"),
-        ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs an end"),
+        ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
+        ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
+        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
+        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}}, "for is"),
+        (
+            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
+            "on_failure",
+        ),
+        (
+            {
+                "_executeAsync": True,
+                "_interval": 1,
+                "_duration": 1,
+                "_until": {"below": 1, "on_failure": 2},
+                "_when": {"below": 1, "on_failure": 2},
+            },
+            "say it in one",
+        ),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "tells nobody"),
         ({"_executeAsync": True, "_when": "value > 1"}, "goes with _interval"),
+        ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "_duration is over before"),
+        ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "_duration is over before"),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest is"),
+        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, r"_reports is \"every"),
+        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports is"),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until is like"),
         ({"_executeAsync": True, "_until": {"below": 1}}, "goes with _interval"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace as replaced
 from typing import Any, cast
 
 import pytest
@@ -24,7 +25,7 @@ from pawl.agent_loop.app.public_values import (
 from pawl.agent_loop.app.starting import Starting
 from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
 from pawl.agent_loop.app.triggers import Triggers
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, StoreId
 from pawl.errors import DependencyUnavailable, InvalidField, MailboxUnreachable, PermissionDenied
 from tests.fakes.manual_clock import ManualClock
 from tests.unit.agent_loop.test_schedules import Checks
@@ -37,19 +38,34 @@ def mail(uid: int, refusal: str = "") -> IncomingMail:
     return IncomingMail(uid=uid, refusal=refusal, data_json=json.dumps({"from": "a@b.example", "text": "hi"}).encode())
 
 
+def mailbox(name: str, store: str = "acme") -> DueMailbox:
+    caller = replaced(due().caller, store_id=StoreId(store))
+    return DueMailbox(trigger=replace(due(), caller=caller, name=name, mailbox=name), place=PLACE)
+
+
 class Ledger:
-    """Gives mailboxes once, and takes down what is said of them; `gone` mails find another trigger."""
+    """Gives mailboxes once, of each store one; takes down what is said of them; `gone` mails find another trigger."""
 
     def __init__(self, *names: str, gone: Sequence[int] = ()) -> None:
-        self._due = [DueMailbox(trigger=replace(due(), name=name, mailbox=name), place=PLACE) for name in names]
+        self.due = list(map(mailbox, names))
         self._gone = gone
         self.fired: list[tuple[str, int, str, Any]] = []
         self.noted: list[tuple[str, MailPlace | None, str, bool]] = []
         self.put: list[MailPlace | None] = []
 
-    async def claim_mailboxes(self, mailboxes_max: int) -> tuple[Sequence[DueMailbox], float]:
-        found, self._due = self._due, []
-        return found, 1.0
+    async def claim_mailboxes(
+        self, mailboxes_max: int, *, busy_stores: Sequence[StoreId] = ()
+    ) -> tuple[Sequence[DueMailbox], float]:
+        found: dict[str, DueMailbox] = {}
+        left = []
+        for each in self.due:
+            store = each.trigger.caller.store_id
+            if {store} & {*busy_stores, *found} or len(found) == mailboxes_max:
+                left.append(each)
+            else:
+                found[store] = each
+        self.due = left
+        return list(found.values()), 0.0 if found else 1.0
 
     async def note_mailbox(self, trigger: DueTrigger, place: MailPlace | None, *, reason: str, has_more: bool) -> None:
         self.noted.append((trigger.name, place, reason, has_more))
@@ -68,11 +84,13 @@ class Ledger:
 
 
 class Reader:
-    """Has the mailboxes of some names."""
+    """Has the mailboxes of some names; one that hangs does so until it is told to answer."""
 
-    def __init__(self, **views: MailboxView | Exception) -> None:
+    def __init__(self, **views: MailboxView | Exception | None) -> None:
         self._views = views
         self.asked: list[tuple[MailPlace, int, str]] = []
+        self.hanging = 0
+        self.answered = asyncio.Event()
 
     async def read_mailbox(
         self, caller: object, mailbox: Any, place: MailPlace, *, mails_max: int, documents_prefix: str = ""
@@ -81,7 +99,13 @@ class Reader:
         view = self._views[mailbox]
         if isinstance(view, Exception):
             raise view
-        return view
+        if view is None:
+            self.hanging += 1
+            try:
+                await self.answered.wait()
+            finally:
+                self.hanging -= 1
+        return view or MailboxView(place=PLACE)
 
 
 def parts(ledger: Ledger, reader: Reader, clock: ManualClock) -> tuple[Triggers, Mailboxes]:
@@ -120,6 +144,37 @@ async def test_what_is_wrong_with_a_mailbox_is_noted_and_others_are_read(clock: 
     assert sorted(ledger.noted) == [("bad", None, str(error), False), ("good", None, "", False)]
 
 
+async def some_time(clock: ManualClock) -> None:
+    """Let time pass in so many steps that each look that ends is seen."""
+    for _ in range(100):
+        await clock.advance(0.05)
+
+
+async def test_servers_that_hang_hold_up_their_own_store_and_no_other(clock: ManualClock) -> None:
+    """However many there are of it, and also for mailboxes of others that are due later."""
+    ledger, reader = Ledger(*["hanging"] * 20), Reader(hanging=None, good=MailboxView(place=PLACE))
+    ledger.due += [mailbox("good", "other")] * 2
+    reading = asyncio.create_task(parts(ledger, reader, clock)[1].read_forever())
+    await some_time(clock)
+    assert (reader.hanging, [name for name, *_ in ledger.noted]) == (4, ["good", "good"])
+    ledger.due += [mailbox("hanging", "third")] * 20
+    await some_time(clock)
+    assert reader.hanging == 4 + 2
+    ledger.due.append(mailbox("good", "other"))
+    await some_time(clock)
+    assert len(ledger.noted) == 3
+    reader.answered.set()
+    await some_time(clock)
+    assert (len(ledger.noted), ledger.due) == (43, [])
+    reader.answered.clear()
+    ledger.due.append(mailbox("hanging"))
+    await some_time(clock)
+    assert reader.hanging == 1
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    assert reader.hanging == 0, "who stops reads no mailbox any more"
+
+
 async def test_mails_with_other_numbers_are_read_from_their_end_on(clock: ManualClock) -> None:
     other = MailPlace(uid_validity=8, uid=3)
     ledger = Ledger("in")
@@ -140,8 +195,6 @@ async def test_only_an_admin_makes_one_and_only_of_a_mailbox_that_answers(clock:
     message = due().message
     with pytest.raises(PermissionDenied):
         await triggers.save(ANN, object(), message, "good", must_exist=False)
-    from dataclasses import replace as replaced  # noqa: PLC0415
-
     admin = replaced(ANN, rights=frozenset({"admin"}))
     with pytest.raises(MailboxUnreachable):
         await triggers.save(admin, object(), message, "bad", must_exist=False)

@@ -6,6 +6,7 @@ import itertools
 from typing import Any
 
 import msgspec
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -35,10 +36,10 @@ def job(**fields: Any) -> Job:
     )
 
 
-def watched(written: object, *, pause: float = 0.0, times: int = 1000) -> Monitor:
+def watched(written: object, *, pause: float = 0.0, times: int = 1000, hold: float = 0.0) -> Monitor:
     found = condition.read(written)
     assert found is not None
-    return Monitor(condition=found, pause_seconds=pause, firings_max=times)
+    return Monitor(condition=found, pause_seconds=pause, firings_max=times, hold_seconds=hold)
 
 
 def looked(number: int, value: Any, now: float | None = None, *, state: CallState = CallState.SUCCEEDED) -> Call:
@@ -92,6 +93,53 @@ def test_what_is_still_so_after_the_pause_fires_then_and_what_was_so_only_meanwh
     assert fired == [1, 1, 1, 1, 1, 2, 2, 2]
 
 
+def test_what_has_to_be_so_for_a_time_fires_once_it_has_been_and_not_while_it_flickers() -> None:
+    """Edges stay edges: after that it fires again only once it was not so."""
+    watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
+    for now, value in [(0, 1), (4, 9), (5, 1), (12, 1), (14, 1), (15, 1), (30, 1), (31, 9), (32, 1), (42, 1)]:
+        cursor = monitor.fired(watch, cursor, value, float(now))
+        fired.append(cursor.fired)
+    assert fired == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2]
+
+
+@given(st.lists(st.tuples(st.booleans(), _SECONDS), max_size=30), _SECONDS)
+def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, float]], hold: float) -> None:
+    watch, cursor, now, since = watched("value", hold=hold), JobCursor(), 0.0, None
+    for value, seconds in seen:
+        now += seconds
+        since = (now if since is None else since) if value else None
+        before, cursor = cursor, monitor.fired(watch, cursor, value, now)
+        assert cursor.fired == before.fired or (since is not None and now - since >= hold)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "value", "holds"),
+    [
+        *((20, 20.0, True), (20.0, 20, True), (20, 20, True), (20, 21.0, False), (1, True, False), (True, 1.0, False)),
+        *(("20", 20, False), (20, "20", False), (20, None, False), (2**53 + 1, float(2**53), False)),
+    ],
+)
+def test_a_number_is_the_same_however_a_tool_writes_it(wanted: object, value: object, holds: bool) -> None:
+    found = condition.read({"equals": wanted})
+    assert found is not None
+    assert found.is_met(value) is holds
+
+
+def test_a_clock_that_goes_back_has_nothing_be_so_for_a_time() -> None:
+    watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
+    for now, value in [(1000, 1), (1001, 1), (500, 1), (509, 1), (510, 1)]:
+        cursor = monitor.fired(watch, cursor, value, float(now))
+        fired.append(cursor.fired)
+    assert fired == [0, 0, 0, 0, 1]
+
+
+def test_what_cannot_be_judged_neither_begins_nor_ends_the_time_that_something_is_so() -> None:
+    watch, cursor = watched("value.price < 5", hold=10), JobCursor()
+    for now, value in [(0, {"price": 1}), (5, {}), (10, {"price": 1})]:
+        cursor = monitor.fired(watch, cursor, value, float(now))
+    assert cursor.fired == 1
+
+
 def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> None:
     watch, cursor, fired = watched({"changed": True}, pause=10), JobCursor(), []
     for now, value in [(0, 1), (1, 2), (3, 3), (12, 3), (13, 4), (14, 3), (30, 3), (31, 5)]:
@@ -113,6 +161,16 @@ def test_an_error_is_neither_true_nor_false_and_counts_as_a_failure() -> None:
     call = looked(4, {})
     fourth = monitor.judged(what, third, call, "{}")
     assert not monitor.tells(what, third, fourth, call, "{}")[1], "once"
+
+
+def test_as_many_failures_in_a_row_are_told_as_were_asked_for() -> None:
+    what, cursor, told = job(when=watched("value.price < 5"), reports=JobReports.END, failures_told=2), JobCursor(), []
+    for number, value in enumerate([{}, {}, {}, {"price": 9}, {}, {}], 1):
+        call = looked(number, value)
+        after_it = monitor.judged(what, cursor, call, "{}")
+        cursor, tells = monitor.tells(what, cursor, after_it, call, "{}")
+        told += [number] * tells
+    assert told == [2, 6]
 
 
 def test_a_previous_value_that_is_too_large_to_keep_is_an_error_and_a_change_of_it_is_seen() -> None:

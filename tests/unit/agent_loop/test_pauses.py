@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 
 import pytest
 
-from pawl.agent_loop.domain import loop_state
+from pawl.agent_loop.domain import loop_state, settle
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import Cancel, Pause
 from pawl.agent_loop.domain.run import RunState, StopCause, WaitKind
 from tests.fakes.model import calls
+from tests.fakes.registry import tool
+from tests.unit.agent_loop.test_job_conditions import told
 from tests.unit.agent_loop.test_jobs import Story, background, played
 
 
@@ -58,6 +61,51 @@ def test_the_end_time_of_a_paused_series_holds_and_it_can_be_stopped() -> None:
         await story.until(lambda: story.is_over)
         assert ledger.run(other).state is RunState.CANCELLED
         assert all(job.round <= 1 for job in story.jobs)
+
+    played(main)
+
+
+def test_a_rule_that_denies_an_iteration_pauses_the_series_and_its_conversation_is_told_why() -> None:
+    """ASYNC-2: it fails no more; resumed once the rule is gone it goes on."""
+
+    async def main() -> None:
+        story = Story(calls(background("look", _interval=60, _stopAfter=4, _reports="end")), seconds=1.0)
+        story.say("watch it")
+        await story.until(lambda: any(story.calls(job) for job in story.jobs))
+        (job,) = story.jobs
+        key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
+        allowed = registry.verdicts["look"]
+        why = "rule rule_1 denies it: not at night"
+        registry.verdicts["look"] = tool("REFUSE", error_reason="NOT_ALLOWED", error_message=why)
+        await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
+        denied = ledger.run(key).round
+        assert json.loads(ledger.run(key).output_text)["paused"] == why
+        with suppress(TimeoutError):
+            await story.until(lambda: ledger.run(key).round > denied, seconds_max=300.0)
+        assert [call.state for call in story.calls(job)][-1] is CallState.FAILED
+        assert ledger.run(key).round == denied, "it tries no more"
+        (notice,) = told(story)
+        assert (notice["iteration"], notice["state"], notice["result"]["paused"]) == (denied, "PAUSED", why)
+        registry.verdicts["look"] = allowed
+        await ledger.send(key, Pause(resumes=True))
+        await story.until(lambda: story.is_over)
+        assert (ledger.run(key).state, ledger.run(key).round) == (RunState.COMPLETED, 4)
+        assert "paused" not in ledger.run(key).output_text
+
+    played(main)
+
+
+def test_a_rule_that_denies_a_call_that_is_made_once_ends_its_job() -> None:
+    """Nothing would be left to resume."""
+
+    async def main() -> None:
+        story = Story(calls(background("look")), seconds=1.0)
+        denied = settle.error("PERMISSION_DENIED", "rule rule_1 denies it")
+        story.world.registry.results["look"] = denied
+        story.say("do it once")
+        await story.until(lambda: story.is_over)
+        (job,) = story.jobs
+        assert (job.state, job.failure.reason if job.failure else "") == (RunState.FAILED, "PERMISSION_DENIED")
 
     played(main)
 

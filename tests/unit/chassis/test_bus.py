@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import nats
+import nats.errors
 import pytest
 
 from pawl.chassis.bus import Bus, flush
@@ -235,6 +236,30 @@ async def test_a_hook_runs_on_each_connection_until_it_is_lost(server: NatsServe
         server.start()
         await begun.get()
     await ended.get()
+
+
+async def test_a_connection_that_is_lost_with_something_to_send_is_known_to_be(
+    server: NatsServer, metrics: Metrics
+) -> None:
+    """As of who acknowledges what came, while the bus itself has nothing to send and would not find out."""
+
+    async def acknowledge() -> None:
+        client = bus._connected_client()
+        with suppress(nats.errors.Error, OSError):
+            while True:
+                for _ in range(100):
+                    await client.publish("acks", b"x" * 1000)
+                await asyncio.sleep(0)
+
+    async with bus_to(server.url, metrics) as bus:
+        bus.on_connected(acknowledge)
+        for connection in (1, 2, 3):
+            await bus.wait_connected()
+            assert bus.connection_number == connection
+            await asyncio.sleep(0.05)
+            server.stop()
+            await until(lambda: not bus.connected)
+            server.start()
 
 
 async def test_a_hook_added_later_runs_on_the_present_connection(nats_url: str, metrics: Metrics) -> None:

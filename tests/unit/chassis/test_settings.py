@@ -212,3 +212,37 @@ def test_half_of_tls_is_refused(environment: pytest.MonkeyPatch, given: dict[str
     found = problems()
     assert len(found) == 1
     assert found[0].startswith(problem)
+
+
+@pytest.mark.parametrize(
+    ("given", "is_right"),
+    [
+        ("", True),
+        ("https://pawl.example.com", True),
+        ("https://pawl.example.com:8443", True),
+        ("http://127.0.0.1:7600", True),
+        ("http://[::1]:7600", True),
+        ("http://localhost", True),
+        ("http://pawl.example.com", False),
+        ("https://pawl.example.com/", False),
+        ("https://pawl.example.com/console", False),
+        ("https://pawl.example.com?a=b", False),
+        ("https://ann@pawl.example.com", False),
+        ("https://pawl.example.com\r\nBcc: eve@example.net", False),
+        ("https://", False),
+        ("pawl.example.com", False),
+        ("javascript://pawl.example.com", False),
+    ],
+)
+def test_links_lead_to_one_gateway_over_https_and_nowhere_else(
+    environment: pytest.MonkeyPatch, given: str, is_right: bool
+) -> None:
+    """What stands in mails is made of it."""
+    environment.setenv("PAWL_SERVICE_KEY", "k" * 16)
+    environment.setenv("PAWL_PUBLIC_URL", given)
+    if is_right:
+        assert read(NotifierSettings).public_url == given
+        return
+    with pytest.raises(SettingsError) as caught:
+        read(NotifierSettings)
+    assert [problem.partition(":")[0] for problem in caught.value.problems] == ["PAWL_PUBLIC_URL"]

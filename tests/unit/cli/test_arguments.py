@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from datetime import UTC
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
@@ -16,7 +17,8 @@ from typer.testing import CliRunner
 from pawl.chassis.endpoints import Endpoints, Replica
 from pawl.chassis.local_key import LOCAL_KEY, KeyInClear
 from pawl.cli.__main__ import app
-from pawl.cli.failure import explain
+from pawl.cli.command import time_of
+from pawl.cli.failure import CommandError, explain
 from pawl.client import AsyncClient, StartError
 from pawl.errors import (
     AlreadyDecided,
@@ -24,9 +26,11 @@ from pawl.errors import (
     ConversationExists,
     ConversationNotFound,
     Internal,
+    InvalidField,
     InvalidId,
     PermissionDenied,
     RunNotFound,
+    ToolNotFound,
     Unauthenticated,
 )
 from pawl.launcher.endpoints import write_endpoints
@@ -94,6 +98,21 @@ def test_only_one_kind_of_decision_at_a_time() -> None:
     code, output = invoke("approve", "run_1", "call_1", "--reject", "no", "--answer", "x")
     assert code == 2
     assert "only one of" in output
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("events", "--subject", "a b"), "'a b' is no subject of NATS like pawl.v1.>"),
+        (("events", "--subject", "pawl.>.run"), "'pawl.>.run' is no subject of NATS"),
+        (("complete", "token"), "Say how the call ended: --result JSON or --error TEXT."),
+        (("complete", "token", "--result", "{"), "--result is not JSON: "),
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anything_is_called(command: tuple[str, ...], told: str) -> None:
+    code, output = invoke(*command)
+    assert code == 2
+    assert output.startswith(told)
 
 
 def test_a_flag_of_up_that_is_wrong_ends_with_2() -> None:
@@ -298,6 +317,11 @@ def test_a_service_that_does_not_answer_is_named(command: str, service: str, mon
             AttentionNotNeeded("the run is not quarantined"),
             "The run is not quarantined. `pawl attention` lists the runs that need an operator.",
         ),
+        (
+            ToolNotFound("there is no tool 'clok'; did you mean 'clock'?"),
+            "There is no tool 'clok'; did you mean 'clock'? `pawl tools` lists those that there are.",
+        ),
+        (RunNotFound("where is it?"), "Where is it? `pawl runs` lists yours."),
         (KeyError("x"), "This should not have happened: KeyError: 'x'"),
     ],
 )
@@ -328,6 +352,27 @@ def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
 ) -> None:
     monkeypatch.setenv("PAWL_API_KEY", "k")
     assert explain(error, [NOBODY]) == sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "option"),
+    [
+        (("jobs", "start", "clock"), "iterations_max", "--stop-after"),
+        (("schedules", "create", "news"), "definition.catch_up_seconds", "--catch-up"),
+        (("triggers", "create", "mails"), "definition.mailbox.poll_seconds", "--poll"),
+        (("run", "hello"), "options.limits.total_tokens_max", "--tokens-max"),
+        (("runs",), "parent_run_id", "--parent"),
+        (("watch", "run_1"), "run_id", "run_id"),
+    ],
+)
+def test_every_command_tells_its_options_by_the_fields_that_they_fill(
+    monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], field: str, option: str
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise InvalidField(f"{field} is wrong", field=field)
+
+    monkeypatch.setattr(AsyncClient, "__init__", refuse)
+    assert invoke(*command) == (2, f"{option} is wrong.\n")
 
 
 @pytest.mark.parametrize(
@@ -408,3 +453,36 @@ def test_a_history_that_cannot_be_read_is_refused_in_a_sentence(tmp_path: Path, 
 def test_a_history_that_is_not_there_is_said_to_be_unreadable(tmp_path: Path) -> None:
     code, output = invoke("conversations", "import", str(tmp_path / "absent.json"))
     assert (code, "cannot be read: No such file" in output) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "command", [("run", "caf\udce9"), ("jobs", "show", "\udcff"), ("complete", "t", "--result", '"\udcff"')]
+)
+def test_what_is_no_text_is_refused_in_words(command: tuple[str, ...]) -> None:
+    """As Python has bytes of an argument that are not UTF-8."""
+    code, output = invoke("--address", NOBODY, *command)
+    assert (code, output.strip()) == (2, "What was given is not a text in UTF-8. Convert it first.")
+
+
+def test_runs_of_the_last_million_years_are_all_runs() -> None:
+    code, output = invoke("--address", NOBODY, "runs", "--since", "365000000d")
+    assert code == 2
+    assert "No Pawl suite answers" in output, "it was asked"
+
+
+@pytest.mark.parametrize(
+    ("said", "moment"),
+    [
+        ("2026-01-31", "2026-01-31T00:00:00Z"),
+        ("2026-01-31 09:00:00+01:00", "2026-01-31T08:00:00Z"),
+        ("2026-01-31T09:00Z", "2026-01-31T09:00:00Z"),
+    ],
+)
+def test_a_moment_is_one_of_the_zone_that_it_says_or_that_the_option_has(said: str, moment: str) -> None:
+    assert time_of(said, UTC).ToJsonString() == moment
+
+
+@pytest.mark.parametrize("said", ["", "soon", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00", "2026-02-30"])
+def test_what_is_no_moment_is_refused_also_where_a_zone_moves_it_out_of_all_years(said: str) -> None:
+    with pytest.raises(CommandError, match="is no time like 2026-01-31T09:00"):
+        time_of(said, UTC)

@@ -247,3 +247,58 @@ async def test_of_a_turn_that_says_nothing_nothing_is_shown(said: str) -> None:
         assert shown == ""
     else:
         assert shown.index("◆ calculate") < shown.index("Is that news") < shown.index(said) < shown.index("✓")
+
+
+async def typed(monkeypatch: pytest.MonkeyPatch, *lines: str) -> tuple[list[str], str]:
+    """Return what was said by lines at the keyboard, and what the screen shows."""
+    monkeypatch.setattr(AsyncClient, "session", Session)
+    output = io.StringIO()
+    console = Console(file=output, width=400)
+    keyboard: Any = Keyboard(*lines)
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    session: Any = talk._session
+    await asyncio.gather(*(talk._obey(line) for line in lines))
+    return session.started, output.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("/foo", "There is no command /foo. There are /cancel, /top-up TOKENS, /runs, /jobs, "),
+        ("/etc/notes.txt is what?", "To say it: //etc/notes.txt"),
+        ("/", "There is no command /. "),
+        ("/refuse", "There is no command /refuse. "),
+        ("/stop", "It is: /stop JOB\n"),
+        ("/top-up many", "It is: /top-up TOKENS\n"),
+        ("/quit now", "It is: /quit\n"),
+        ("/help", "Type a message. "),
+    ],
+)
+async def test_a_line_that_is_no_command_is_told_so_and_not_said(
+    monkeypatch: pytest.MonkeyPatch, line: str, told: str
+) -> None:
+    started, shown = await typed(monkeypatch, line)
+    assert started == []
+    assert told in shown
+
+
+async def test_what_begins_with_a_slash_is_said_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await typed(monkeypatch, "//etc/notes.txt is what?") == (["/etc/notes.txt is what?"], "")
+
+
+async def test_a_question_is_refused_in_the_chat_as_its_prompt_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    decided: list[types_pb2.CallDecision] = []
+
+    class Asked(Session):
+        async def decide(self, decision: types_pb2.CallDecision) -> None:
+            decided.append(decision)
+
+    monkeypatch.setattr(AsyncClient, "session", Asked)
+    console = Console(file=io.StringIO())
+    keyboard: Any = Keyboard()
+    talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
+    call = call_pb2.Call(run_id="run_1", call_id="call_1", state=call_pb2.CALL_STATE_ASKED)
+    call.question.question = "which one?"
+    talk._note_pending(call)
+    await talk._obey("/refuse not now")
+    assert [(each.kind, each.reason) for each in decided] == [(call_pb2.DECISION_KIND_REJECT, "not now")]

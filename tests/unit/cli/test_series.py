@@ -33,7 +33,7 @@ def test_it_is_said_how_often_how_far_apart_and_until_when() -> None:
     lines = wording.call_lines(call, datetime.now(UTC))
     assert "one of a series: every 60 s, at most 20 times (to grant all of it: series)" in lines
     call.approval.series.end_time.FromDatetime(end)
-    assert wording.series_text(call.approval.series).endswith(f", until {end.astimezone():%Y-%m-%d %H:%M:%S}")
+    assert f", until {end.astimezone():%Y-%m-%d %H:%M:%S}" in wording.series_text(call.approval.series)
     assert not any("series" in line for line in wording.call_lines(gated(), datetime.now(UTC)))
 
 
@@ -56,6 +56,20 @@ def test_what_is_given_is_changed_and_the_rest_stays() -> None:
     assert timedelta(minutes=9) < left <= timedelta(minutes=10)
     other = decisions._for_series(call, '{"amount": 2}', None, None, None)
     assert (other.arguments_json, other.HasField("edited_series")) == (b'{"amount": 2}', False)
+
+
+@pytest.mark.parametrize(
+    ("stop_after", "duration"), [(2**32, None), (None, 1e12), (None, float("inf")), (None, float("nan"))]
+)
+def test_what_no_series_can_be_is_said_in_words(stop_after: int | None, duration: float | None) -> None:
+    with pytest.raises(CommandError, match="that long"):
+        decisions._for_series(gated(interval_seconds=60, iterations_max=20), None, None, stop_after, duration)
+
+
+def test_an_interval_that_is_none_is_for_the_server_to_refuse() -> None:
+    """It is not what was shown: nobody grants that by asking for something else."""
+    decision = decisions._for_series(gated(interval_seconds=60, iterations_max=20), None, 0.0, None, None)
+    assert decision.edited_series.interval_seconds == 0.0
 
 
 def test_options_that_say_nothing_together_are_refused() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 import unicodedata
 from datetime import UTC, datetime
 
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.cli import wording
 from pawl.cli.runs import State
@@ -89,3 +91,19 @@ def test_each_state_of_a_run_can_be_typed() -> None:
     assert [state.value.replace("-", " ") for state in State] == [
         wording.state_name(number) for number in run_pb2.RunState.values()[1:]
     ]
+
+
+@pytest.mark.parametrize(
+    ("zone", "told"),
+    [("UTC", "2026-11-24 13:00:00Z"), ("Europe/Berlin", "2026-11-24 14:00:00+01:00")],
+)
+def test_a_time_is_told_with_its_zone_as_options_take_it(monkeypatch: pytest.MonkeyPatch, zone: str, told: str) -> None:
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        moment = Timestamp(seconds=1_795_525_200)
+        assert wording.time_text(moment) == told
+        assert datetime.fromisoformat(told).timestamp() == moment.seconds
+    finally:
+        monkeypatch.undo()
+        time.tzset()

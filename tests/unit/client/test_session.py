@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
@@ -11,9 +13,10 @@ import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.client import AsyncClient, AsyncSession, NoAnswer
+from pawl.client.front_end import context_of, perform
 from pawl.errors import AlreadyDecided, Cancelled, PawlError, RunNotFound, TooLarge, Unauthenticated
 from pawl.event.v1 import call_pb2
-from pawl.tools import ProcessLimits, Tool, ToolContext, ToolDefinitionError, ToolError, tool
+from pawl.tools import Category, ProcessLimits, Tool, ToolContext, ToolDefinitionError, ToolError, tool
 from tests.fakes.session_agent import FRAME_BYTES_MAX, RUN, Book, Replica, serve
 
 WRONG_HOLDER = types_pb2.Receipt(
@@ -459,3 +462,20 @@ async def test_what_a_function_says_of_its_progress_is_reported(cluster: Cluster
     report = cluster.book.sent("tool_progress")[0].tool_progress
     assert (report.call_id, report.offer_epoch, report.fraction) == ("call_1", 2, 0.5)
     assert report.message == "half of call_1".ljust(1024, ".")
+
+
+@pytest.mark.parametrize("text", ["x" * 3_000_000, "\0" * 3_000_000, "\ud800"])
+async def test_an_error_is_as_long_as_it_is_taken(text: str) -> None:
+    """Of more than a result may have the model would be told the size alone."""
+
+    @tool(category=Category.SAFE)
+    async def fail() -> None:
+        """Fail."""
+        raise ToolError(text)
+
+    call = call_pb2.Call(tool_name="fail", arguments_json=b"{}")
+    context = context_of(call, threading.Event(), lambda _fraction, _message: None)
+    with ThreadPoolExecutor(1) as threads:
+        content, is_error = await perform(fail, call, context, threads)
+    assert is_error
+    assert 1 < len(content) <= 1024 * 1024

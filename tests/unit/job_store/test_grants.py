@@ -136,6 +136,22 @@ def test_several_people_grant_all_the_same() -> None:
     assert [each.user_id for each in grant.approvals] == ["cyd", "dan"]
 
 
+@pytest.mark.parametrize(("given_by", "enough"), [(("cyd",), 1), (("cyd", "dan"), 2)])
+def test_a_grant_covers_calls_as_long_as_so_many_must_approve_as_have_given_it(
+    given_by: tuple[str, ...], enough: int
+) -> None:
+    """I9, also against an owner that does not look: what a call needs by now counts, not what the first one needed."""
+    world = World()
+    run_id = asked(world, approvals_required=len(given_by))
+    for user_id in given_by:
+        assert decide(world, run_id, user_id).reason == ""
+    begun(world, run_id, approvals_required=len(given_by))
+    world.commit(run_id, calls=(gated("call_2", CallState.RUNNABLE, 2, approvals_required=enough),))
+    with pytest.raises(IllegalTransition):
+        world.commit(run_id, calls=(gated("call_3", CallState.RUNNABLE, 3, approvals_required=enough + 1),))
+    assert world.run(run_id).grant.uses == 2  # type: ignore[union-attr]
+
+
 def test_an_edited_series_is_granted_as_edited() -> None:
     """The call, how often and how far apart: the job is that from then on."""
     world = World()

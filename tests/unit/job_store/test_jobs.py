@@ -16,7 +16,7 @@ from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.background import Background
 from pawl.job_store.domain.command import TopUp
 from pawl.job_store.domain.jobs import GENERATIONS_MAX, OPEN_MAX, TRIES_MAX, TURN_DISTANCE, TURNS_MAX, Entered
-from pawl.job_store.domain.rows import ConversationKey, ConversationRow, RunRow
+from pawl.job_store.domain.rows import ConversationKey, ConversationRow, QueueKey, RunRow
 from pawl.job_store.domain.states import CallState, MessagePolicy, RunState, StopCause
 from tests.unit.job_store.world import STORE, World, change, delegation
 
@@ -179,13 +179,13 @@ def test_a_turn_that_has_not_begun_keeps_nobody_out_of_a_full_store() -> None:
     desk, job = desk_with_a_job()
     desk.end_job(job)
     (turn,) = desk.turns
-    queue = desk.unit.queues.get(STORE)
+    queue = desk.unit.queues.get(QueueKey(STORE, in_background=False))
     assert turn.is_queued
     assert queue is not None
     assert queue.queued == 0
     desk.take(turn.run_id)
     desk.end(turn.run_id)
-    queue = desk.unit.queues.get(STORE)
+    queue = desk.unit.queues.get(QueueKey(STORE, in_background=False))
     assert queue is not None
     assert (queue.queued, queue.active) == (0, 0)
 

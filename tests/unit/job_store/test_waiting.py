@@ -44,6 +44,7 @@ STATES_OF_CALLS = {
     WaitReason.FRONT_END: CallState.OFFERED,
     WaitReason.AGENT: CallState.DELEGATED,
     WaitReason.OPERATOR: CallState.RUNNING,
+    WaitReason.COMPLETION: CallState.RUNNING,
 }
 TIMES = st.sampled_from([NOW - timedelta(minutes=2), NOW - timedelta(seconds=1), NOW])
 
@@ -180,6 +181,7 @@ def test_the_reasons_are_those_of_the_open_states_of_the_table() -> None:
         (WaitKind.APPROVAL, CallState.AWAITING_APPROVAL, WaitReason.APPROVAL, "an approval of send_email"),
         (WaitKind.ANSWER, CallState.ASKED, WaitReason.ANSWER, "an answer of ann"),
         (WaitKind.TOOL_RESULT, CallState.OFFERED, WaitReason.FRONT_END, "a front end to run send_email"),
+        (WaitKind.COMPLETION, CallState.RUNNING, WaitReason.COMPLETION, "somebody outside to complete send_email"),
     ],
 )
 def test_a_run_that_waits_for_somebody_says_for_whom(
@@ -190,7 +192,7 @@ def test_a_run_that_waits_for_somebody_says_for_whom(
     waiting = told(RunState.WAITING, call, waits=(wait,), claim_at=due)
     assert waiting.reason is reason
     assert waiting.sentence == f"It waits for {words}."
-    assert (waiting.call_ids, waiting.user_ids) == (("call_1",), ("ann",))
+    assert (waiting.call_ids, waiting.user_ids) == (("call_1",), () if wait is WaitKind.COMPLETION else ("ann",))
     assert (waiting.since_time, waiting.deadline_time) == (call.state_time, due)
     assert waiting.roles == (("admin", "approver") if reason is WaitReason.APPROVAL else ())
 

@@ -16,7 +16,7 @@ from pawl.job_store.domain.commit import Commit
 from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.delegation import Delegation
 from pawl.job_store.domain.offers import Leased, LeaseOffer
-from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, RunRow
+from pawl.job_store.domain.rows import CallRow, LastCommit, Queue, QueueKey, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind, MessagePolicy, RunState, StopCause
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.unit_of_work import UnitOfWork
@@ -45,7 +45,9 @@ class World:
         self.unit = UnitOfWork(CountingIds())
         self.now = datetime(2026, 5, 1, tzinfo=UTC)
         self._numbers = itertools.count(1)
-        self.unit.queues.load(STORE, Queue(queued=0, active=0, places=0))
+        for in_background in (False, True):
+            queue_key = QueueKey(STORE, in_background=in_background)
+            self.unit.queues.load(queue_key, Queue(queued=0, active=0, places=0))
 
     def apply(self, operation: Any) -> Any:
         self.unit.now = self.now

@@ -134,3 +134,20 @@ def test_the_owner_of_a_database_of_your_own_is_given_on_if_there_is_one(tmp_pat
     (store,) = STAGES[0]
     assert "PAWL_DATABASE_OWNER_URL_FILE" in environment_of(store, tmp_path, two)
     assert "PAWL_DATABASE_OWNER_URL_FILE" not in environment_of(store, tmp_path, one)
+
+
+@pytest.mark.parametrize(
+    ("given", "url"),
+    [
+        ({}, "http://127.0.0.1:7777"),
+        ({"PAWL_TLS_CERTIFICATE_FILE": "/certificate", "PAWL_TLS_CA_FILE": "/authority"}, "https://127.0.0.1:7777"),
+        ({"PAWL_PUBLIC_URL": "https://pawl.example.com"}, "https://pawl.example.com"),
+    ],
+)
+def test_notifications_link_to_the_gateway_of_the_suite_unless_another_address_is_given(
+    tmp_path: Path, given: dict[str, str], url: str
+) -> None:
+    chosen = read_options(given, data=tmp_path, ports=["gateway=7777"])
+    found = {spec.name: environment_of(spec, tmp_path, chosen) for stage in STAGES for spec in stage}
+    told = {name: each["PAWL_PUBLIC_URL"] for name, each in found.items() if "PAWL_PUBLIC_URL" in each}
+    assert told == dict.fromkeys(("notifier", "gateway", "tool-registry"), url)

@@ -20,7 +20,7 @@ from pawl.launcher import logfile, orphans
 from pawl.launcher.endpoints import remove_endpoints, write_endpoints
 from pawl.launcher.logfile import LogFile
 from pawl.launcher.nats import USERS, Nats, program
-from pawl.launcher.ports import check_port, free_port
+from pawl.launcher.ports import check_ports, free_port
 from pawl.launcher.processes import next_delay
 from pawl.launcher.screen import commands, show
 from pawl.launcher.secrets import SecretFiles
@@ -38,13 +38,29 @@ def test_a_port_in_use_is_one_sentence_that_names_the_flag() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         with pytest.raises(StartError, match=rf"Port {port} for nats is already in use\. .* --port nats=NUMBER"):
-            check_port(port, "nats")
-    check_port(port, "nats")
-    check_port(0, "nats")
+            check_ports({"nats": port, "model": 0, "postgres": 0})
+    check_ports({"nats": port, "model": 0, "postgres": 0})
+
+
+def test_all_ports_that_are_taken_are_told_at_once() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [server.getsockname()[1] for server in (one, other)]
+        with pytest.raises(StartError) as caught:
+            check_ports({"gateway": ports[0], "nats": ports[1], "model": free_port()})
+    assert str(caught.value) == (
+        f"Ports {ports[0]} for gateway and {ports[1]} for nats are already in use."
+        " Choose others with --port NAME=NUMBER; --port all=0 takes a free one for each."
+    )
+
+
+def test_a_port_that_two_parts_are_given_is_told() -> None:
+    port = free_port()
+    with pytest.raises(StartError, match=rf"Port {port} for nats cannot be that of agent-loop, too\. .*nats=NUMBER"):
+        check_ports({"agent-loop": port, "nats": port})
 
 
 def test_a_free_port_is_free() -> None:
-    check_port(free_port(), "nats")
+    check_ports({"nats": free_port()})
 
 
 def test_free_ports_are_given_once_also_by_two_processes() -> None:

@@ -16,6 +16,7 @@ from pawl.notifier.domain.announcement import (
     Over,
     RunChange,
     Wait,
+    draft_job_end,
     draft_notification,
     draft_requests,
     notification_id,
@@ -121,6 +122,48 @@ def test_what_runs_are_to_each_other_is_told_to_nobody() -> None:
     needed = draft_notification(replace(waiting, waits=frozenset({Wait.APPROVAL}), does_call=True))
     assert needed is not None
     assert needed.kind is NotificationKind.INPUT_NEEDED
+
+
+ENDED_JOB = replace(CHANGE, does_call=True, job="book_flight", reports_to=ConversationId("conv_2"), output_text="done")
+
+
+@pytest.mark.parametrize(
+    ("change", "title"),
+    [
+        (ENDED_JOB, "book_flight in the background completed"),
+        (
+            replace(ENDED_JOB, type="run.failed", failure_message="full"),
+            "book_flight in the background failed: full",
+        ),
+        (replace(ENDED_JOB, type="run.expired"), "book_flight in the background expired: nobody answered in time"),
+        (
+            replace(ENDED_JOB, type="run.cancelled", ended_by_operator=True),
+            "book_flight in the background was ended by an operator",
+        ),
+    ],
+    ids=["completed", "failed", "expired", "ended by an operator"],
+)
+def test_the_end_of_a_job_is_of_the_conversation_that_began_it(change: RunChange, title: str) -> None:
+    """ASYNC-5."""
+    draft = draft_job_end(change)
+    assert draft is not None
+    assert (draft.kind, draft.title, draft.body) == (NotificationKind.JOB_ENDED, title, "done")
+    assert (draft.run_id, draft.conversation_id) == ("run_1", "conv_2")
+    assert draft_notification(change) is None
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        CHANGE,
+        replace(ENDED_JOB, reports_to=ConversationId("")),
+        replace(ENDED_JOB, type="run.cancelled"),
+        replace(ENDED_JOB, type="run.waiting"),
+    ],
+    ids=["no job", "a job that tells nobody", "a job that its user stopped", "a job that goes on"],
+)
+def test_what_is_no_end_of_a_job_that_somebody_must_hear_of_is_not_told_as_one(change: RunChange) -> None:
+    assert draft_job_end(change) is None
 
 
 def test_a_run_that_waits_for_tokens_is_told() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -65,6 +67,16 @@ class BrittleStore:
         self.over: list[Over] = []
         self.away = False
         self.broken = False
+        self.parked: set[str] = set()
+
+    async def waiting(
+        self, conversations: Collection[tuple[Inbox, ConversationId]]
+    ) -> AbstractSet[tuple[Inbox, ConversationId]]:
+        if self.away or self.broken:
+            raise DependencyUnavailable
+        # As the database has it once a run waits for somebody.
+        parked = self.parked | {draft.conversation_id for draft in self.drafts if draft.kind == "input_needed"}
+        return {each for each in conversations if each[1] in parked}
 
     async def note_over(self, over: Sequence[Over]) -> None:
         if self.away:
@@ -210,3 +222,31 @@ async def test_each_change_says_what_is_over_with_it_also_if_nobody_is_told(scen
     await scene.intake.take([scene.delivery(each) for each in (*changes, None, PoisonEvent("garbage"))])
     assert scene.store.over == list(map(over_by, changes))
     assert len(scene.store.drafts) == 3
+
+
+def job_end(name: str, conversation_id: str) -> RunChange:
+    return replace(change(name), does_call=True, job="book_flight", reports_to=ConversationId(conversation_id))
+
+
+async def test_the_end_of_a_job_is_told_where_its_conversation_waits_and_nowhere_else(scene: Scene) -> None:
+    """ASYNC-5: also if the wait came just before it."""
+    parks = replace(change("parks", "run.waiting"), conversation_id=ConversationId("conv_3"))
+    scene.store.parked = {"conv_1"}
+    found = [job_end("a", "conv_1"), job_end("b", "conv_2"), job_end("c", "conv_3"), parks]
+    deliveries = [scene.delivery(each) for each in found]
+    await scene.intake.take(deliveries)
+    assert [delivery.answers for delivery in deliveries] == [["accepted"]] * 4
+    assert [(draft.kind, draft.conversation_id) for draft in scene.store.drafts] == [
+        ("input_needed", "conv_3"),
+        ("job_ended", "conv_1"),
+        ("job_ended", "conv_3"),
+    ]
+    assert deliveries[0].stored_when_answered == 3
+    assert sorted(scene.tally.outcomes) == ["ignored", "notified", "notified", "notified"]
+
+
+async def test_the_end_of_a_job_comes_again_while_nobody_can_say_whether_its_conversation_waits(scene: Scene) -> None:
+    scene.store.broken = True
+    delivery = scene.delivery(job_end("a", "conv_1"))
+    await scene.intake.take([delivery])
+    assert delivery.answers == ["retry in 1"]

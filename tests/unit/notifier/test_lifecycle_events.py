@@ -53,6 +53,29 @@ def test_what_operators_are_wanted_for_and_did_is_read() -> None:
     assert (change.quarantined, change.ended_by_operator, change.superseded) == (True, True, False)
 
 
+def test_a_job_does_a_call_for_its_conversation_whoever_has_begun_it() -> None:
+    """So its end is told there, and not in the inbox, too."""
+    message = event()
+    message.run_changed.run.reports_to_conversation_id = "conv_2"
+    change = read_change(SUBJECT, message.SerializeToString())
+    assert isinstance(change, RunChange)
+    assert change.does_call
+
+
+@pytest.mark.parametrize(
+    ("reports", "heard_by"),
+    [(run_pb2.JOB_REPORTS_END, "conv_2"), (run_pb2.JOB_REPORTS_EVERY, "conv_2"), (run_pb2.JOB_REPORTS_NONE, "")],
+)
+def test_a_job_is_read_with_whom_it_tells(reports: run_pb2.JobReports.ValueType, heard_by: str) -> None:
+    message = event()
+    message.run_changed.run.job.tool_name = "book_flight"
+    message.run_changed.run.job.reports = reports
+    message.run_changed.run.reports_to_conversation_id = "conv_2"
+    change = read_change(SUBJECT, message.SerializeToString())
+    assert isinstance(change, RunChange)
+    assert (change.job, change.reports_to) == ("book_flight", heard_by)
+
+
 def test_a_wait_of_a_later_version_is_passed_over() -> None:
     message = event()
     message.run_changed.run.waits.append(99)  # type: ignore[arg-type]  # as an open enum allows

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import email
 import email.policy
+import json
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 from email.message import EmailMessage
 from html.parser import HTMLParser
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,7 +18,16 @@ from hypothesis import strategies as st
 
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
-from pawl.notifier.domain.channel import Channel, ChannelId, ChannelKind, checked, code_of, kind_of
+from pawl.notifier.domain.channel import (
+    Channel,
+    ChannelId,
+    ChannelKind,
+    channel_of_token,
+    checked,
+    code_of,
+    kind_of,
+    unsubscribe_token,
+)
 from pawl.notifier.domain.delivery import CODE, Attempt, Candidate, DeliveryId, body_of, body_of_own
 from pawl.notifier.domain.mail import written
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
@@ -34,6 +46,7 @@ DRAFT = Draft(
     body="17 * 23 = 391",
     create_time=NOW,
 )
+TO = (ChannelId("mail_1"), "mailto:ann@example.org")
 HEADERS = ["From", "To", "Subject", "Date", "Message-ID", "In-Reply-To", "References", "Auto-Submitted"]
 MIME = ["Content-Type", "MIME-Version"]
 
@@ -74,6 +87,53 @@ def test_a_notification_is_told_as_text_and_as_html() -> None:
     for said in ("Run completed", "17 * 23 = 391", "run: run_1", "pawl notify delete mail_1"):
         assert said in text
         assert said in html
+
+
+@pytest.mark.parametrize(
+    ("changes", "url"),
+    [
+        ({}, "https://pawl.example.com/inbox?call=call_1"),
+        ({"call_id": ""}, "https://pawl.example.com/runs/run_1"),
+        ({"call_id": "", "run_id": ""}, ""),
+    ],
+    ids=["a call", "a run", "neither"],
+)
+def test_what_people_are_told_of_is_one_link_away(changes: dict[str, Any], url: str) -> None:
+    body = body_of(replace(DRAFT, **changes), "https://pawl.example.com")
+    assert json.loads(body)["data"].get("url", "") == url
+    text, html = parts(read(written(attempt(body), sender="pawl@example.com")))
+    assert re.findall(r"https://\S+", text) == ([url] if url else [])
+    assert re.findall(r'href="([^"]+)"', html) == ([url] if url else [])
+    assert "url" not in json.loads(body_of(replace(DRAFT, **changes)))["data"], "nobody said where browsers go"
+
+
+def test_one_click_is_offered_over_https_alone_as_rfc_8058_has_it() -> None:
+    data = written(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="https://pawl.example.com")
+    message = read(data)
+    link = f"https://pawl.example.com/unsubscribe/acme/{unsubscribe_token(b's', StoreId('acme'), *TO)}"
+    assert message["List-Unsubscribe"] == f"<{link}>"
+    assert message["List-Unsubscribe-Post"] == "List-Unsubscribe=One-Click"
+    text, html = parts(message)
+    assert text.rstrip().endswith(f"Unsubscribe: {link}")
+    assert f'<a href="{link}">{link}</a>' in html
+    here = read(written(attempt(body_of(DRAFT)), sender="pawl@example.com", public_url="http://127.0.0.1:7600"))
+    assert here["List-Unsubscribe"].startswith("<http://127.0.0.1:7600/unsubscribe/acme/mail_1.")
+    assert here["List-Unsubscribe-Post"] is None
+    assert told(DRAFT)["List-Unsubscribe"] is None
+
+
+def test_a_token_is_of_one_store_channel_address_and_secret() -> None:
+    store, channel_id, url = StoreId("acme"), *TO
+    made = {
+        unsubscribe_token(b"s", store, channel_id, url),
+        unsubscribe_token(b"t", store, channel_id, url),
+        unsubscribe_token(b"s", StoreId("other"), channel_id, url),
+        unsubscribe_token(b"s", store, ChannelId("mail_2"), url),
+        unsubscribe_token(b"s", store, channel_id, "mailto:bob@example.org"),
+    }
+    assert len(made) == 5
+    assert {channel_of_token(token) for token in made} == {"mail_1", "mail_2"}
+    assert [channel_of_token(token) for token in ("", ".", "a b.c", "a/b.c", "a\0.b")] == [None] * 5
 
 
 def test_every_try_has_the_same_bytes_and_a_conversation_is_one_thread() -> None:

@@ -35,6 +35,7 @@ DUE = Due(
     is_muted=False,
     is_read=False,
     is_over=False,
+    is_watched=False,
     after_seconds=0,
     tries=0,
     create_time=datetime(2026, 5, 1, tzinfo=UTC),
@@ -140,13 +141,13 @@ def test_what_is_muted_or_not_wanted_is_skipped_and_what_is_quiet_waits() -> Non
     assert plan(replace(muted, enabled=False), NIGHT_TIME).state is DeliveryState.DEAD
 
 
-def test_what_waits_is_skipped_once_it_was_read_or_is_over_and_what_is_told_at_once_is_not() -> None:
+def test_what_waits_is_skipped_once_it_was_read_or_watched_or_is_over_and_what_is_told_at_once_is_not() -> None:
     now = DUE.create_time
     later = replace(DUE, after_seconds=600)
     assert plan(later, now).until_time == now + timedelta(seconds=600)
     assert plan(later, now + timedelta(seconds=600)).sends
     assert plan(replace(later, tries=1), now).sends, "its pause is over"
-    for done in ({"is_read": True}, {"is_over": True}):
+    for done in ({"is_read": True}, {"is_over": True}, {"is_watched": True}):
         assert plan(replace(DUE, **done), now).sends  # type: ignore[arg-type]  # two flags
         for waits in (later, replace(later, tries=1), replace(DUE, was_put_off=True)):
             assert plan(replace(waits, **done), now).state is DeliveryState.SKIPPED  # type: ignore[arg-type]

@@ -55,6 +55,26 @@ def test_a_domain_may_be_listed() -> None:
 
 
 @pytest.mark.parametrize(
+    "head",
+    [
+        b"Subject: hi\rFrom: ann@example.com\r\rhello\r\nFrom: bob@evil.example\r\n",
+        b"Subject: hi\rFrom: ann@example.com\r\nX-Real: bob@evil.example\r\n",
+        b"Subject: hi\rAuthentication-Results: mx.example.net; dmarc=pass\r\nFrom: ann@example.com\r\n",
+        b"From: ann@example.com\r\nFrom : bob@evil.example\r\n",
+        b"From: ann@example.com\r\nnone\r\nFrom: bob@evil.example\r\n",
+        b"From: ann@example.com\r\n: nothing\r\nFrom: bob@evil.example\r\n",
+    ],
+)
+def test_a_mail_whose_headers_can_be_read_in_two_ways_does_not_count(head: bytes) -> None:
+    """The server that received it may have judged another sender, or have left there what it did not see."""
+    passed = b"Authentication-Results: mx.example.net; dmarc=pass\r\n"
+    for senders, before in ((ANN, b""), (MX, passed)):
+        mail = read(before + head + b"\r\nhello", senders)
+        assert "two ways" in mail.refusal, mail
+    assert not read(b"From: ann@example.com\r\n\r\nold\rline ends\r").refusal, "in a text they mean no harm"
+
+
+@pytest.mark.parametrize(
     ("results", "passes"),
     [
         (["mx.example.net; dmarc=pass header.from=example.com"], True),
@@ -189,3 +209,9 @@ def test_no_charset_and_no_header_keeps_a_mail_from_being_read(header: str) -> N
 @pytest.mark.parametrize("page", ["hello <![CDA[ world", "hello <![if foo"])
 def test_of_a_page_that_is_broken_the_beginning_is_read(page: str) -> None:
     assert read(f"From: ann@example.com\nContent-Type: text/html\n\n{page}").text.startswith("hello")
+
+
+def test_what_a_file_says_of_its_type_has_no_control_characters() -> None:
+    """The whole mail is JSON, which has none: with them its data would be a text, and its pointers point at nothing."""
+    mail = read(b"From: ann@example.com\nContent-Type: application/x\x00\x1b[2Jy\n\nhello")
+    assert [file.type for file in mail.attachments] == ["application/x[2jy"]

@@ -12,7 +12,7 @@ import msgspec
 import pydantic
 import pytest
 
-from pawl.tool_registry.domain.definition import encode_definition
+from pawl.tool_registry.domain.definition import JobReports, ReportPolicy, decode_definition, encode_definition
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
@@ -306,3 +306,50 @@ def test_secrets_are_taken_out_of_every_text_of_a_value() -> None:
     """TOOL-4, I22."""
     value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
     assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
+
+
+@pytest.mark.parametrize(
+    ("said", "policy"),
+    [
+        ("", None),
+        ("end", ReportPolicy(reports=JobReports.END)),
+        ("none", ReportPolicy(reports=JobReports.NONE)),
+        ({"every": 10}, ReportPolicy(reports=JobReports.EVERY, report_iterations=10)),
+        ({"digest": 600}, ReportPolicy(reports=JobReports.DIGEST, report_seconds=600.0)),
+    ],
+)
+def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy: ReportPolicy | None) -> None:
+    """ASYNC-5: a definition that says nothing is the version that it was before there was anything to say."""
+
+    @tool(reports=said)
+    def look() -> None:
+        """Look."""
+
+    definition = look.definition
+    assert definition.reports == policy
+    assert decode_definition(msgspec.json.decode(encode_definition(definition))) == definition
+    assert (b"reports" in encode_definition(definition)) is (policy is not None)
+
+
+@pytest.mark.parametrize(
+    ("said", "options"),
+    [
+        ("sometimes", {}),
+        ("digest", {}),
+        (["end"], {}),
+        ({"change": 2}, {}),
+        ({"every": 1.5}, {}),
+        ({"every": -1}, {}),
+        ({"every": 1_000_001}, {}),
+        ({"digest": 0.4}, {}),
+        ({"digest": float("nan")}, {}),
+        ({"every": 2, "digest": 3}, {}),
+        ("end", {"background": False}),
+    ],
+)
+def test_what_makes_no_sense_of_jobs_breaks_the_module(said: Any, options: dict[str, Any]) -> None:
+    with pytest.raises(ToolDefinitionError, match="reports"):
+
+        @tool(reports=said, **options)
+        def look() -> None:
+            """Look."""

@@ -94,6 +94,10 @@ def test_policies_are_read_from_the_json_of_the_contract() -> None:
         [{"toolName": "a"}, {"toolName": "a"}],
         [{"toolName": "a", "effectClass": "EFFECT_CLASS_RECONCILABLE"}],
         [{"toolName": "a", "category": 17}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_SOMETIMES"}}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_DIGEST"}}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END", "reportIterations": 2}}],
+        [{"toolName": "a", "reports": {"reports": "JOB_REPORTS_END"}, "withoutBackground": True}],
     ],
 )
 def test_policies_that_cannot_be_kept_are_refused(policies: list[dict[str, Any]]) -> None:

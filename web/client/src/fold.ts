@@ -1,7 +1,4 @@
-import type { CallJson } from "../gen/pawl/event/v1/call_pb";
-import type { RunEventJson, WarningJson } from "../gen/pawl/event/v1/event_pb";
-import type { GapJson } from "../gen/pawl/event/v1/gap_pb";
-import type { RunJson } from "../gen/pawl/event/v1/run_pb";
+import type { CallJson, GapJson, RunEventJson, RunJson } from "../gen/index.js";
 
 /** What the model has said in a round, and the calls of it. */
 export interface RoundView {
@@ -16,11 +13,13 @@ export interface RoundView {
   done: boolean;
 }
 
-export interface RetryView {
+/** What happened besides, in order: a warning, an attempt of the model that was void, a message that came in the middle of the run. */
+export interface NoteView {
+  kind: "warning" | "retry" | "message" | "notice";
+  text: string;
   round: number;
-  reason: string;
-  message: string;
-  delaySeconds: number;
+  /** How many calls of the round stand before it; -1 if its text does not either. */
+  place: number;
 }
 
 export interface Progress {
@@ -35,8 +34,7 @@ export interface RunView {
   rounds: RoundView[];
   calls: Record<string, CallJson>;
   progress: Record<string, Progress>;
-  warnings: WarningJson[];
-  retries: RetryView[];
+  notes: NoteView[];
   /** True if the log does not begin at its first event: what came before stands in `run`. */
   gap: boolean;
   ended: boolean;
@@ -45,22 +43,10 @@ export interface RunView {
 const ENDED = new Set(["RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"]);
 
 export function emptyView(run: RunJson): RunView {
-  return {
-    run,
-    seq: 0,
-    rounds: [],
-    calls: {},
-    progress: {},
-    warnings: [],
-    retries: [],
-    gap: false,
-    ended: isEnded(run),
-  };
+  return { run, seq: 0, rounds: [], calls: {}, progress: {}, notes: [], gap: false, ended: isEnded(run) };
 }
 
-export function isEnded(run: RunJson): boolean {
-  return ENDED.has(run.state ?? "");
-}
+export const isEnded = (run: RunJson): boolean => ENDED.has(run.state ?? "");
 
 /**
  * Returns the view with an event more. An event that it has already is left out; an attempt of the model that was void is
@@ -75,14 +61,13 @@ export function fold(view: RunView, event: RunEventJson): RunView {
     next.ended = isEnded(next.run);
   } else if (event.roundStarted) {
     const { round = 0, modelAttempt = 0, model = "" } = event.roundStarted;
-    const begun = { round, attempt: modelAttempt, model, text: "", reasoning: "", drafts: [], callIds: [], done: false };
-    next.rounds = [...view.rounds.filter((each) => each.round !== round), begun];
+    next.rounds = [...view.rounds.filter((each) => each.round !== round), begun(round, modelAttempt, model)];
   } else if (event.roundRetrying) {
-    const { round = 0, reason = "", message = "", delaySeconds = 0 } = event.roundRetrying;
-    next.retries = [...view.retries, { round, reason, message, delaySeconds: Number(delaySeconds) }];
-    next.rounds = view.rounds.map((each) =>
-      each.round === round ? { ...each, text: "", reasoning: "", drafts: [] } : each,
-    );
+    const { round = 0, reason = "", message } = event.roundRetrying;
+    // What was said of the attempt stands before the text of the next one.
+    const before = view.notes.map((note) => (note.round === round ? { ...note, place: -1 } : note));
+    next.notes = [...before, { kind: "retry", text: message || reason, round, place: -1 }];
+    next.rounds = changed(view.rounds, round, (each) => ({ ...each, text: "", reasoning: "", drafts: [] }));
   } else if (event.outputDelta) {
     const { round = 0, text = "", reasoning = "", refusal = "", calls = [] } = event.outputDelta;
     next.rounds = changed(view.rounds, round, (each) => {
@@ -111,7 +96,10 @@ export function fold(view: RunView, event: RunEventJson): RunView {
     const told: Progress = fraction === undefined ? { message } : { fraction: Number(fraction), message };
     next.progress = { ...view.progress, [callId]: told };
   } else if (event.warning) {
-    next.warnings = [...view.warnings, event.warning];
+    next.notes = noted(view, "warning", event.warning.message || event.warning.reason);
+  } else if (event.messageAdded && view.rounds.length) {
+    const { role, text } = event.messageAdded.message ?? {};
+    if (role === "ROLE_USER" || role === "ROLE_NOTICE") next.notes = noted(view, role === "ROLE_USER" ? "message" : "notice", text);
   }
   return next;
 }
@@ -123,10 +111,17 @@ export function foldGap(view: RunView, gap: GapJson): RunView {
   return { ...emptyView(run), calls, seq: Number(gap.toSeq ?? view.seq), gap: true };
 }
 
+function noted({ rounds, notes }: RunView, kind: NoteView["kind"], text = ""): NoteView[] {
+  const last = rounds.at(-1);
+  const place = last && (last.done || last.text || last.reasoning || last.callIds.length) ? last.callIds.length : -1;
+  return [...notes, { kind, text, round: last?.round ?? 0, place }];
+}
+
+function begun(round: number, attempt = 1, model = ""): RoundView {
+  return { round, attempt, model, text: "", reasoning: "", drafts: [], callIds: [], done: false };
+}
+
 function changed(rounds: RoundView[], round: number, change: (each: RoundView) => RoundView): RoundView[] {
-  const found = rounds.some((each) => each.round === round);
-  const all: RoundView[] = found
-    ? rounds
-    : [...rounds, { round, attempt: 1, model: "", text: "", reasoning: "", drafts: [], callIds: [], done: false }];
+  const all = rounds.some((each) => each.round === round) ? rounds : [...rounds, begun(round)];
   return all.map((each) => (each.round === round ? change(each) : each));
 }

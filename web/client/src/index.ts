@@ -1,57 +1,40 @@
 /** Pawl over HTTP: every public method with its types, and runs as they happen. */
 
-import type { AgentService } from "../gen/pawl/agent/v1/agent_pb";
-import type { AgentRegistryService } from "../gen/pawl/agent/v1/agents_pb";
-import type { ConversationService } from "../gen/pawl/agent/v1/conversation_pb";
-import type { JobService } from "../gen/pawl/agent/v1/jobs_pb";
-import type { OperatorService } from "../gen/pawl/agent/v1/operator_pb";
-import type { ScheduleService } from "../gen/pawl/agent/v1/schedule_pb";
-import type { TriggerService } from "../gen/pawl/agent/v1/trigger_pb";
-import type { WatchPendingResponseJson, WatchRunResponseJson } from "../gen/pawl/agent/v1/agent_pb";
-import type { WhoAmIResponseJson } from "../gen/pawl/agent/v1/whoami_pb";
-import type { CallJson } from "../gen/pawl/event/v1/call_pb";
-import type { RunEventJson } from "../gen/pawl/event/v1/event_pb";
-import type { RunJson } from "../gen/pawl/event/v1/run_pb";
-import type { ChannelService } from "../gen/pawl/notify/v1/channel_pb";
-import type { NotifyService } from "../gen/pawl/notify/v1/notify_pb";
-import type { PreferenceService } from "../gen/pawl/notify/v1/preference_pb";
-import type { AuditService } from "../gen/pawl/tool/v1/audit_pb";
-import type { DocumentService } from "../gen/pawl/tool/v1/document_pb";
-import type { RuleService } from "../gen/pawl/tool/v1/rule_pb";
-import type { SourceService } from "../gen/pawl/tool/v1/source_pb";
-import type { ToolService } from "../gen/pawl/tool/v1/tool_pb";
-import { PawlError } from "./errors";
-import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold";
-import { Streams } from "./stream";
-import { type Options, type Service, Transport } from "./transport";
+import type * as pb from "../gen/index.js";
+import { pause, type PawlError, persist } from "./errors.js";
+import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold.js";
+import { Streams } from "./stream.js";
+import { Answers, type AnswerOptions, type FrontEndTool } from "./tools.js";
+import { type Options, type Service, Transport } from "./transport.js";
 
-export * from "./errors";
-export * from "./fold";
-export { Streams, type Subscription } from "./stream";
-export type { CallOptions, Options, Service } from "./transport";
-
-/** Does one thing for a tool of the page: takes the arguments, and returns the result or throws. */
-export type FrontEndTool = (args: any, call: CallJson) => unknown;
+export { PawlError, type Reason } from "./errors.js";
+export * from "./fold.js";
+export { decode, encode, requestId } from "./json.js";
+export { Streams, type Subscription } from "./stream.js";
+export type { AnswerOptions, FrontEndTool } from "./tools.js";
+export type { CallOptions, Options, Service } from "./transport.js";
+export type * from "../gen/index.js";
 
 /** A caller of a suite, through its gateway. */
 export class Pawl {
-  readonly agent: Service<typeof AgentService>;
-  readonly agents: Service<typeof AgentRegistryService>;
-  readonly conversations: Service<typeof ConversationService>;
-  readonly jobs: Service<typeof JobService>;
-  readonly operator: Service<typeof OperatorService>;
-  readonly schedules: Service<typeof ScheduleService>;
-  readonly triggers: Service<typeof TriggerService>;
-  readonly notifications: Service<typeof NotifyService>;
-  readonly channels: Service<typeof ChannelService>;
-  readonly preferences: Service<typeof PreferenceService>;
-  readonly documents: Service<typeof DocumentService>;
-  readonly sources: Service<typeof SourceService>;
-  readonly tools: Service<typeof ToolService>;
-  readonly rules: Service<typeof RuleService>;
-  readonly audit: Service<typeof AuditService>;
+  readonly agent: Service<typeof pb.AgentService>;
+  readonly agents: Service<typeof pb.AgentRegistryService>;
+  readonly conversations: Service<typeof pb.ConversationService>;
+  readonly jobs: Service<typeof pb.JobService>;
+  readonly operator: Service<typeof pb.OperatorService>;
+  readonly schedules: Service<typeof pb.ScheduleService>;
+  readonly triggers: Service<typeof pb.TriggerService>;
+  readonly notifications: Service<typeof pb.NotifyService>;
+  readonly channels: Service<typeof pb.ChannelService>;
+  readonly preferences: Service<typeof pb.PreferenceService>;
+  readonly documents: Service<typeof pb.DocumentService>;
+  readonly sources: Service<typeof pb.SourceService>;
+  readonly tools: Service<typeof pb.ToolService>;
+  readonly rules: Service<typeof pb.RuleService>;
+  readonly audit: Service<typeof pb.AuditService>;
   readonly streams: Streams;
   readonly #transport: Transport;
+  readonly #answers: Answers;
 
   constructor(options: Options = {}) {
     const transport = (this.#transport = new Transport(options));
@@ -71,11 +54,12 @@ export class Pawl {
     this.rules = transport.service("pawl.tool.v1.RuleService");
     this.audit = transport.service("pawl.tool.v1.AuditService");
     this.streams = new Streams(transport);
+    this.#answers = new Answers(this.agent);
   }
 
   /** Logs the browser in, for a page of the gateway: the session is a cookie that no script can read. */
-  async logIn(login: { key: string; store?: string; user?: string } | { code: string }): Promise<WhoAmIResponseJson> {
-    return (await this.#transport.post("/login", login)).json() as Promise<WhoAmIResponseJson>;
+  async logIn(login: { key: string; store?: string; user?: string } | { code: string }): Promise<pb.WhoAmIResponseJson> {
+    return (await this.#transport.post("/login", login)).json() as Promise<pb.WhoAmIResponseJson>;
   }
 
   async logOut(): Promise<void> {
@@ -88,11 +72,11 @@ export class Pawl {
    */
   watchRun(
     runId: string,
-    told: (view: RunView, events: RunEventJson[]) => void,
+    told: (view: RunView, events: pb.RunEventJson[]) => void,
     failed: (error: PawlError) => void = () => {},
   ): () => void {
     let view = emptyView({ runId });
-    return this.streams.subscribe<WatchRunResponseJson>({
+    return this.streams.subscribe<pb.WatchRunResponseJson>({
       method: "pawl.agent.v1.AgentService/WatchRun",
       request: () => ({ runId, afterSeq: String(view.seq) }),
       message: (message) => {
@@ -106,11 +90,11 @@ export class Pawl {
   }
 
   /** Tells everything that waits for the caller, or with `store` for anybody of the store, whenever it changes. */
-  watchPending(told: (calls: CallJson[], runs: RunJson[]) => void, options: { store?: boolean } = {}): () => void {
-    let calls = new Map<string, CallJson>();
-    let runs = new Map<string, RunJson>();
+  watchPending(told: (calls: pb.CallJson[], runs: pb.RunJson[]) => void, options: { store?: boolean } = {}): () => void {
+    let calls = new Map<string, pb.CallJson>();
+    let runs = new Map<string, pb.RunJson>();
     let fresh = true;
-    return this.streams.subscribe<WatchPendingResponseJson>({
+    return this.streams.subscribe<pb.WatchPendingResponseJson>({
       method: "pawl.agent.v1.AgentService/WatchPending",
       request: () => {
         fresh = true;
@@ -127,57 +111,63 @@ export class Pawl {
     });
   }
 
-  /** Returns the run once it has ended. */
-  async result(runId: string, signal?: AbortSignal): Promise<RunJson> {
-    for (;;) {
-      try {
-        const options = { timeoutMs: 40_000, ...(signal ? { signal } : {}) };
-        const { run = {} } = await this.agent.getRun({ runId, waitSeconds: 30 }, options);
-        if (isEnded(run)) return run;
-      } catch (error) {
-        if (!(error instanceof PawlError && error.again)) throw error;
-        await new Promise((done) => setTimeout(done, 1000));
-      }
-    }
-  }
-
-  /** Answers a call that is offered to front ends with what a function of the page does. */
-  async answer(call: CallJson, tools: Record<string, FrontEndTool>): Promise<void> {
-    const tool = tools[call.toolName ?? ""];
-    if (!tool) return;
-    let content: unknown;
-    let isError = false;
-    try {
-      content = (await tool(decode(call.argumentsJson), call)) ?? null;
-    } catch (error) {
-      [content, isError] = [{ error: String(error instanceof Error ? error.message : error) }, true];
-    }
-    const { runId = "", callId = "" } = call;
-    await this.agent.submitToolResults({
-      requestId: `page_${callId}`,
-      runId,
-      results: [{ runId, callId, contentJson: encode(content), isError }],
+  /** Yields the events of a run, from the first or the one after `afterSeq` to the last, through lost connections. */
+  async *events(runId: string, options: { afterSeq?: number; signal?: AbortSignal } = {}): AsyncGenerator<pb.RunEventJson> {
+    const { afterSeq = 0, signal } = options;
+    let seq = afterSeq;
+    let come: pb.RunEventJson[] = [];
+    let over = signal?.aborted ?? false;
+    let failure: PawlError | undefined;
+    let wake = (): void => {};
+    const stop = (): void => (over = true, wake());
+    signal?.addEventListener("abort", stop);
+    const leave = this.streams.subscribe<pb.WatchRunResponseJson>({
+      method: "pawl.agent.v1.AgentService/WatchRun",
+      request: () => ({ runId, afterSeq: String(seq) }),
+      message: ({ events = [], gap }) => {
+        if (gap) seq = Math.max(seq, Number(gap.toSeq ?? 0));
+        const fresh = events.filter((event) => Number(event.seq ?? 0) > seq);
+        seq = Math.max(seq, ...fresh.map((event) => Number(event.seq)));
+        come.push(...fresh);
+        wake();
+      },
+      end: (error) => ((failure = error), stop()),
     });
+    try {
+      for (;;) {
+        const ready = come;
+        come = [];
+        yield* ready;
+        if (come.length) continue;
+        if (failure) throw failure;
+        if (over) return;
+        await new Promise<void>((done) => (wake = done));
+      }
+    } finally {
+      signal?.removeEventListener("abort", stop);
+      leave();
+    }
   }
-}
 
-/** Returns a fresh id for a request, which may be sent again as it is. */
-export function requestId(): string {
-  return `web_${crypto.randomUUID().replaceAll("-", "")}`;
-}
+  /** Returns the run once it has ended, however long it waits for somebody. */
+  async result(runId: string, signal?: AbortSignal): Promise<pb.RunJson> {
+    const options = { timeoutMs: 40_000, ...(signal ? { signal } : {}) };
+    for (;;) {
+      const { run = {} } = await persist(() => this.agent.getRun({ runId, waitSeconds: 30 }, options), signal);
+      if (isEnded(run)) return run;
+      // One that waits for somebody is told at once.
+      if (run.state === "RUN_STATE_WAITING" || run.state === "RUN_STATE_NEEDS_ATTENTION") await pause(2000, signal);
+    }
+  }
 
-/** Returns the value of bytes that are JSON; undefined if there are none. */
-export function decode(bytes: string | undefined): any {
-  if (!bytes) return undefined;
-  return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0))));
-}
-
-/** Returns a value as bytes that are JSON. */
-export function encode(value: unknown): string {
-  const bytes = new TextEncoder().encode(JSON.stringify(value));
-  let letters = "";
-  // As many at once as any engine takes as arguments.
-  for (let place = 0; place < bytes.length; place += 8192)
-    letters += String.fromCharCode(...bytes.subarray(place, place + 8192));
-  return btoa(letters);
+  /**
+   * Answers a call that is offered to front ends with what a function of the page does, and returns what became of the
+   * result; undefined if somebody else was quicker.
+   *
+   * May be asked as often as one likes: of all windows of this browser one runs the function, once, and another if that one
+   * is closed meanwhile. A tool that is not in `tools` is answered with an error, as is one that throws.
+   */
+  answer(call: pb.CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions = {}): Promise<pb.ReceiptJson | undefined> {
+    return this.#answers.answer(call, tools, options);
+  }
 }

@@ -1,5 +1,5 @@
-import { type ErrorBody, errorOf, PawlError } from "./errors";
-import type { Transport } from "./transport";
+import { type ErrorBody, errorOf, PawlError } from "./errors.js";
+import type { Transport } from "./transport.js";
 
 /** A stream of one method: where it is now, what to do with a message, and with the end. */
 export interface Subscription<M> {

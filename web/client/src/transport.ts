@@ -1,7 +1,7 @@
 import type { DescMessage, MessageJsonType } from "@bufbuild/protobuf";
 import type { GenService } from "@bufbuild/protobuf/codegenv2";
 
-import { type ErrorBody, errorOf, PawlError } from "./errors";
+import { type ErrorBody, errorOf, PawlError } from "./errors.js";
 
 /** The methods of a service that answer once, by name, with requests and responses in the JSON of protobuf. */
 export type Service<S> =
@@ -37,6 +37,7 @@ export class Transport {
   readonly baseUrl: string;
   readonly #headers: Record<string, string>;
   readonly #fetch: typeof fetch;
+  #renewing: Promise<boolean> | undefined;
 
   constructor(options: Options) {
     this.baseUrl = (options.baseUrl ?? "").replace(/\/$/, "");
@@ -49,17 +50,29 @@ export class Transport {
     this.#fetch = options.fetch ?? globalThis.fetch.bind(globalThis);
   }
 
-  /** Posts JSON; throws PawlError for every answer that is no success. */
+  /** Posts JSON; throws PawlError for every answer that is no success. A session that can go on is renewed meanwhile. */
   async post(path: string, body: unknown, headers: Record<string, string> = {}, signal?: AbortSignal): Promise<Response> {
+    try {
+      return await this.#post(path, body, headers, signal);
+    } catch (error) {
+      if (!(error instanceof PawlError && error.reason === "SESSION_EXPIRED" && (await this.#renew()))) throw error;
+      return this.#post(path, body, headers, signal);
+    }
+  }
+
+  /** Gets the next token of an identity provider, once for all calls; one tab after the other: a provider may give it only once. */
+  #renew(): Promise<boolean> {
+    const renew = () => this.#post("/login/renew", {}, {}).then(() => true, () => false);
+    // A browser can refuse a lock: that fails these calls, and no later ones.
+    const begin = () => (globalThis.navigator?.locks?.request("pawl.renew", renew) ?? renew()).catch(() => false);
+    return (this.#renewing ??= begin().finally(() => (this.#renewing = undefined)));
+  }
+
+  async #post(path: string, body: unknown, headers: Record<string, string>, signal?: AbortSignal): Promise<Response> {
+    const init = { method: "POST", headers: { ...this.#headers, ...headers }, body: JSON.stringify(body), signal: signal ?? null };
     let response: Response;
     try {
-      response = await this.#fetch(`${this.baseUrl}${path}`, {
-        method: "POST",
-        headers: { ...this.#headers, ...headers },
-        body: JSON.stringify(body),
-        credentials: "same-origin",
-        signal: signal ?? null,
-      });
+      response = await this.#fetch(`${this.baseUrl}${path}`, { ...init, credentials: "same-origin" });
     } catch (error) {
       if (signal?.aborted) throw error;
       throw new PawlError("unavailable", "The gateway does not answer. Is it running, and is this machine online?");

@@ -1,7 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import type { RunEventJson } from "../gen/pawl/event/v1/event_pb";
-import { decode, emptyView, encode, fold, foldGap, type RunView } from "../src/index";
+import { decode, emptyView, encode, fold, foldGap, type RunEventJson, type RunView } from "../src/index";
 import { events } from "../src/stream";
 
 const run = (state: string): RunEventJson => ({ runChanged: { run: { runId: "run_1", state: state as never } } });
@@ -26,7 +25,16 @@ describe("fold", () => {
     const retry: RunEventJson = { roundRetrying: { round: 1, reason: "STREAM_CUT", message: "cut" } };
     const view = told(began(1), text(1, "Hel"), retry, began(1, 2), text(1, "Hello"));
     expect(view.rounds.map((round) => round.text)).toEqual(["Hello"]);
-    expect(view.retries).toHaveLength(1);
+    expect(view.notes).toMatchObject([{ kind: "retry", text: "cut", round: 1, place: -1 }]);
+  });
+
+  it("says where in the run a warning and a message stand", () => {
+    const warning: RunEventJson = { warning: { reason: "W" } };
+    const message: RunEventJson = { messageAdded: { message: { role: "ROLE_USER", text: "more" } } };
+    const broken = [began(1), text(1, "Hel"), warning, { roundRetrying: { round: 1, reason: "CUT" } }, began(1, 2)];
+    const whole = [text(1, "Hello"), { callChanged: { call: { callId: "c", round: 1 } } }, warning, message];
+    const { notes } = told(message, warning, ...broken, ...whole, began(2), warning);
+    expect(notes.map((note) => [note.text, note.round, note.place].join(" "))).toEqual(["W 0 -1", "W 1 -1", "CUT 1 -1", "W 1 1", "more 1 1", "W 2 -1"]);
   });
 
   it("leaves out what it has already", () => {

@@ -100,3 +100,16 @@ describe("streams", () => {
     expect(asked()).toBe(1);
   });
 });
+
+it.each([true, false])("a session that is over is renewed once, if it can be, and the calls made again: %s", async (renews) => {
+  const asked: string[] = [];
+  const over = { code: "unauthenticated", details: [{ debug: { reason: "SESSION_EXPIRED" } }] };
+  const fetch = async (url: unknown): Promise<Response> => {
+    const isGood = asked.push(String(url).split("/").at(-1)!) > 2 && renews;
+    return Response.json(isGood ? {} : over, { status: isGood ? 200 : 401 });
+  };
+  const { agent } = new Pawl({ fetch: fetch as typeof globalThis.fetch });
+  const answers = await Promise.allSettled([agent.whoAmI({}), agent.whoAmI({})]);
+  for (const answer of answers) expect(answer).toMatchObject(renews ? { value: {} } : { reason: { reason: "SESSION_EXPIRED" } });
+  expect(asked).toEqual(["WhoAmI", "WhoAmI", "renew", ...(renews ? ["WhoAmI", "WhoAmI"] : [])]);
+});

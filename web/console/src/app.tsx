@@ -1,14 +1,12 @@
 import type { VNode } from "preact";
 import { useEffect, useRef } from "preact/hooks";
 
-import { Chat } from "./chat";
+import { Chat, listAhead } from "./chat";
 import { Inbox } from "./inbox";
+import { Later } from "./later";
 import { Login } from "./login";
-import { readable, RESOURCES } from "./pages";
-import { Detail, List } from "./resource";
-import { RunPage, Runs } from "./runs";
-import { Settings } from "./settings";
-import { arrive, follow, forPeople, go, logOut, notice, online, path, who } from "./state";
+import { MENU } from "./menu";
+import { arrive, follow, forPeople, go, logOut, may, notice, online, path, who } from "./state";
 
 const PAGES = [
   { path: "/", name: "Chat", key: "c" },
@@ -20,10 +18,15 @@ const PAGES = [
 export function App(): VNode {
   const help = useRef<HTMLDialogElement>(null);
   useEffect(() => {
+    if (isHere("/")) listAhead();
     void arrive();
     let before = "";
     const keys = (event: KeyboardEvent): void => {
-      if (event.ctrlKey || event.metaKey || event.altKey || isTyping(event.target)) return;
+      if (event.ctrlKey || event.metaKey || event.altKey) return;
+      if (isTyping(event.target)) {
+        if (event.key === "Escape" && !help.current?.open) (event.target as HTMLElement).blur();
+        return;
+      }
       const page = before === "g" && PAGES.find(({ key }) => key === event.key);
       before = event.key;
       if (page) go(page.path);
@@ -43,7 +46,8 @@ export function App(): VNode {
   const caller = who.value;
   useEffect(() => {
     const count = forPeople.value.length;
-    document.title = `${count ? `(${count}) ` : ""}${[...PAGES, ...RESOURCES.map((each) => ({ path: `/${each.path}`, name: each.name })), { path: "/settings", name: "Settings" }].find((page) => isHere(page.path))?.name ?? "Pawl"} · Pawl`;
+    const here = [...PAGES, ...more()].find((page) => isHere(page.path));
+    document.title = `${count ? `(${count}) ` : ""}${here?.name ?? "Pawl"} · Pawl`;
   });
   if (caller === undefined) return <Waiting />;
   if (caller === null) return <Login />;
@@ -124,16 +128,17 @@ const KEYS = [
   ["x", "choose it, to decide about several"],
   ["/", "to the message or the filter"],
   ["?", "these keys"],
-  ["Esc", "close what is open"],
+  ["Esc", "leave the field, close what is open"],
 ] as const;
 
-/** Moves in what stands in a list, and presses the button there that has the key. */
+/** Moves in what stands in a list, first to what waits for somebody, and presses the button there that has the key. */
 function pressed(event: KeyboardEvent): void {
   const items = [...document.querySelectorAll<HTMLElement>("main [data-item]")];
   const here = items.findIndex((item) => item.contains(document.activeElement));
   if (event.key === "j" || event.key === "k") {
     event.preventDefault();
-    const to = items[Math.max(0, Math.min(items.length - 1, here + (event.key === "j" ? 1 : -1)))];
+    const first = Math.max(0, items.findIndex((item) => item.matches(".wait")));
+    const to = items[here < 0 ? first : Math.max(0, Math.min(items.length - 1, here + (event.key === "j" ? 1 : -1)))];
     to?.focus();
     to?.scrollIntoView({ block: "nearest" });
   } else {
@@ -146,12 +151,23 @@ function pressed(event: KeyboardEvent): void {
 
 function Page(): VNode {
   const [, first = "", second = ""] = path.value.split("/");
-  if (first === "" || first === "c") return <Chat key={second} conversationId={decodeURIComponent(second)} />;
+  if (first === "" || first === "c") return <Chat conversationId={decodeURIComponent(second)} />;
   if (first === "inbox") return <Inbox />;
-  if (first === "runs") return second ? <RunPage key={second} runId={decodeURIComponent(second)} /> : <Runs />;
-  if (first === "settings") return <Settings />;
-  const resource = RESOURCES.find((each) => each.path === first);
-  if (resource) return second ? <Detail key={path.value} of={resource} id={decodeURIComponent(second)} /> : <List key={first} of={resource} />;
+  return (
+    <Later
+      key={path.value}
+      show={({ RESOURCES, RunPage, Settings, List, Detail }) => {
+        if (first === "settings") return <Settings />;
+        if (first === "runs" && second) return <RunPage key={second} runId={decodeURIComponent(second)} />;
+        const resource = RESOURCES.find((each) => each.path === first);
+        if (!resource) return <Nowhere />;
+        return second ? <Detail key={path.value} of={resource} id={decodeURIComponent(second)} /> : <List key={first} of={resource} />;
+      }}
+    />
+  );
+}
+
+function Nowhere(): VNode {
   return (
     <section class="page">
       <h1>There is no such page</h1>
@@ -163,16 +179,21 @@ function Page(): VNode {
 }
 
 /** The pages that are needed now and then; those that its reader has no right to are not there. */
+function more(): { path: string; name: string }[] {
+  const lists = Object.entries(MENU).filter(([name, { method }]) => may(method) && !PAGES.some((page) => page.path === `/${name}`));
+  return [...lists.map(([name, list]) => ({ path: `/${name}`, name: list.name })), { path: "/settings", name: "Settings" }];
+}
+
 function More(): VNode {
-  const pages = [...readable().filter((each) => each.path !== "background"), { path: "settings", name: "Settings" }];
-  const here = pages.find((page) => isHere(`/${page.path}`));
+  const pages = more();
+  const here = pages.find((page) => isHere(page.path));
   return (
     <details class="more" onClick={(event) => (event.target as Element).closest("a") && (event.currentTarget.open = false)}>
       <summary>{here?.name ?? "More"}</summary>
       <ul>
         {pages.map(({ path: page, name }) => (
           <li key={page}>
-            <a href={`/${page}`} aria-current={here?.path === page ? "page" : undefined}>
+            <a href={page} aria-current={here?.path === page ? "page" : undefined}>
               {name}
             </a>
           </li>

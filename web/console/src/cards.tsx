@@ -1,12 +1,21 @@
 /** A call as people see it: what it is, where it stands, and what they can do about it. */
 
-import { decode, encode, type Progress, requestId } from "@pawl/client";
-import type { VNode } from "preact";
+import {
+  type CallDecisionJson,
+  type CallJson,
+  type DecisionKindJson,
+  decode,
+  encode,
+  type Progress,
+  requestId,
+  type RunJson,
+  type SeriesJson,
+} from "@pawl/client";
+import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import type { CallDecisionJson } from "../../client/gen/pawl/agent/v1/types_pb";
-import type { CallJson, DecisionKindJson, SeriesJson } from "../../client/gen/pawl/event/v1/call_pb";
-import { Form } from "./form";
+import { Chart, chartOf } from "./chart";
+import { blank, Fault, Form, type Schema } from "./form";
 import { Markdown, plain } from "./markdown";
 import { ago, attempt, may, moment, notice, pawl, who, word } from "./state";
 
@@ -28,12 +37,20 @@ const WORDS: Record<string, string> = {
   CALL_STATE_OUTCOME_UNKNOWN: "outcome unknown: it may have happened",
 };
 
-export function CallCard({ call, progress, where }: { call: CallJson; progress?: Progress | undefined; where?: boolean }): VNode {
+export function CallCard({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
   const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
   const decision = call.approval?.decision;
   return (
-    <article class={`card ${CLASSES[state] ?? ""}`} data-call={call.callId} data-state={word(state)} aria-label={`${call.toolName}: ${word(state)}`}>
+    <article
+      class={`card ${CLASSES[state] ?? ""}`}
+      data-item
+      tabIndex={open ? 0 : -1}
+      data-call={call.callId}
+      data-state={word(state)}
+      aria-label={`${plain(call.toolName ?? "")}: ${word(state)}`}
+    >
+      {children}
       <header>
         <strong>{plain(call.toolName ?? "")}</strong>
         <span class="state">{WORDS[state] ?? word(state)}</span>
@@ -58,9 +75,15 @@ export function CallCard({ call, progress, where }: { call: CallJson; progress?:
         </p>
       )}
       {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
+      {call.toolName === "show_chart" && <Drawn args={value(call.argumentsJson)} />}
       {!open && <Details call={call} />}
     </article>
   );
+}
+
+function Drawn({ args }: { args: unknown }): VNode | null {
+  const chart = chartOf(args);
+  return typeof chart === "string" ? null : <Chart {...chart} />;
 }
 
 function Details({ call }: { call: CallJson }): VNode {
@@ -98,31 +121,36 @@ function Approval({ call }: { call: CallJson }): VNode {
   const first = (value(call.argumentsJson) ?? {}) as Record<string, unknown>;
   const [args, setArgs] = useState<Record<string, unknown> | undefined>(first);
   const [editing, setEditing] = useState(false);
-  const [schema, setSchema] = useState<object>();
+  const [schema, setSchema] = useState<Schema>();
   const [reason, setReason] = useState("");
   const [busy, setBusy] = useState(false);
   const [reach, setReach] = useState<Reach | "">("");
   const [series, setSeries] = useState(false);
   const [often, setOften] = useState<SeriesJson>({});
+  const [answer, setAnswer] = useState<string>();
+  const [fault, setFault] = useState("");
   const approval = call.approval ?? {};
   const offered = approval.series;
   useEffect(() => {
     if (!editing || schema) return;
     pawl.tools
       .getTool({ name: call.toolName ?? "", version: call.toolVersion ?? 0 })
-      .then(({ tool }) => setSchema((value(tool?.definition?.argumentsSchemaJson) as object) ?? {}))
+      .then(({ tool }) => setSchema((value(tool?.definition?.argumentsSchemaJson) as Schema) ?? {}))
       .catch(() => setSchema({}));
   }, [editing]);
   const decide = async (kind: DecisionKindJson): Promise<void> => {
     setBusy(true);
+    setFault("");
     const digest = approval.digest ?? "";
-    if (kind === "DECISION_KIND_REJECT") await decideCall(call, { kind, digest, reason });
+    const bring = (decision: Decision): Promise<boolean> => decideCall(call, decision, setFault);
+    if (kind === "DECISION_KIND_REJECT") await bring({ kind, digest, reason });
+    else if (kind === "DECISION_KIND_ANSWER") await bring({ kind, digest, answer: answer ?? "" });
     else {
       const granted = series && offered ? { forSeries: true, digest: offered.digest ?? "" } : { digest };
       const bounded = series && offered && fewer(offered, often) ? { editedSeries: { ...offered, ...often } } : {};
       const edits = kind === "DECISION_KIND_EDIT" || "editedSeries" in bounded;
       const edited = edits ? { kind: "DECISION_KIND_EDIT" as const, argumentsJson: encode(args) } : { kind };
-      await remembering(call, reach, () => decideCall(call, { ...edited, reason, ...granted, ...bounded }));
+      await remembering(call, reach, () => bring({ ...edited, reason, ...granted, ...bounded }));
     }
     setBusy(false);
   };
@@ -138,10 +166,11 @@ function Approval({ call }: { call: CallJson }): VNode {
         </p>
       )}
       {editing ? (
-        schema && <Form schema={schema} value={args ?? first} onValue={setArgs} />
+        schema && <Form schema={schema} value={args ?? first} onValue={setArgs} fault={fault} />
       ) : (
         <Json value={first} />
       )}
+      {!editing && <Fault said={fault} />}
       {editing && changed && args && <Diff before={first} after={args} />}
       <label class="row">
         <span class="quiet">Reason</span>
@@ -190,8 +219,23 @@ function Approval({ call }: { call: CallJson }): VNode {
         <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>
           Reject
         </button>
+        <button class="second" disabled={busy} aria-expanded={answer !== undefined} onClick={() => setAnswer(answer === undefined ? "" : undefined)}>
+          Answer instead
+        </button>
         <span class="quiet">{call.deadlineTime && `expires ${ago(call.deadlineTime)}`}</span>
       </p>
+      {answer !== undefined && (
+        <form
+          class="row"
+          onSubmit={(event) => {
+            event.preventDefault();
+            void decide("DECISION_KIND_ANSWER");
+          }}
+        >
+          <input aria-label="Its result, as if it had run" placeholder="Its result, as if it had run" required value={answer} onInput={(event) => setAnswer(event.currentTarget.value)} />
+          <button disabled={busy}>Answer</button>
+        </form>
+      )}
       <p class="quiet digest" title="What is decided is exactly this">
         {approval.cause} · {(approval.digest ?? "").slice(0, 16)}
       </p>
@@ -225,49 +269,97 @@ async function remembering({ toolName = "", callId = "", runId = "", conversatio
 
 function Question({ call }: { call: CallJson }): VNode {
   const question = call.question ?? {};
-  const field = useRef<HTMLInputElement>(null);
+  const schema = question.answerSchemaJson ? (value(question.answerSchemaJson) as Schema) : undefined;
+  const names = Object.keys(schema?.properties ?? {});
+  const [said, setSaid] = useState("");
+  const [filled, setFilled] = useState<Record<string, unknown> | undefined>(() => blank(schema));
   const [busy, setBusy] = useState(false);
+  const [fault, setFault] = useState("");
   const say = async (answer: string): Promise<void> => {
     if (!answer.trim()) return;
     setBusy(true);
-    await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer });
+    setFault("");
+    await decideCall(call, { kind: "DECISION_KIND_ANSWER", answer }, setFault);
     setBusy(false);
   };
+  // One value is answered as it is, several as an object, and nothing to fill in with yes or no.
+  const only = filled?.[names[0] ?? ""];
+  const whole = names.length > 1 ? JSON.stringify(filled) : typeof only === "string" ? only : (JSON.stringify(only) ?? "");
+  const options = question.options?.length || !schema || names.length ? (question.options ?? []) : ["yes", "no"];
   return (
     <div class="decision">
       <Markdown text={question.question ?? ""} />
       {question.why && <p class="quiet">{plain(question.why)}</p>}
       <p class="buttons">
-        {(question.options ?? []).map((option) => (
+        {options.map((option) => (
           <button key={option} class="second" disabled={busy} onClick={() => void say(option)}>
             {plain(option)}
           </button>
         ))}
       </p>
       <form
-        class="row"
+        class={names.length ? "" : "row"}
         onSubmit={(event) => {
           event.preventDefault();
-          void say(field.current?.value ?? "");
+          void say(names.length ? whole : said);
         }}
       >
-        <input ref={field} aria-label="Your answer" placeholder={question.defaultAnswer ? `else: ${plain(question.defaultAnswer)}` : "Your answer"} />
-        <button disabled={busy}>Answer</button>
+        {names.length ? (
+          <Form schema={schema} value={filled ?? {}} onValue={setFilled} fault={fault} name="Answer" />
+        ) : (
+          <input
+            aria-label="Your answer"
+            placeholder={question.defaultAnswer ? `else: ${plain(question.defaultAnswer)}` : "Your answer"}
+            value={said}
+            onInput={(event) => setSaid(event.currentTarget.value)}
+          />
+        )}
+        <button disabled={busy || !filled}>Answer</button>
       </form>
+      {!names.length && <Fault said={fault} />}
     </div>
   );
 }
 
-/** Decides about a call; what another tab or person decided first is said, and nothing happens. */
-export async function decideCall(
-  call: CallJson,
-  decision: Omit<CallDecisionJson, "runId" | "callId">,
-): Promise<boolean> {
-  return decideAll([call], () => decision);
+/** Gives a run that has used up its tokens some more. */
+export function TopUp({ run, children }: { run: RunJson; children?: ComponentChildren }): VNode {
+  const [tokens, setTokens] = useState(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0)));
+  return (
+    <form
+      class="card wait"
+      data-item
+      tabIndex={0}
+      aria-label="A run that needs tokens"
+      onSubmit={(event) => {
+        event.preventDefault();
+        void attempt(() => pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(tokens) }));
+      }}
+    >
+      <p>
+        {children ?? "It"} has used up its tokens; it needs {run.tokensNeeded ?? "more"}.
+      </p>
+      {may("agent.v1.AgentService/TopUpRun") && (!run.userId || run.userId === who.value?.caller?.userId) && (
+        <p class="buttons">
+          <input type="number" min={1} required aria-label="Tokens" value={tokens} onInput={(event) => setTokens(event.currentTarget.valueAsNumber)} />
+          <button data-key="a">Give it {tokens || "no"} tokens</button>
+        </p>
+      )}
+    </form>
+  );
+}
+
+type Decision = Omit<CallDecisionJson, "runId" | "callId">;
+
+/**
+ * Decides about a call; true if that was taken. What can be mended is told to `mend`; what another tab or person decided
+ * first is said above the page, where the card is no more.
+ */
+function decideCall(call: CallJson, decision: Decision, mend: (said: string) => void): Promise<boolean> {
+  return decideAll([call], () => decision, mend);
 }
 
 /** Decides about several calls at once, at most 64 in a request; true if all decisions were taken. */
-export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Omit<CallDecisionJson, "runId" | "callId">): Promise<boolean> {
+export async function decideAll(calls: CallJson[], decision: (call: CallJson) => Decision, mend?: (said: string) => void): Promise<boolean> {
   const done = await attempt(async () => {
     const refused = [];
     for (let place = 0; place < calls.length; place += DECISIONS_MAX) {
@@ -276,11 +368,14 @@ export async function decideAll(calls: CallJson[], decision: (call: CallJson) =>
       refused.push(...receipts.filter(({ status }) => status !== "RECEIPT_STATUS_ACCEPTED" && status !== "RECEIPT_STATUS_DUPLICATE"));
     }
     const [first] = refused;
-    if (first) throw new Error(`${calls.length > 1 ? `${refused.length} of ${calls.length} were not taken. ` : ""}${first.message || "This has been decided already."}`);
-    return true;
+    if (!first) return true;
+    if (mend && first.status === "RECEIPT_STATUS_REFUSED" && MENDED.has(first.reason ?? "")) return void mend(first.message ?? "");
+    throw new Error(`${calls.length > 1 ? `${refused.length} of ${calls.length} were not taken. ` : ""}${first.message || "This has been decided already."}`);
   });
   return done ?? false;
 }
+
+const MENDED = new Set(["INVALID_ARGUMENTS", "INVALID_FIELD", "INVALID_JSON", "TOO_LARGE"]);
 
 function Diff({ before, after }: { before: Record<string, unknown>; after: Record<string, unknown> }): VNode {
   const names = [...new Set([...Object.keys(before), ...Object.keys(after)])];
@@ -324,7 +419,7 @@ function value(bytes: string | undefined): unknown {
 
 function summary(call: CallJson): string {
   const args = JSON.stringify(value(call.argumentsJson)) ?? "";
-  return plain(args.length > 100 ? `${args.slice(0, 100)} ...` : args);
+  return plain(args.length > 100 ? `${args.slice(0, 100)} ...` : args) || "without arguments";
 }
 
 function took(call: CallJson): string {

@@ -1,13 +1,22 @@
-import { emptyView, PawlError, requestId, type RunView } from "@pawl/client";
-import type { VNode } from "preact";
+import { signal } from "@preact/signals";
+import {
+  type BackgroundJobJson,
+  type ConversationJson,
+  emptyView,
+  isEnded,
+  type MessageJson,
+  PawlError,
+  requestId,
+  type RunJson,
+  type RunView,
+} from "@pawl/client";
+import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
-import type { BackgroundJobJson } from "../../client/gen/pawl/agent/v1/jobs_pb";
-import type { ConversationJson } from "../../client/gen/pawl/event/v1/conversation_pb";
-import type { MessageJson } from "../../client/gen/pawl/event/v1/message_pb";
-import type { RunJson } from "../../client/gen/pawl/event/v1/run_pb";
+import { type Action, Actions } from "./actions";
+import { Later } from "./later";
 import { Markdown, plain } from "./markdown";
-import { ago, attempt, go, may, pawl, who, word } from "./state";
+import { ago, attempt, draft, go, may, pawl, query, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
 
@@ -26,19 +35,42 @@ interface Turn {
   last: number;
 }
 
+/** The conversations that are listed; they stay while another one is opened. */
+const listed = signal<ConversationJson[] | undefined>(undefined);
+let reads = 0;
+let ahead: Promise<void> | undefined;
+
+async function list(words = "", archived = false): Promise<void> {
+  const read = ++reads;
+  const { conversations = [] } = await pawl.conversations.listConversations({ pageSize: 50, query: words, archived });
+  if (read === reads) listed.value = conversations;
+}
+
+/** Asks for the conversations while nobody knows yet who asks: so the first page is there after one round trip. */
+export function listAhead(): void {
+  ahead = list().catch(() => (ahead = undefined));
+}
+
 export function Chat({ conversationId }: { conversationId: string }): VNode {
-  const [listed, setListed] = useState<ConversationJson[]>();
   const [open, setOpen] = useState(false);
-  const reload = (): void => void attempt(async () => setListed((await pawl.conversations.listConversations({ pageSize: 50 })).conversations ?? []));
-  useEffect(reload, [conversationId]);
+  const [words, setWords] = useState("");
+  const [archived, setArchived] = useState(false);
+  const reload = (): void => void attempt(() => list(words.trim(), archived), true);
+  useEffect(() => {
+    if (ahead) return void (ahead = undefined);
+    const timer = setTimeout(reload, words ? 200 : 0);
+    return () => clearTimeout(timer);
+  }, [conversationId, words, archived]);
+  const run = query.value.get("run");
   return (
-    <div class={`chat ${open ? "listing" : ""}`}>
+    <div class={`chat ${open ? "listing" : ""} ${run ? "beside" : ""}`}>
       <aside aria-label="Conversations">
         <a class="button" href="/">
           New conversation
         </a>
+        <input type="search" aria-label="Search conversations" placeholder="Search" value={words} onInput={(event) => setWords(event.currentTarget.value)} />
         <ul>
-          {listed?.map((each) => (
+          {listed.value?.map((each) => (
             <li key={each.conversationId}>
               <a href={`/c/${each.conversationId}`} aria-current={each.conversationId === conversationId ? "page" : undefined}>
                 {plain(each.title || "Untitled")}
@@ -47,21 +79,49 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
             </li>
           ))}
         </ul>
-        {listed?.length === 0 && <p class="quiet">Your conversations stand here.</p>}
+        {listed.value?.length === 0 && <p class="quiet">{words ? "None has these words." : archived ? "The archive is empty." : "Your conversations stand here."}</p>}
+        <label class="row quiet">
+          <input type="checkbox" checked={archived} onChange={(event) => setArchived(event.currentTarget.checked)} /> the archive
+        </label>
       </aside>
       <button class="plain lister" onClick={() => setOpen(!open)} aria-expanded={open}>
         Conversations
       </button>
-      <Conversation conversationId={conversationId} onRun={reload} />
+      <Conversation key={conversationId} conversationId={conversationId} onRun={reload} />
+      {run && (
+        <aside class="detail" aria-label="Run">
+          <a href={`/c/${conversationId}`}>Close</a>
+          <Later show={({ RunPage }) => <RunPage key={run} runId={run} beside />} />
+        </aside>
+      )}
     </div>
   );
 }
+
+const UPDATE = "agent.v1.ConversationService/UpdateConversation";
+const ACTIONS: Action<ConversationJson>[] = [
+  {
+    name: "Rename",
+    method: UPDATE,
+    ask: "Its title",
+    run: ({ conversationId = "" }, title) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, title }),
+  },
+  ...[true, false].map((archived) => ({
+    name: archived ? "Archive" : "Take out of the archive",
+    method: UPDATE,
+    when: (each: ConversationJson) => !!each.archived !== archived,
+    run: ({ conversationId = "" }: ConversationJson) => pawl.conversations.updateConversation({ requestId: requestId(), conversationId, archived }),
+  })),
+];
 
 function Conversation({ conversationId, onRun }: { conversationId: string; onRun: () => void }): VNode {
   const [turns, setTurns] = useState<Turn[]>([]);
   const [views, setViews] = useState<Record<string, RunView>>({});
   const [jobs, setJobs] = useState<BackgroundJobJson[]>([]);
   const [missing, setMissing] = useState(false);
+  const [conversation, setConversation] = useState<ConversationJson>();
+  const [chosen, setChosen] = useState<string>();
+  const [onWay, setOnWay] = useState<string>();
   const busy = useRef(false);
   busy.current = jobs.length > 0;
   const end = useRef<HTMLDivElement>(null);
@@ -76,25 +136,28 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       id,
       pawl.watchRun(id, (view) => {
         setViews((all) => ({ ...all, [id]: view }));
+        // Its messages are whole now, and it can be begun again from there.
+        if (view.ended && !isEnded(run)) void load(true);
         for (const call of Object.values(view.calls)) void runTool(call);
       }),
     );
   };
-  const load = (): Promise<void | undefined> =>
+  const load = (isPoll = false): Promise<void | undefined> =>
     attempt(async () => {
       if (!conversationId) return;
       const found = await history.current.read();
       if (found === "missing") return setMissing(true);
       if (found) {
+        setConversation(history.current.conversation);
         setTurns(found);
         for (const { run, live } of found) if (live) watch(run);
       }
       if (found || busy.current) setJobs((await pawl.jobs.listJobs({ conversationId, openOnly: true })).jobs ?? []);
-    });
+    }, isPoll);
   useEffect(() => {
     void load();
     // Turns that nobody asked for begin by themselves, and other tabs write, too. One question says whether there is more.
-    const timer = setInterval(() => conversationId && !document.hidden && void load(), 3000);
+    const timer = setInterval(() => conversationId && !document.hidden && void load(true), 3000);
     return () => {
       clearInterval(timer);
       for (const leave of watched.current.values()) leave();
@@ -107,19 +170,23 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   }, [length]);
 
   const active = turns.map(({ run }) => views[run.runId ?? ""] ?? emptyView(run)).find((view) => !view.ended);
+  const agents = who.value?.deployment?.agentNames ?? [];
+  const before = turns.at(-1)?.run.agent?.name ?? "";
+  const agent = chosen ?? (agents.includes(before) ? before : DEFAULT);
   const send = async (text: string, policy: Policy): Promise<boolean> => {
     const done = await attempt(async () => {
       if (!conversationId) {
-        const { run = {} } = await pawl.agent.startRun({ requestId: requestId(), text, frontEndTools: TOOLS });
+        const { run = {} } = await pawl.agent.startRun({ requestId: requestId(), text, agent, frontEndTools: TOOLS });
         go(`/c/${run.conversationId}`);
         return true;
       }
       const steered = policy === "MESSAGE_POLICY_STEER";
       const { run = {} } = steered
         ? await pawl.agent.sendMessage({ requestId: requestId(), conversationId, text, policy })
-        : await pawl.agent.startRun({ requestId: requestId(), conversationId, text, policy, frontEndTools: TOOLS });
+        : await pawl.agent.startRun({ requestId: requestId(), conversationId, text, policy, agent, frontEndTools: TOOLS });
       const turn: Turn = { run, live: true, asked: text, said: [], notice: false, last: 0 };
       setTurns((all) => (all.some((each) => each.run.runId === run.runId) ? all : [...all, turn]));
+      setOnWay(steered ? text : undefined);
       watch(run);
       onRun();
       return true;
@@ -127,6 +194,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
     near.current = true;
     return done ?? false;
   };
+  const mayFork = may("agent.v1.ConversationService/ForkConversation");
   if (missing) return <section class="page"><h1>This conversation is not there</h1><p><a href="/">Begin another one</a></p></section>;
   return (
     <section
@@ -138,25 +206,36 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       }}
     >
       <div class="turns">
-        {turns.length > 0 && <h1 class="unseen">Conversation</h1>}
+        {turns.length > 0 && (
+          <header>
+            <h1>{plain(conversation?.title || "Conversation")}</h1>
+            {conversation && <Actions all={ACTIONS} item={conversation} onDone={() => (history.current.forget(), onRun(), load())} />}
+          </header>
+        )}
         {!turns.length && (
           <div class="empty">
             <h1>What can I do for you?</h1>
             <p class="quiet">
-              Agent {who.value?.deployment?.agentNames?.[0] ?? "default"}, model {who.value?.deployment?.model}. You may close this page: the work goes on.
+              Agent {agent}{agent === DEFAULT && `, model ${who.value?.deployment?.model}`}. You may close this page: the work goes on.
             </p>
           </div>
         )}
-        {turns.map(({ run, live, asked, said, notice, last }) => {
+        {turns.map(({ run, live, asked, said, notice, last }, place) => {
           const view = views[run.runId ?? ""] ?? emptyView(run);
           return (
             <div key={run.runId} class="turn" data-run={run.runId} data-state={word(view.run.state)}>
               {asked && !notice && <div class="mine">{plain(asked)}</div>}
               {notice && <p class="quiet">↩ {plain(asked || "news from the background")}</p>}
               {live ? <RunLog view={view} said={said} /> : said.map((text, key) => <Markdown key={key} text={text} />)}
+              {onWay && view === active && !view.notes.some(({ text }) => text === onWay) && <div class="mine">{plain(onWay)} <small class="quiet">(on its way)</small></div>}
               <p class="quiet tools">
-                {live && <a href={`/runs/${run.runId}`}>details</a>}
-                {view.ended && last > 0 && may("agent.v1.ConversationService/ForkConversation") && (
+                {live && <a href={`/c/${conversationId}?run=${run.runId}`}>details</a>}
+                {isEnded(run) && asked && !notice && mayFork && (
+                  <button class="plain" onClick={() => void fork(conversationId, turns[place - 1]?.last, asked)}>
+                    ask in other words
+                  </button>
+                )}
+                {isEnded(run) && last > 0 && mayFork && (
                   <button class="plain" onClick={() => void fork(conversationId, last)}>
                     start again from here
                   </button>
@@ -172,22 +251,43 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
           In the background: {jobs.map((job) => plain(job.definition?.toolName ?? "")).join(", ")}. <a href="/background">See and stop</a>
         </p>
       )}
-      <Composer active={active} onSend={send} />
+      <Composer active={active} onSend={send}>
+        {agents.some((name) => name !== DEFAULT) && (
+          <label class="row quiet">
+            Agent
+            <select value={agent} onChange={(event) => setChosen(event.currentTarget.value)}>
+              {[...new Set([DEFAULT, ...agents])].map((name) => (
+                <option key={name}>{name}</option>
+              ))}
+            </select>
+          </label>
+        )}
+      </Composer>
     </section>
   );
 }
 
+/** The agent that drives what names none. */
+const DEFAULT = "default";
+
 function Composer({
   active,
   onSend,
+  children,
 }: {
   active: RunView | undefined;
+  children: ComponentChildren;
   onSend: (text: string, policy: Policy) => Promise<boolean>;
 }): VNode {
   const field = useRef<HTMLTextAreaElement>(null);
   const [busy, setBusy] = useState(false);
   const [steer, setSteer] = useState(false);
-  useEffect(() => field.current?.focus(), []);
+  useEffect(() => {
+    if (!field.current) return;
+    field.current.value = draft.value;
+    draft.value = "";
+    field.current.focus();
+  }, []);
   const send = async (): Promise<void> => {
     const text = field.current?.value.trim();
     if (!text || busy || !field.current) return;
@@ -221,6 +321,7 @@ function Composer({
         }}
       />
       <div class="buttons">
+        {children}
         {active && (
           <>
             <label class="row quiet">
@@ -248,9 +349,15 @@ class History {
   /** The page that was the last, which may have grown. */
   #pageToken = "";
   #seen = "";
+  conversation: ConversationJson | undefined;
 
   constructor(conversationId: string) {
     this.#id = conversationId;
+  }
+
+  /** Reads all that may have changed the next time. */
+  forget(): void {
+    this.#seen = "";
   }
 
   /** Returns the turns if there is more than before, and else undefined. It reads the messages that are new, and no others. */
@@ -261,6 +368,7 @@ class History {
       throw error;
     });
     if (conversation === "missing") return conversation;
+    this.conversation = conversation.conversation;
     const { updateTime, activeRunId, queuedRunCount, lastMessageNumber } = conversation.conversation ?? {};
     const seen = JSON.stringify([updateTime, activeRunId, queuedRunCount, lastMessageNumber]);
     if (seen === this.#seen) return undefined;
@@ -307,7 +415,11 @@ function turnsOf(runs: RunJson[], messages: MessageJson[]): Turn[] {
   );
 }
 
-async function fork(conversationId: string, number: number): Promise<void> {
-  const made = await attempt(() => pawl.conversations.forkConversation({ requestId: requestId(), conversationId, number: String(number) }));
-  if (made?.conversation?.conversationId) go(`/c/${made.conversation.conversationId}`);
+/** Opens a copy of a conversation up to a message, with a message to write; without a place to begin at, an empty one. */
+async function fork(conversationId: string, number: number | undefined, text = ""): Promise<void> {
+  const wish = { requestId: requestId(), conversationId, number: String(number) };
+  const made = number ? await attempt(() => pawl.conversations.forkConversation(wish)) : {};
+  if (!made) return;
+  draft.value = text;
+  go(made.conversation?.conversationId ? `/c/${made.conversation.conversationId}` : "/");
 }

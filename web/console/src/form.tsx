@@ -1,9 +1,11 @@
-/** A form from a JSON Schema: flat objects of texts, numbers, choices and switches; everything else is edited as JSON. */
+/** A form from a JSON Schema: flat objects of texts, lists of them, numbers, choices and switches; all else is edited as JSON. */
 
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
+import { useId, useState } from "preact/hooks";
 
-interface Schema {
+import { plain } from "./markdown";
+
+export interface Schema {
   type?: string;
   title?: string;
   description?: string;
@@ -11,17 +13,25 @@ interface Schema {
   required?: string[];
   enum?: unknown[];
   maxLength?: number;
+  items?: Schema;
+  default?: unknown;
 }
 
 export function Form({
   schema,
   value,
   onValue,
+  fault: refused = "",
+  name: what = "Arguments",
 }: {
   schema: Schema | undefined;
   value: Record<string, unknown>;
   onValue: (value: Record<string, unknown> | undefined) => void;
+  /** What the server says is wrong with it; it is shown at the field that it names. */
+  fault?: string;
+  name?: string;
 }): VNode {
+  const id = useId();
   const [raw, setRaw] = useState<string | undefined>(isFlat(schema, value) ? undefined : JSON.stringify(value, null, 2));
   const [fault, setFault] = useState("");
   const set = (name: string, to: unknown): void => {
@@ -46,10 +56,17 @@ export function Form({
     return (
       <div class="form">
         <label>
-          Arguments as JSON
-          <textarea class="code" rows={Math.min(16, raw.split("\n").length + 1)} value={raw} onInput={(event) => write(event.currentTarget.value)} />
+          {what} as JSON
+          <textarea
+            class="code"
+            rows={Math.min(16, raw.split("\n").length + 1)}
+            value={raw}
+            aria-invalid={!!(fault || refused)}
+            aria-describedby={id}
+            onInput={(event) => write(event.currentTarget.value)}
+          />
         </label>
-        {fault && <p class="fault" role="alert">{fault}</p>}
+        <Fault said={fault || refused} id={id} />
         {isFlat(schema, value) && !fault && (
           <button type="button" class="plain" onClick={() => setRaw(undefined)}>
             As a form
@@ -58,6 +75,7 @@ export function Form({
       </div>
     );
   const names = [...new Set([...Object.keys(schema?.properties ?? {}), ...Object.keys(value)])];
+  const meant = names.filter((name) => refused.includes(name)).sort((one, other) => other.length - one.length)[0];
   return (
     <div class="form">
       {names.map((name) => (
@@ -68,8 +86,10 @@ export function Form({
           required={schema?.required?.includes(name) ?? false}
           value={value[name]}
           onValue={(to) => set(name, to)}
+          fault={name === meant ? refused : ""}
         />
       ))}
+      {meant === undefined && <Fault said={refused} />}
       <button type="button" class="plain" onClick={() => setRaw(JSON.stringify(value, null, 2))}>
         As JSON
       </button>
@@ -77,75 +97,101 @@ export function Form({
   );
 }
 
-function Field({
-  name,
-  schema,
-  required,
-  value,
-  onValue,
-}: {
+/** What is wrong, told to those who do not see it, too. */
+export function Fault({ said, id }: { said: string; id?: string }): VNode | null {
+  return said ? <p class="fault" role="alert" {...(id ? { id } : {})}>{plain(said)}</p> : null;
+}
+
+interface FieldProps {
   name: string;
   schema: Schema;
   required: boolean;
   value: unknown;
   onValue: (value: unknown) => void;
-}): VNode {
-  const label = (
+  fault: string;
+}
+
+function Field(props: FieldProps): VNode {
+  const id = useId();
+  const { name, schema, required, value, fault } = props;
+  const title = (
     <span>
       {schema.title ?? name}
       {required ? " *" : ""} {schema.description && <small class="quiet">{schema.description}</small>}
     </span>
   );
-  if (schema.enum)
-    return (
-      <label>
-        {label}
-        <select value={JSON.stringify(value)} onChange={(event) => onValue(event.currentTarget.value === "" ? undefined : JSON.parse(event.currentTarget.value))}>
-          {!required && <option value="">–</option>}
-          {schema.enum.map((each) => (
-            <option key={JSON.stringify(each)} value={JSON.stringify(each)}>
-              {String(each)}
-            </option>
-          ))}
-        </select>
-      </label>
-    );
-  if (typeof value === "boolean" || schema.type === "boolean")
-    return (
-      <label class="row">
-        <input type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked)} /> {label}
-      </label>
-    );
-  if (typeof value === "number" || schema.type === "number" || schema.type === "integer")
-    return (
-      <label>
-        {label}
-        <input
-          type="number"
-          step={schema.type === "integer" ? 1 : "any"}
-          value={value === undefined ? "" : String(value)}
-          onInput={(event) => onValue(event.currentTarget.value === "" ? undefined : event.currentTarget.valueAsNumber)}
-        />
-      </label>
-    );
-  const text = value === undefined ? "" : String(value);
+  const marks = { "aria-invalid": !!fault, "aria-describedby": fault ? id : undefined };
+  const isSwitch = !schema.enum && (typeof value === "boolean" || schema.type === "boolean");
   return (
-    <label>
-      {label}
-      {text.length > 60 || text.includes("\n") || (schema.maxLength ?? 0) > 200 ? (
-        <textarea rows={Math.min(8, text.split("\n").length + 1)} value={text} onInput={(event) => onValue(event.currentTarget.value)} />
-      ) : (
-        <input value={text} onInput={(event) => onValue(event.currentTarget.value === "" && !required ? undefined : event.currentTarget.value)} />
-      )}
-    </label>
+    <>
+      <label class={isSwitch ? "row" : ""}>
+        {!isSwitch && title}
+        <Entry {...props} marks={marks} />
+        {isSwitch && title}
+      </label>
+      <Fault said={fault} id={id} />
+    </>
   );
 }
 
-function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boolean {
-  const simple = (each: unknown): boolean => each === null || typeof each !== "object";
-  const kinds = new Set(["string", "number", "integer", "boolean", undefined]);
-  return (
-    Object.values(value).every(simple) &&
-    Object.values(schema?.properties ?? {}).every((each) => kinds.has(each.type) && !("anyOf" in each) && !("oneOf" in each))
+function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks: object }): VNode {
+  if (schema.enum)
+    return (
+      <select {...marks} value={JSON.stringify(value) ?? ""} onChange={(event) => onValue(event.currentTarget.value === "" ? undefined : JSON.parse(event.currentTarget.value))}>
+        {(!required || value === undefined) && <option value="">–</option>}
+        {schema.enum.map((each) => (
+          <option key={JSON.stringify(each)} value={JSON.stringify(each)}>
+            {String(each)}
+          </option>
+        ))}
+      </select>
+    );
+  if (typeof value === "boolean" || schema.type === "boolean")
+    return <input {...marks} type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked)} />;
+  if (typeof value === "number" || schema.type === "number" || schema.type === "integer")
+    return (
+      <input
+        {...marks}
+        type="number"
+        step={schema.type === "integer" ? 1 : "any"}
+        value={value === undefined ? "" : String(value)}
+        onInput={(event) => onValue(event.currentTarget.value === "" ? undefined : event.currentTarget.valueAsNumber)}
+      />
+    );
+  if (isList(value) || schema.type === "array") {
+    const lines = isList(value) ? value : [];
+    return (
+      <textarea
+        {...marks}
+        rows={Math.min(8, lines.length + 1)}
+        placeholder="one a line"
+        value={lines.join("\n")}
+        onInput={(event) => onValue(event.currentTarget.value === "" ? [] : event.currentTarget.value.split("\n"))}
+      />
+    );
+  }
+  const text = value === undefined || value === null ? "" : String(value);
+  const write = (said: string): void => onValue(said === "" && !required ? undefined : said);
+  return text.length > 60 || text.includes("\n") || (schema.maxLength ?? 0) > 1000 ? (
+    <textarea {...marks} rows={Math.min(8, text.split("\n").length + 1)} value={text} onInput={(event) => write(event.currentTarget.value)} />
+  ) : (
+    <input {...marks} value={text} onInput={(event) => write(event.currentTarget.value)} />
   );
+}
+
+function isList(value: unknown): value is string[] {
+  return Array.isArray(value) && value.every((each) => typeof each === "string");
+}
+
+function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boolean {
+  const simple = (each: unknown): boolean => each === null || typeof each !== "object" || isList(each);
+  const kinds = new Set(["string", "number", "integer", "boolean", undefined]);
+  const fits = (each: Schema): boolean => (each.type === "array" ? each.items?.type === "string" : kinds.has(each.type) && !("anyOf" in each) && !("oneOf" in each));
+  return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).every(fits);
+}
+
+/** Returns what a form begins with that nobody has filled in. */
+export function blank(schema: Schema | undefined): Record<string, unknown> {
+  const begin = Object.entries(schema?.properties ?? {}).map(([name, each]) => [name, each.default ?? (each.type === "boolean" ? false : undefined)]);
+  return Object.fromEntries(begin.filter(([, each]) => each !== undefined));
 }

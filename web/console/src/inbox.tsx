@@ -1,10 +1,9 @@
-import { requestId } from "@pawl/client";
+import type { CallJson, DecisionKindJson } from "@pawl/client";
 import type { VNode } from "preact";
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 
-import type { CallJson, DecisionKindJson } from "../../client/gen/pawl/event/v1/call_pb";
-import { CallCard, decideAll } from "./cards";
-import { ago, attempt, forPeople, may, pawl, pendingRuns } from "./state";
+import { CallCard, decideAll, TopUp } from "./cards";
+import { ago, forPeople, may, pendingRuns, query } from "./state";
 
 export function Inbox(): VNode {
   const calls = forPeople.value;
@@ -17,6 +16,15 @@ export function Inbox(): VNode {
     else next.delete(call.callId ?? "");
     setChosen(next);
   };
+  // The call to which a link of a notification leads.
+  const wanted = query.value.get("call");
+  const isThere = calls.some(({ callId }) => callId === wanted);
+  useEffect(() => {
+    if (!wanted || !isThere) return;
+    const item = document.querySelector(`[data-call="${CSS.escape(wanted)}"]`)?.closest<HTMLElement>("[data-item]");
+    item?.focus();
+    item?.scrollIntoView({ block: "nearest" });
+  }, [wanted, isThere]);
   return (
     <section class="page">
       <h1>Inbox</h1>
@@ -38,31 +46,19 @@ export function Inbox(): VNode {
       )}
       <div>
         {calls.map((call) => (
-          <div key={call.callId} data-item tabIndex={0} role="group" aria-label={call.toolName}>
+          <CallCard key={call.callId} call={call} where>
             {approvals.length > 1 && call.state === "CALL_STATE_AWAITING_APPROVAL" && may("agent.v1.AgentService/DecideCalls") && (
               <label class="row quiet">
                 <input type="checkbox" data-key="x" checked={chosen.has(call.callId ?? "")} onChange={(event) => choose(call, event.currentTarget.checked)} />
                 decide with others
               </label>
             )}
-            <CallCard call={call} where />
-          </div>
+          </CallCard>
         ))}
         {runs.map((run) => (
-          <div key={run.runId} class="card wait" data-item tabIndex={0} role="group" aria-label="A run that needs tokens">
-            <p>
-              <a href={`/runs/${run.runId}`}>A run</a> has used up its tokens ({ago(run.updateTime)}); it needs {run.tokensNeeded ?? "more"}.
-            </p>
-            <button
-              onClick={() =>
-                void attempt(() =>
-                  pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0))) }),
-                )
-              }
-            >
-              Give it {Math.max(10_000, 2 * Number(run.tokensNeeded ?? 0))} tokens
-            </button>
-          </div>
+          <TopUp key={run.runId} run={run}>
+            <a href={`/runs/${run.runId}`}>A run</a> ({ago(run.updateTime)})
+          </TopUp>
         ))}
       </div>
     </section>

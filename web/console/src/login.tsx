@@ -3,10 +3,16 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { arrive, pawl } from "./state";
 
+const FAULTS: Record<string, string> = {
+  refused: "The login did not succeed: try again.",
+  away: "The identity provider does not answer: try again later.",
+};
+
 export function Login(): VNode {
   const key = useRef<HTMLInputElement>(null);
   const [fault, setFault] = useState("");
   const [busy, setBusy] = useState(false);
+  const [logins, setLogins] = useState<{ name: string; title: string }[]>([]);
 
   const enter = async (login: Parameters<typeof pawl.logIn>[0]): Promise<void> => {
     setBusy(true);
@@ -20,11 +26,13 @@ export function Login(): VNode {
     }
   };
   useEffect(() => {
-    const code = new URLSearchParams(location.hash.slice(1)).get("code");
-    if (code) {
-      history.replaceState(null, "", location.pathname);
-      void enter({ code });
-    } else key.current?.focus();
+    const said = new URLSearchParams(location.hash.slice(1));
+    const [code, fault] = [said.get("code"), FAULTS[said.get("login") ?? ""]];
+    if (code || fault) history.replaceState(null, "", location.pathname + location.search);
+    setFault(fault ?? "");
+    fetch("/login/providers").then(async (answer) => setLogins((await answer.json()).providers), () => {});
+    if (code) void enter({ code });
+    else key.current?.focus();
   }, []);
 
   return (
@@ -36,6 +44,11 @@ export function Login(): VNode {
         }}
       >
         <h1>Pawl</h1>
+        {logins.map(({ name, title }) => (
+          <a key={name} class="button" target="_self" href={`/login/openid/${name}?to=${encodeURIComponent(location.pathname + location.search)}`}>
+            {title}
+          </a>
+        ))}
         <label for="key">Your key</label>
         <input id="key" ref={key} type="password" autocomplete="current-password" required />
         {fault && <p role="alert" class="fault">{fault}</p>}

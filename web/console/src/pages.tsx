@@ -1,27 +1,38 @@
 /** The pages that are lists: what each shows, and what can be done there. */
 
-import { encode, requestId } from "@pawl/client";
+import {
+  type AgentUsageJson,
+  type AgentVersionJson,
+  type AuditEntryJson,
+  type AuditKindJson,
+  type BackgroundJobJson,
+  type CallJson,
+  type ChannelDeliveryJson,
+  type ChannelJson,
+  type DocumentJson,
+  encode,
+  type NotificationJson,
+  requestId,
+  type ResolutionJson,
+  type RuleJson,
+  type RunInNeedJson,
+  type ScheduleFireJson,
+  type ScheduleJson,
+  type SourceJson,
+  type ToolFiguresJson,
+  type ToolJson,
+  type TriggerJson,
+  type VerifyAuditResponseJson,
+} from "@pawl/client";
 import type { VNode } from "preact";
 import { useState } from "preact/hooks";
 
-import type { ResolutionJson } from "../../client/gen/pawl/agent/v1/agent_pb";
-import type { BackgroundJobJson } from "../../client/gen/pawl/agent/v1/jobs_pb";
-import type { RunInNeedJson } from "../../client/gen/pawl/agent/v1/operator_pb";
-import type { AgentUsageJson, AgentVersionJson } from "../../client/gen/pawl/event/v1/agent_pb";
-import type { CallJson } from "../../client/gen/pawl/event/v1/call_pb";
-import type { ScheduleFireJson, ScheduleJson } from "../../client/gen/pawl/event/v1/schedule_pb";
-import type { TriggerJson } from "../../client/gen/pawl/event/v1/trigger_pb";
-import type { ChannelDeliveryJson, ChannelJson } from "../../client/gen/pawl/notify/v1/channel_pb";
-import type { NotificationJson } from "../../client/gen/pawl/notify/v1/notify_pb";
-import type { AuditEntryJson, AuditKindJson, ToolFiguresJson, VerifyAuditResponseJson } from "../../client/gen/pawl/tool/v1/audit_pb";
-import type { DocumentJson } from "../../client/gen/pawl/tool/v1/document_pb";
-import type { RuleJson } from "../../client/gen/pawl/tool/v1/rule_pb";
-import type { SourceJson } from "../../client/gen/pawl/tool/v1/source_pb";
-import type { ToolJson } from "../../client/gen/pawl/tool/v1/tool_pb";
+import { type Action, Actions, GONE } from "./actions";
 import { CallCard } from "./cards";
 import { plain } from "./markdown";
-import { type Action, Actions, Below, type Column, GONE, type Resource, Table } from "./resource";
-import { ago, go, may, moment, pawl, word } from "./state";
+import { Below, type Column, type Resource, Table } from "./resource";
+import { runs } from "./runs";
+import { ago, go, moment, pawl, word } from "./state";
 
 const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
 const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
@@ -32,8 +43,6 @@ const paused = (item: { pauseTime?: string; pauseNote?: string; selfPaused?: boo
 
 const agents: Resource<AgentVersionJson> = {
   path: "agents",
-  name: "Agents",
-  method: "agent.v1.AgentRegistryService/ListAgents",
   empty: "No agents are saved. Runs use the default one; save one here, or with pawl agents apply.",
   list: async (pageToken, filters) => {
     const page = await pawl.agents.listAgents({ pageSize: 50, pageToken, drafts: !!filters["drafts"] });
@@ -118,8 +127,6 @@ const figures: Column<ToolFiguresJson>[] = [
 
 const tools: Resource<ToolJson> = {
   path: "tools",
-  name: "Tools",
-  method: "tool.v1.ToolService/ListTools",
   empty: "There are no tools. A worker or a source brings some.",
   list: async (pageToken) => {
     const page = await pawl.tools.listTools({ pageSize: 100, pageToken });
@@ -167,8 +174,6 @@ const tools: Resource<ToolJson> = {
 
 const rules: Resource<RuleJson> = {
   path: "rules",
-  name: "Approval rules",
-  method: "tool.v1.RuleService/ListRules",
   empty: "There are no rules: the category of a tool says whether it asks. Make one here, or with an approval in the inbox.",
   list: async (pageToken, filters) => {
     const page = await pawl.rules.listRules({ pageSize: 100, pageToken, includeEnded: !!filters["ended"], allUsers: !!filters["everybody"] });
@@ -212,8 +217,6 @@ const rules: Resource<RuleJson> = {
 const KINDS = ["PROPOSED", "DECIDED", "EXECUTED", "RETURNED", "RULE"] as const;
 const audit: Resource<AuditEntryJson> = {
   path: "audit",
-  name: "Audit",
-  method: "tool.v1.AuditService/ListAudit",
   empty: "No such entries.",
   list: async (pageToken, { run = "", call = "", tool = "", user = "", kind = "" }) => {
     const only = { runId: run, callId: call, toolName: tool, userId: user, ...(kind ? { kind: `AUDIT_KIND_${kind}` as AuditKindJson } : {}) };
@@ -283,8 +286,6 @@ const fires: Column<ScheduleFireJson>[] = [
 
 const schedules: Resource<ScheduleJson> = {
   path: "schedules",
-  name: "Schedules",
-  method: "agent.v1.ScheduleService/ListSchedules",
   empty: "Nothing is scheduled. Make a schedule here, or with pawl schedules create.",
   list: async () => ({ items: (await pawl.schedules.listSchedules({})).schedules ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
@@ -351,8 +352,6 @@ const schedules: Resource<ScheduleJson> = {
 
 const triggers: Resource<TriggerJson> = {
   path: "triggers",
-  name: "Triggers",
-  method: "agent.v1.TriggerService/ListTriggers",
   empty: "Nothing from outside starts runs. Make a trigger here, or with pawl triggers create.",
   list: async () => ({ items: (await pawl.triggers.listTriggers({})).triggers ?? [] }),
   id: ({ definition }) => definition?.name ?? "",
@@ -424,8 +423,6 @@ const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
-  name: "Background",
-  method: "agent.v1.JobService/ListJobs",
   empty: "Nothing goes on in the background. Ask for something that takes long, or that is to be watched, and it stands here.",
   live: true,
   list: async (pageToken, filters) => {
@@ -490,8 +487,6 @@ const resolutions: Action<CallJson>[] = [
 
 const attention: Resource<RunInNeedJson> = {
   path: "attention",
-  name: "Needs attention",
-  method: "agent.v1.OperatorService/ListAttention",
   empty: "No run needs an operator.",
   list: async (pageToken) => {
     const page = await pawl.operator.listAttention({ pageSize: 50, pageToken });
@@ -541,8 +536,6 @@ const attention: Resource<RunInNeedJson> = {
 
 const notifications: Resource<NotificationJson> = {
   path: "notifications",
-  name: "Notifications",
-  method: "notify.v1.NotifyService/ListNotifications",
   empty: "Nothing has been told to you yet.",
   list: async (pageToken, filters) => {
     const page = await pawl.notifications.listNotifications({ pageSize: 50, pageToken, onlyUnread: !!filters["unread"] });
@@ -578,8 +571,6 @@ const notifications: Resource<NotificationJson> = {
 
 const channels: Resource<ChannelJson> = {
   path: "channels",
-  name: "Channels",
-  method: "notify.v1.ChannelService/ListChannels",
   empty: "You are told nowhere but here. Make a channel, and notifications go to it.",
   list: async () => ({ items: (await pawl.channels.listChannels({})).channels ?? [] }),
   id: ({ channelId }) => channelId ?? "",
@@ -661,8 +652,6 @@ const channels: Resource<ChannelJson> = {
 
 const sources: Resource<SourceJson> = {
   path: "sources",
-  name: "Sources",
-  method: "tool.v1.SourceService/ListSources",
   empty: "No servers bring tools. Add one with pawl sources add.",
   list: async () => ({ items: (await pawl.sources.listSources({})).sources ?? [] }),
   id: ({ config }) => config?.name ?? "",
@@ -695,8 +684,6 @@ const sources: Resource<SourceJson> = {
 
 const documents: Resource<DocumentJson> = {
   path: "documents",
-  name: "Documents",
-  method: "tool.v1.DocumentService/ListDocuments",
   empty: "There are no documents. Put one there with pawl documents put.",
   list: async (pageToken) => {
     const page = await pawl.documents.listDocuments({ pageSize: 100, pageToken });
@@ -724,6 +711,7 @@ const documents: Resource<DocumentJson> = {
 };
 
 export const RESOURCES: readonly Resource<any>[] = [
+  runs,
   jobs,
   attention,
   agents,
@@ -737,7 +725,3 @@ export const RESOURCES: readonly Resource<any>[] = [
   sources,
   documents,
 ];
-
-export function readable(): Resource<any>[] {
-  return RESOURCES.filter(({ method }) => may(method));
-}

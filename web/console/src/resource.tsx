@@ -4,7 +4,9 @@ import { decode, encode, PawlError } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
+import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
+import { type ListPath, MENU } from "./menu";
 import { attempt, go, may, query } from "./state";
 
 export interface Column<T> {
@@ -18,16 +20,6 @@ export interface Filter {
   label: string;
   options?: readonly string[];
   on?: true;
-}
-
-/** Something to do with an item. What is `bad` or asks for something is confirmed first; a text that it returns is shown. */
-export interface Action<T> {
-  name: string;
-  method: string;
-  when?: (item: T) => boolean;
-  bad?: boolean;
-  ask?: string;
-  run: (item: T, said: string) => Promise<unknown>;
 }
 
 /** What can be written of an item, as JSON; the server judges it. Where `value` takes no item it makes a new one. */
@@ -45,10 +37,7 @@ export interface Page<T> {
 }
 
 export interface Resource<T> {
-  path: string;
-  name: string;
-  /** The method that lists it, which the caller must have the right to. */
-  method: string;
+  path: ListPath;
   empty: string;
   list: (pageToken: string, filters: Record<string, string>) => Promise<Page<T>>;
   id: (item: T) => string;
@@ -72,28 +61,43 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
   const [next, setNext] = useState<string>();
   const filters = Object.fromEntries(query.value);
   const key = JSON.stringify(filters);
-  const load = (pageToken = ""): void =>
+  const [isLong, setLong] = useState(false);
+  const reads = useRef(0);
+  const load = (pageToken = "", isPoll = false): void => {
+    const read = ++reads.current;
     void attempt(async () => {
       const page = await of.list(pageToken, filters);
+      // Answers overtake one another: only what was asked last is shown.
+      if (read !== reads.current) return;
       setItems((all) => (pageToken ? [...(all ?? []), ...page.items] : page.items));
       setNext(page.next);
-    });
-  useEffect(() => load(), [key]);
+    }, isPoll);
+  };
   useEffect(() => {
-    if (!of.live || (items?.length ?? 0) > 100) return;
-    const timer = setInterval(() => !document.hidden && load(), LIVE_MS);
+    setLong(false);
+    load();
+  }, [key]);
+  useEffect(() => {
+    if (!of.live || isLong) return;
+    const timer = setInterval(() => !document.hidden && load("", true), LIVE_MS);
     return () => clearInterval(timer);
-  }, [key, (items?.length ?? 0) > 100]);
+  }, [key, isLong]);
   return (
     <section class="page">
-      <h1>{of.name}</h1>
+      <h1>{MENU[of.path].name}</h1>
       {of.above?.()}
       {of.filters && <Filters all={of.filters} values={filters} path={of.path} />}
       {of.make && may(of.make.method) && <Editor editing={of.make} item={undefined} onSaved={() => load()} />}
       {items?.length === 0 && <p class="empty">{of.empty}</p>}
-      {!!items?.length && <Table name={of.name} columns={of.columns} items={items} to={(item) => `/${of.path}/${encodeURIComponent(of.id(item))}`} />}
+      {!!items?.length && <Table name={MENU[of.path].name} columns={of.columns} items={items} to={(item) => `/${of.path}/${encodeURIComponent(of.id(item))}`} />}
       {next && (
-        <button class="second" onClick={() => load(next)}>
+        <button
+          class="second"
+          onClick={() => {
+            setLong(true);
+            load(next);
+          }}
+        >
           More
         </button>
       )}
@@ -123,7 +127,7 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
   return (
     <section class="page">
       <p>
-        <a href={`/${of.path}`}>{of.name}</a>
+        <a href={`/${of.path}`}>{MENU[of.path].name}</a>
       </p>
       <h1>{id}</h1>
       {fault && <p class="fault" role="alert">{fault}</p>}
@@ -255,62 +259,6 @@ function Filters({ all, values, path }: { all: Filter[]; values: Record<string, 
     </div>
   );
 }
-
-export function Actions<T>({ all, item, onDone, gone }: { all: Action<T>[]; item: T; onDone: () => Promise<void> | void; gone?: () => void }): VNode | null {
-  const [open, setOpen] = useState<Action<T>>();
-  const [said, setSaid] = useState("");
-  const [told, setTold] = useState("");
-  const some = all.filter(({ method, when }) => may(method) && (when?.(item) ?? true));
-  const act = (action: Action<T>): void =>
-    void attempt(async () => {
-      const answer = await action.run(item, said);
-      setOpen(undefined);
-      setSaid("");
-      setTold(typeof answer === "string" ? answer : "");
-      if (answer === GONE && gone) gone();
-      else await onDone();
-    });
-  if (!some.length && !told) return null;
-  return (
-    <>
-      <p class="buttons">
-        {some.map((action) => (
-          <button
-            key={action.name}
-            class={`second ${action.bad ? "bad" : ""}`}
-            aria-expanded={action.bad || action.ask ? open?.name === action.name : undefined}
-            onClick={() => (action.bad || action.ask ? setOpen(open?.name === action.name ? undefined : action) : act(action))}
-          >
-            {action.name}
-          </button>
-        ))}
-      </p>
-      {open && (
-        <form
-          class="card row"
-          onSubmit={(event) => {
-            event.preventDefault();
-            act(open);
-          }}
-        >
-          {open.ask && <input aria-label={open.ask} placeholder={open.ask} value={said} ref={focus} onInput={(event) => setSaid(event.currentTarget.value)} />}
-          <button class={open.bad ? "bad" : ""} ref={open.ask ? null : focus}>{open.bad ? `${open.name} for good` : open.name}</button>
-          <button type="button" class="second" onClick={() => setOpen(undefined)}>
-            Leave it
-          </button>
-        </form>
-      )}
-      {told && told !== GONE && <p class="card" role="status">{told}</p>}
-    </>
-  );
-}
-
-function focus(element: HTMLElement | null): void {
-  element?.focus();
-}
-
-/** What an action returns whose item is there no more. */
-export const GONE = "\u0000gone";
 
 export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; item: T; onSaved: () => void }): VNode {
   const [text, setText] = useState<string>();

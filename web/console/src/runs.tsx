@@ -1,95 +1,52 @@
-import { emptyView, isEnded, requestId, type RunView } from "@pawl/client";
+import {
+  type CallUndoJson,
+  emptyView,
+  isEnded,
+  requestId,
+  type RunEventJson,
+  type RunJson,
+  type RunStateJson,
+  type RunView,
+} from "@pawl/client";
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import type { PreviewUndoResponseJson } from "../../client/gen/pawl/agent/v1/undo_pb";
-import type { RunEventJson } from "../../client/gen/pawl/event/v1/event_pb";
-import type { RunJson, RunStateJson } from "../../client/gen/pawl/event/v1/run_pb";
-import { Json } from "./cards";
 import { plain } from "./markdown";
-import { ago, attempt, clock, go, may, moment, pawl, query, word } from "./state";
+import { Below, type Column, type Resource, Table } from "./resource";
+import { ago, attempt, clock, go, may, moment, pawl, STATES, word } from "./state";
 import { type Bar, lay, NO_BARS, type Timeline } from "./timeline";
 import { RunLog } from "./view";
 
-const VIEWS: Record<string, RunStateJson[]> = {
-  all: [],
-  active: ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"],
-  waiting: ["RUN_STATE_WAITING"],
-  "needs attention": ["RUN_STATE_NEEDS_ATTENTION"],
-  failed: ["RUN_STATE_FAILED"],
+const ACTIVE: RunStateJson[] = ["RUN_STATE_QUEUED", "RUN_STATE_RUNNING", "RUN_STATE_WAITING", "RUN_STATE_CANCELLING"];
+
+export const runs: Resource<RunJson> = {
+  path: "runs",
+  empty: "No such runs. What is asked for in the chat, by a schedule or by a program stands here.",
+  live: true,
+  list: async (pageToken, { state = "", agent = "", parent = "", conversation = "" }) => {
+    const states = state === "active" ? ACTIVE : (Object.keys(STATES).filter((each) => STATES[each] === state) as RunStateJson[]);
+    const page = await pawl.agent.listRuns({ pageSize: 50, pageToken, states, agent, parentRunId: parent, conversationId: conversation });
+    return { items: page.runs ?? [], next: page.nextPageToken };
+  },
+  filters: [
+    { name: "state", label: "State", options: ["active", ...Object.values(STATES)] },
+    { name: "agent", label: "Agent" },
+    { name: "parent", label: "Below the run" },
+    { name: "conversation", label: "Conversation" },
+  ],
+  id: ({ runId }) => runId ?? "",
+  columns: [
+    { name: "Run", of: ({ runId }) => runId?.slice(-8) },
+    { name: "State", of: (run) => <State run={run} /> },
+    { name: "Agent", of: (run) => (run.job ? `job: ${plain(run.job.toolName ?? "")}` : (run.agent?.name ?? "default")) },
+    { name: "Begun", of: ({ createTime }) => <time title={moment(createTime)}>{ago(createTime)}</time> },
+    { name: "Tokens", of: tokens },
+    { name: "Answer", of: (run) => <span class="cut">{plain(run.failure?.message ?? run.outputText ?? "").slice(0, 160)}</span> },
+  ],
 };
 
-export function Runs(): VNode {
-  const view = query.value.get("view") ?? "all";
-  const [runs, setRuns] = useState<RunJson[]>();
-  const [next, setNext] = useState("");
-  const load = (pageToken = ""): void =>
-    void attempt(async () => {
-      const states = VIEWS[view] ?? [];
-      const page = await pawl.agent.listRuns({ pageSize: 50, pageToken, states, order: "RUN_ORDER_NEWEST_FIRST" });
-      setRuns((all) => (pageToken ? [...(all ?? []), ...(page.runs ?? [])] : (page.runs ?? [])));
-      setNext(page.nextPageToken ?? "");
-    });
-  useEffect(() => load(), [view]);
-  return (
-    <section class="page">
-      <h1>Runs</h1>
-      <p class="tabs" role="group" aria-label="Which runs">
-        {Object.keys(VIEWS).map((name) => (
-          <a key={name} href={name === "all" ? "/runs" : `/runs?view=${encodeURIComponent(name)}`} aria-current={name === view ? "true" : undefined}>
-            {name}
-          </a>
-        ))}
-        <button class="plain" onClick={() => load()}>
-          Look again
-        </button>
-      </p>
-      {runs?.length === 0 ? (
-        <p class="empty">
-          No such runs. <a href="/">Start one in the chat</a>.
-        </p>
-      ) : (
-        <div class="scroll" tabIndex={0} role="region" aria-label="Runs">
-          <table class="list">
-            <thead>
-              <tr>
-                <th scope="col">Run</th>
-                <th scope="col">State</th>
-                <th scope="col">Agent</th>
-                <th scope="col">Begun</th>
-                <th scope="col">Tokens</th>
-                <th scope="col">Answer</th>
-              </tr>
-            </thead>
-            <tbody>
-              {runs?.map((run) => (
-                <tr key={run.runId}>
-                  <td>
-                    <a href={`/runs/${run.runId}`}>{(run.runId ?? "").slice(-8)}</a>
-                  </td>
-                  <td>
-                    <State run={run} />
-                  </td>
-                  <td>{run.job ? `job: ${run.job.toolName}` : (run.agent?.name ?? "")}</td>
-                  <td title={moment(run.createTime)}>{ago(run.createTime)}</td>
-                  <td>{tokens(run)}</td>
-                  <td class="cut">{plain(run.failure?.message ?? run.outputText ?? "").slice(0, 160)}</td>
-                </tr>
-              ))}
-            </tbody>
-          </table>
-        </div>
-      )}
-      {next && (
-        <button class="second" onClick={() => load(next)}>
-          More
-        </button>
-      )}
-    </section>
-  );
-}
-
-export function RunPage({ runId }: { runId: string }): VNode {
+/** A run, on a page of its own or `beside` the chat that shows its log. */
+export function RunPage({ runId, beside }: { runId: string; beside?: true }): VNode {
   const [view, setView] = useState<RunView>(emptyView({ runId }));
   const [events, setEvents] = useState<RunEventJson[]>([]);
   const [timeline, setTimeline] = useState(NO_BARS);
@@ -135,10 +92,10 @@ export function RunPage({ runId }: { runId: string }): VNode {
         <Fact name="Above" value={run.parentRunId && <a href={`/runs/${run.parentRunId}`}>{run.parentRunId.slice(-8)}</a>} />
         <Fact
           name="Below"
-          value={run.childRunIds?.length ? run.childRunIds.map((id) => <a key={id} href={`/runs/${id}`}>{id.slice(-8)} </a>) : undefined}
+          value={Object.values(view.calls).some(({ childRunId }) => childRunId) && <a href={`/runs?parent=${runId}`}>runs that do its calls</a>}
         />
       </dl>
-      <p class="buttons">
+      <div class="buttons">
         {!isEnded(run) && run.state && may("agent.v1.AgentService/CancelRun") && (
           <button class="second bad" onClick={() => void attempt(() => pawl.agent.cancelRun({ requestId: requestId(), runId }))}>
             Stop
@@ -147,39 +104,68 @@ export function RunPage({ runId }: { runId: string }): VNode {
         <button class="second" onClick={() => save(view, events)}>
           Save as JSON
         </button>
-        {view.ended && <Undo runId={runId} />}
-      </p>
-      <RunLog view={view} />
-      <Bars timeline={timeline} />
+        {view.ended && !run.undo && <Undo runId={runId} />}
+      </div>
+      {run.undo && <Undone key={run.state} runId={runId} of={run.undo.runId ?? ""} />}
+      {!beside && <RunLog view={view} />}
+      <Bars timeline={timeline} open={beside} />
       <Events events={events} />
     </section>
   );
 }
 
+const UNDO: Column<CallUndoJson>[] = [
+  { name: "Call", of: ({ toolName }) => plain(toolName || "older calls of the series") },
+  { name: "Undo", of: ({ state }) => word(state?.replace("UNDO_STATE_", "")) },
+  { name: "What it does", of: ({ summary, reason }) => <span class="cut">{plain([summary, reason].filter(Boolean).join(": "))}</span> },
+  { name: "By the run", of: ({ undoRunId: id }) => id && <a href={`/runs/${id}`}>{id.slice(-8)}</a> },
+];
+
 function Undo({ runId }: { runId: string }): VNode | null {
-  const [preview, setPreview] = useState<PreviewUndoResponseJson>();
+  const [calls, setCalls] = useState<CallUndoJson[]>();
   if (!may("agent.v1.AgentService/UndoRun")) return null;
-  if (!preview)
+  const does = calls?.some(({ state }) => state === "UNDO_STATE_TO_UNDO");
+  if (!calls)
     return (
-      <button class="second" onClick={() => void attempt(async () => setPreview(await pawl.agent.previewUndo({ runId })))}>
-        What would undo do?
-      </button>
+        <button class="second" onClick={() => void attempt(async () => setCalls((await pawl.agent.previewUndo({ runId })).calls ?? []))}>
+          What would undo do?
+        </button>
     );
   return (
     <div class="card">
       <h2>Undo</h2>
-      <Json value={preview} />
-      <button
-        class="bad"
-        onClick={() =>
-          void attempt(async () => {
-            const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
-            if (run?.runId) go(`/runs/${run.runId}`);
-          })
-        }
-      >
-        Undo it
-      </button>
+      {!!calls.length && <Table name="What undo would do" columns={UNDO} items={calls} />}
+      {!does && <p class="quiet">There is nothing that it could take back.</p>}
+      <p class="buttons">
+        {does && (
+          <button
+            class="bad"
+            onClick={() =>
+              void attempt(async () => {
+                const { run } = await pawl.agent.undoRun({ requestId: requestId(), runId });
+                if (run?.runId) go(`/runs/${run.runId}`);
+              })
+            }
+          >
+            Undo it
+          </button>
+        )}
+        <button class="second" onClick={() => setCalls(undefined)}>
+          Leave it
+        </button>
+      </p>
+    </div>
+  );
+}
+
+/** What an undo has come to. */
+function Undone({ runId, of }: { runId: string; of: string }): VNode {
+  return (
+    <div class="card">
+      <p>
+        It undoes <a href={`/runs/${of}`}>another run</a>.
+      </p>
+      <Below name="What became of it" method="agent.v1.AgentService/GetUndoReport" load={async () => (await pawl.agent.getUndoReport({ runId })).calls} columns={UNDO} />
     </div>
   );
 }
@@ -187,7 +173,7 @@ function Undo({ runId }: { runId: string }): VNode | null {
 const BARS_MAX = 500;
 
 /** The timeline: each thing is one bar, however many events it had. */
-function Bars({ timeline: { bars } }: { timeline: Timeline }): VNode | null {
+function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | undefined }): VNode | null {
   if (!bars.length) return null;
   const some = bars.slice(-BARS_MAX);
   const goesOn = some.some(({ end }) => end === undefined);
@@ -196,7 +182,7 @@ function Bars({ timeline: { bars } }: { timeline: Timeline }): VNode | null {
   const share = (span: number): string => `${((100 * span) / Math.max(1, end - begin)).toFixed(2)}%`;
   const width = ({ begin: from, end: to = end }: Bar): number => Math.max(0, to - from);
   return (
-    <details class="timeline">
+    <details class="timeline" open={open}>
       <summary>Timeline: {((end - begin) / 1000).toFixed(1)} s</summary>
       {some.length < bars.length && <p class="quiet">The last {some.length} of {bars.length}.</p>}
       <div class="scroll" tabIndex={0} role="region" aria-label="Timeline">
@@ -251,7 +237,7 @@ function Events({ events }: { events: RunEventJson[] }): VNode {
 }
 
 function Fact({ name, value }: { name: string; value: unknown }): VNode | null {
-  if (value === undefined || value === "" || value === 0 || value === null) return null;
+  if (!value) return null;
   return (
     <div>
       <dt>{name}</dt>

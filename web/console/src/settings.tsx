@@ -3,10 +3,9 @@
 import type { VNode } from "preact";
 import { useEffect, useState } from "preact/hooks";
 
-import type { NotificationKindJson } from "../../client/gen/pawl/notify/v1/notify_pb";
-import type { PreferencesJson } from "../../client/gen/pawl/notify/v1/preference_pb";
+import type { NotificationKindJson, PreferencesJson } from "@pawl/client";
 import { type Editing, Editor } from "./resource";
-import { ago, attempt, may, pawl, who, word } from "./state";
+import { ago, attempt, may, pawl, TIMES, times, who, word } from "./state";
 
 const KINDS: NotificationKindJson[] = [
   "NOTIFICATION_KIND_RUN_COMPLETED",
@@ -17,6 +16,7 @@ const KINDS: NotificationKindJson[] = [
   "NOTIFICATION_KIND_ATTENTION_NEEDED",
   "NOTIFICATION_KIND_APPROVAL_NEEDED",
   "NOTIFICATION_KIND_CHANNEL_DISABLED",
+  "NOTIFICATION_KIND_JOB_ENDED",
 ];
 const UPDATE = "notify.v1.PreferenceService/UpdatePreferences";
 
@@ -49,6 +49,14 @@ export function Settings(): VNode {
           <dd>{who.value?.deployment?.version}</dd>
         </div>
       </dl>
+      <label class="row">
+        Times are
+        <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
+          {TIMES.map((each) => (
+            <option key={each}>{each}</option>
+          ))}
+        </select>
+      </label>
       <p>
         <a href="/channels">Where you are told</a> · <a href="/notifications">What you were told</a>
       </p>

@@ -1,11 +1,8 @@
 /** What all pages share: who is here, where they are, what waits. */
 
 import { type ReadonlySignal, computed, signal } from "@preact/signals";
-import { Pawl, PawlError } from "@pawl/client";
+import { type CallJson, Pawl, PawlError, type RunJson, type WhoAmIResponseJson } from "@pawl/client";
 
-import type { WhoAmIResponseJson } from "../../client/gen/pawl/agent/v1/whoami_pb";
-import type { CallJson } from "../../client/gen/pawl/event/v1/call_pb";
-import type { RunJson } from "../../client/gen/pawl/event/v1/run_pb";
 
 export const pawl = new Pawl();
 
@@ -16,6 +13,8 @@ export const online = signal(true);
 export const pendingCalls = signal<CallJson[]>([]);
 export const pendingRuns = signal<RunJson[]>([]);
 export const notice = signal("");
+/** What the next composer of a message begins with. */
+export const draft = signal("");
 export const clock = signal(Date.now());
 
 /** The calls that wait for a decision or an answer of a person. */
@@ -62,16 +61,19 @@ export async function arrive(): Promise<void> {
   online.value = true;
   for (const each of leave) each();
   pawl.streams.onState = (connected) => (online.value = connected);
-  const store = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE";
-  leave = [
+  // What all of the store ask for has no questions: those of one's own runs are among what is one's own.
+  const scopes = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE" ? [true, false] : [false];
+  const told = scopes.map((): [CallJson[], RunJson[]] => [[], []]);
+  leave = scopes.map((store, place) =>
     pawl.watchPending(
-      (calls, runs) => {
-        pendingCalls.value = calls;
-        pendingRuns.value = runs;
+      (...found) => {
+        told[place] = found;
+        pendingCalls.value = [...new Map(told.flatMap(([calls]) => calls).map((call) => [call.callId, call])).values()];
+        pendingRuns.value = [...new Map(told.flatMap(([, runs]) => runs).map((run) => [run.runId, run])).values()];
       },
       { store },
     ),
-  ];
+  );
 }
 
 /** Only what is seen has a stream: a browser opens six connections to a host, for all tabs together. */
@@ -87,14 +89,17 @@ export async function logOut(): Promise<void> {
   location.href = "/";
 }
 
-/** Does something, and says so if it fails; a session that is over leads to the login. */
-export async function attempt<T>(work: () => Promise<T>): Promise<T | undefined> {
+/**
+ * Does something, and says so if it fails; a session that is over leads to the login. What is asked again and again by itself
+ * (`isPoll`) takes away nothing that was said, and says nothing of what passes.
+ */
+export async function attempt<T>(work: () => Promise<T>, isPoll = false): Promise<T | undefined> {
   try {
-    notice.value = "";
+    if (!isPoll) notice.value = "";
     return await work();
   } catch (error) {
     if (error instanceof PawlError && error.code === "unauthenticated") who.value = null;
-    notice.value = error instanceof Error ? error.message : String(error);
+    if (!(isPoll && error instanceof PawlError && error.again)) notice.value = error instanceof Error ? error.message : String(error);
     return undefined;
   }
 }
@@ -119,8 +124,14 @@ export function word(state: string | undefined): string {
   return STATES[state ?? ""] ?? (state ?? "").replace(/^[A-Z]+_STATE_/, "").toLowerCase().replaceAll("_", " ");
 }
 
+export const TIMES = ["relative", "local", "UTC"] as const;
+export const times = signal<string>(localStorage.getItem("times") ?? TIMES[0]);
+
+/** Returns a time as its reader wants times: how far away it is, or by the clock. */
 export function ago(time: string | undefined): string {
   if (!time) return "";
+  if (times.value === "local") return moment(time);
+  if (times.value === "UTC") return time.replace("T", " ").replace(/(\.\d+)?Z$/, " UTC");
   const seconds = Math.round((clock.value - Date.parse(time)) / 1000);
   const far = Math.abs(seconds);
   const text =

@@ -1,6 +1,6 @@
 /** A run as bars over time: its rounds, its calls, what it waited for; the events of one thing are one bar. */
 
-import type { RunEventJson } from "../../client/gen/pawl/event/v1/event_pb";
+import type { RunEventJson } from "@pawl/client";
 
 export interface Bar {
   id: string;

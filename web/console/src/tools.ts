@@ -1,12 +1,12 @@
 /** What the model can do in this page: tools that are offered with each run that the chat starts. */
 
-import { encode, type FrontEndTool } from "@pawl/client";
+import { type CallJson, encode, type FrontEndTool, type ToolDefinitionJson } from "@pawl/client";
 
-import type { ToolDefinitionJson } from "../../client/gen/pawl/tool/v1/tool_pb";
-import type { CallJson } from "../../client/gen/pawl/event/v1/call_pb";
+import { CHART_VALUES_MAX, chartOf } from "./chart";
+import { MENU } from "./menu";
 import { go, pawl } from "./state";
 
-const PAGES: Record<string, string> = { chat: "/", inbox: "/inbox", runs: "/runs", background: "/background" };
+const PAGES: Record<string, string> = { chat: "/", inbox: "/inbox", ...Object.fromEntries(Object.keys(MENU).map((name) => [name, `/${name}`])), settings: "/settings" };
 
 const FUNCTIONS: Record<string, FrontEndTool> = {
   open_page: ({ page }: { page: string }) => {
@@ -15,7 +15,15 @@ const FUNCTIONS: Record<string, FrontEndTool> = {
     go(to);
     return { opened: page };
   },
+  // Its card draws it, now and whenever the chat is read again.
+  show_chart: (args) => {
+    const chart = chartOf(args);
+    if (typeof chart === "string") throw new Error(chart);
+    return { shown: chart.values.length };
+  },
 };
+
+const OWN = { context: "EXECUTION_CONTEXT_FRONTEND", category: "TOOL_CATEGORY_SAFE", effectClass: "EFFECT_CLASS_IDEMPOTENT" } as const;
 
 export const TOOLS: ToolDefinitionJson[] = [
   {
@@ -27,18 +35,27 @@ export const TOOLS: ToolDefinitionJson[] = [
       required: ["page"],
       additionalProperties: false,
     }),
-    context: "EXECUTION_CONTEXT_FRONTEND",
-    category: "TOOL_CATEGORY_SAFE",
-    effectClass: "EFFECT_CLASS_IDEMPOTENT",
+    ...OWN,
+  },
+  {
+    name: "show_chart",
+    description: "Shows numbers to the user as bars, in the chat.",
+    argumentsSchemaJson: encode({
+      type: "object",
+      properties: {
+        title: { type: "string" },
+        labels: { type: "array", items: { type: "string" } },
+        values: { type: "array", items: { type: "number" }, minItems: 1, maxItems: CHART_VALUES_MAX },
+      },
+      required: ["title", "labels", "values"],
+      additionalProperties: false,
+    }),
+    ...OWN,
   },
 ];
 
-const done = new Set<string>();
-
-/** Runs a call that is offered to this page, once; another tab that is quicker has run it. */
+/** Runs a call of a tool of this page, in one window; those of other front ends are left to them. */
 export async function runTool(call: CallJson): Promise<void> {
-  const id = call.callId ?? "";
-  if (call.state !== "CALL_STATE_OFFERED" || done.has(id) || document.hidden) return;
-  done.add(id);
-  await pawl.answer(call, FUNCTIONS).catch(() => done.delete(id));
+  if (call.state !== "CALL_STATE_OFFERED" || !Object.hasOwn(FUNCTIONS, call.toolName ?? "")) return;
+  await pawl.answer(call, FUNCTIONS).catch(() => {});
 }

@@ -1,9 +1,9 @@
 /** A run as it is told by its log: reasoning, text, calls, what went wrong and was made good. */
 
-import type { RunView, RoundView } from "@pawl/client";
-import type { VNode } from "preact";
+import type { NoteView, RunView, RoundView } from "@pawl/client";
+import { Fragment, type VNode } from "preact";
 
-import { CallCard } from "./cards";
+import { CallCard, TopUp } from "./cards";
 import { Markdown, plain } from "./markdown";
 import { word } from "./state";
 
@@ -15,6 +15,7 @@ export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }):
   return (
     <div class="log" aria-live="polite" aria-busy={!ended}>
       {view.gap && <p class="quiet">Earlier events are not kept any more.</p>}
+      {view.notes.filter((note) => !view.rounds.some(({ round }) => round === note.round)).map(told)}
       {view.rounds.map((round) => (
         <Round key={round.round} round={round} view={view} busy={!ended && round === last && !round.done} />
       ))}
@@ -22,11 +23,7 @@ export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }):
         <CallCard key={call.callId} call={call} progress={view.progress[call.callId ?? ""]} />
       ))}
       {view.gap && (said.length ? said : [run.outputText ?? ""]).map((text, key) => <Markdown key={key} text={text} />)}
-      {view.warnings.map((warning, key) => (
-        <p key={key} class="quiet">
-          ⚠ {plain(warning.message ?? warning.reason ?? "")}
-        </p>
-      ))}
+      {run.waits?.includes("WAIT_KIND_BUDGET") && !ended && <TopUp run={run} />}
       {!ended && waiting && <p class="quiet state">{plain(waiting)}</p>}
       {run.state === "RUN_STATE_NEEDS_ATTENTION" && <p class="fault">It needs an operator: {word(run.attention?.reason?.replace("ATTENTION_REASON_", ""))}</p>}
       {run.state === "RUN_STATE_FAILED" && (
@@ -41,14 +38,10 @@ export function RunLog({ view, said = [] }: { view: RunView; said?: string[] }):
 }
 
 function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: boolean }): VNode {
-  const retries = view.retries.filter((retry) => retry.round === round.round);
+  const at = (place: number): VNode[] => view.notes.filter((note) => note.round === round.round && note.place === place).map(told);
   return (
     <>
-      {retries.map((retry, key) => (
-        <p key={key} class="quiet voided">
-          An attempt of the model was void ({plain(retry.message || retry.reason)}); it was asked again.
-        </p>
-      ))}
+      {at(-1)}
       {round.reasoning && (
         <details class="reasoning">
           <summary>Reasoning{busy && !round.text ? " ..." : ""}</summary>
@@ -56,6 +49,7 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
         </details>
       )}
       {round.text && <Markdown text={round.text} />}
+      {at(0)}
       {round.drafts.map((draft, key) => (
         <article key={key} class="card">
           <header>
@@ -63,8 +57,24 @@ function Round({ round, view, busy }: { round: RoundView; view: RunView; busy: b
           </header>
         </article>
       ))}
-      {round.callIds.map((id) => view.calls[id] && <CallCard key={id} call={view.calls[id]} progress={view.progress[id]} />)}
+      {round.callIds.map((id, key) => (
+        <Fragment key={id}>
+          {view.calls[id] && <CallCard call={view.calls[id]} progress={view.progress[id]} />}
+          {at(key + 1)}
+        </Fragment>
+      ))}
       {busy && !round.text && !round.reasoning && !round.drafts.length && <p class="quiet dots">...</p>}
     </>
+  );
+}
+
+/** What happened besides, where it happened. */
+function told({ kind, text }: NoteView, key: number): VNode {
+  const said = plain(text);
+  if (kind === "message") return <div key={key} class="mine">{said}</div>;
+  return (
+    <p key={key} class="quiet" data-note={kind}>
+      {kind === "retry" ? `An attempt of the model was void (${said}); it was asked again.` : kind === "warning" ? `⚠ ${said}` : `↩ ${said || "news from the background"}`}
+    </p>
   );
 }

@@ -50,9 +50,9 @@ class BackgroundJob(_message.Message):
     conversation_id: _builtins.str
     """The conversation that is told what it comes to."""
     parent_run_id: _builtins.str
-    """The run that began it."""
+    """The run that began it; empty if its user did (StartJob)."""
     parent_call_id: _builtins.str
-    """The call of that run which it does."""
+    """The call of that run which it does; empty, too."""
     state: _run_pb2.RunState.ValueType
     """Where it stands, in the words of its run. WAITING: it waits for the time of
     its next iteration, is paused, or waits for somebody; `waiting` says which.
@@ -125,6 +125,162 @@ class BackgroundJob(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BackgroundJob: _TypeAlias = BackgroundJob  # noqa: Y015
+
+@_typing.final
+class StartJobRequest(_message.Message):
+    """StartJobRequest starts a job."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class LabelsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    CONVERSATION_KEY_FIELD_NUMBER: _builtins.int
+    AGENT_FIELD_NUMBER: _builtins.int
+    LABELS_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    INTERVAL_SECONDS_FIELD_NUMBER: _builtins.int
+    ITERATIONS_MAX_FIELD_NUMBER: _builtins.int
+    DURATION_MINUTES_FIELD_NUMBER: _builtins.int
+    DELAY_FIRST_FIELD_NUMBER: _builtins.int
+    ESTIMATED_MINUTES_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
+    REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
+    REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    UNTIL_FIELD_NUMBER: _builtins.int
+    WHEN_FIELD_NUMBER: _builtins.int
+    FAILURES_TOLD_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """A name for the request, for sending it again."""
+    conversation_id: _builtins.str
+    """The conversation that is told what it comes to; empty for a new one."""
+    conversation_key: _builtins.str
+    """The key of that conversation, 1 to 200 bytes, chosen by the client, as in
+    AgentService.StartRun; empty for none. Refused beside a `conversation_id`.
+    """
+    agent: _builtins.str
+    """The agent that speaks in the conversation when there is something to tell, and
+    whose options hold; empty for `default`.
+    """
+    tool_name: _builtins.str
+    """The tool. It must neither ask the user nor run in the user's own program."""
+    arguments_json: _builtins.bytes
+    """Its arguments, a JSON object; empty for none."""
+    interval_seconds: _builtins.float
+    """Seconds from one iteration to the next, 0.5 to 86400; 0 to make the call once."""
+    iterations_max: _builtins.int
+    """Most iterations, 1 to 1000000; 0 if the duration alone ends it. Only with an
+    interval, as all that follows but `estimated_minutes` and JOB_REPORTS_NONE.
+    """
+    duration_minutes: _builtins.float
+    """Minutes after which no further iteration begins, at most a year; 0 if their
+    number alone ends it.
+    """
+    delay_first: _builtins.bool
+    """True if the first iteration is due one interval after the start."""
+    estimated_minutes: _builtins.float
+    """Minutes that it is thought to take; 0 for unknown."""
+    reports: _run_pb2.JobReports.ValueType
+    """Of which iterations the conversation is told; unspecified for what the tool says
+    (ToolDefinition.reports) or EVERY, or with `until` or `when` for END.
+    """
+    report_iterations: _builtins.int
+    """With EVERY: of each of so many iterations; 0 is 1."""
+    report_seconds: _builtins.float
+    """With DIGEST: least seconds from one such notice to the next."""
+    failures_told: _builtins.int
+    """With `until` or `when`: the failures one after the other after which the
+    conversation is told that it sees nothing, 1 to 100; 0 is 3.
+    """
+    @_builtins.property
+    def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Labels of its run, as pawl.event.v1.Labels."""
+
+    @_builtins.property
+    def until(self) -> _run_pb2.JobCondition:
+        """The result with which it ends, whatever iterations are left; absent for none.
+        With it, and with `when`, there must be a `duration_minutes`.
+        """
+
+    @_builtins.property
+    def when(self) -> _run_pb2.JobMonitor:
+        """What the conversation is told of each time it becomes so; absent for nothing.
+        `firings_max` of 0 is 1000.
+        """
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        conversation_id: _builtins.str = ...,
+        conversation_key: _builtins.str = ...,
+        agent: _builtins.str = ...,
+        labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        tool_name: _builtins.str = ...,
+        arguments_json: _builtins.bytes = ...,
+        interval_seconds: _builtins.float = ...,
+        iterations_max: _builtins.int = ...,
+        duration_minutes: _builtins.float = ...,
+        delay_first: _builtins.bool = ...,
+        estimated_minutes: _builtins.float = ...,
+        reports: _run_pb2.JobReports.ValueType = ...,
+        report_iterations: _builtins.int = ...,
+        report_seconds: _builtins.float = ...,
+        until: _run_pb2.JobCondition | None = ...,
+        when: _run_pb2.JobMonitor | None = ...,
+        failures_told: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["until", b"until", "when", b"when"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent", b"agent", "arguments_json", b"arguments_json", "conversation_id", b"conversation_id", "conversation_key", b"conversation_key", "delay_first", b"delay_first", "duration_minutes", b"duration_minutes", "estimated_minutes", b"estimated_minutes", "failures_told", b"failures_told", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "labels", b"labels", "report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports", "request_id", b"request_id", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartJobRequest: _TypeAlias = StartJobRequest  # noqa: Y015
+
+@_typing.final
+class StartJobResponse(_message.Message):
+    """StartJobResponse has the job that was started."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def job(self) -> Global___BackgroundJob:
+        """The job."""
+
+    def __init__(
+        self,
+        *,
+        job: Global___BackgroundJob | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["job", b"job"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartJobResponse: _TypeAlias = StartJobResponse  # noqa: Y015
 
 @_typing.final
 class GetJobRequest(_message.Message):
@@ -420,14 +576,14 @@ Global___StopJobsRequest: _TypeAlias = StopJobsRequest  # noqa: Y015
 
 @_typing.final
 class StopJobsResponse(_message.Message):
-    """StopJobsResponse has the jobs that were stopped."""
+    """StopJobsResponse has the jobs that the request has stopped."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def jobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___BackgroundJob]:
-        """The jobs, CANCELLING or CANCELLED, the newest first."""
+        """The jobs, the newest first: CANCELLED, or CANCELLING while what runs is cancelled."""
 
     def __init__(
         self,

@@ -26,8 +26,9 @@ if _version_not_supported:
 
 
 class JobServiceStub(object):
-    """JobService shows, pauses and stops what goes on in the background: calls that the model
-    makes with _executeAsync, once or again and again. A job is a run of its own,
+    """JobService starts, shows, pauses and stops what goes on in the background: calls
+    that the model makes with _executeAsync, or its user starts, once or again and
+    again. A job is a run of its own,
     whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
     too. It belongs to the user of the run that began it, and is NOT_FOUND for
     everybody else. Ids, request ids, pages and the errors of every method are as in
@@ -40,6 +41,11 @@ class JobServiceStub(object):
         Args:
             channel: A grpc.Channel.
         """
+        self.StartJob = channel.unary_unary(
+                '/pawl.agent.v1.JobService/StartJob',
+                request_serializer=pawl_dot_agent_dot_v1_dot_jobs__pb2.StartJobRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_jobs__pb2.StartJobResponse.FromString,
+                _registered_method=True)
         self.GetJob = channel.unary_unary(
                 '/pawl.agent.v1.JobService/GetJob',
                 request_serializer=pawl_dot_agent_dot_v1_dot_jobs__pb2.GetJobRequest.SerializeToString,
@@ -73,13 +79,32 @@ class JobServiceStub(object):
 
 
 class JobServiceServicer(object):
-    """JobService shows, pauses and stops what goes on in the background: calls that the model
-    makes with _executeAsync, once or again and again. A job is a run of its own,
+    """JobService starts, shows, pauses and stops what goes on in the background: calls
+    that the model makes with _executeAsync, or its user starts, once or again and
+    again. A job is a run of its own,
     whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
     too. It belongs to the user of the run that began it, and is NOT_FOUND for
     everybody else. Ids, request ids, pages and the errors of every method are as in
     AgentService.
     """
+
+    def StartJob(self, request, context):
+        """Starts a job without a model: the call of a tool in the background, once or again
+        and again. Its user is the caller. The call is checked before it begins, waits
+        for an approval if it needs one, and is in the audit log, as any other. It is one
+        of the at most ten open jobs of its conversation, which is told what it comes
+        to, as of one that the model has begun. Durable when answered. Idempotent by
+        request id: repeated with the same content it gives the same job.
+
+        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS (the tool does not take them, or does
+        not run in the background; the message says what would do), PERMISSION_DENIED (a
+        rule denies the call, or the background is switched off), AGENT_NOT_FOUND,
+        CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, TOO_MANY_JOBS, QUEUE_FULL (too many
+        jobs of the store wait to begin), REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
 
     def GetJob(self, request, context):
         """Reads a job, with the calls that wait for somebody. Read-only.
@@ -139,8 +164,9 @@ class JobServiceServicer(object):
 
     def StopJobs(self, request, context):
         """Stops all jobs of the caller that report to a conversation and are open now,
-        each as StopJob does. One that is begun meanwhile may go on. Idempotent by
-        request id; what has ended by then is not named again.
+        each as StopJob does, and names those. One that another request has stopped,
+        and that has not ended yet, is not named. One that is begun meanwhile may go on.
+        Idempotent by request id; what has ended by then is not named again.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
         """
@@ -151,6 +177,11 @@ class JobServiceServicer(object):
 
 def add_JobServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
+            'StartJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartJob,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_jobs__pb2.StartJobRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_jobs__pb2.StartJobResponse.SerializeToString,
+            ),
             'GetJob': grpc.unary_unary_rpc_method_handler(
                     servicer.GetJob,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_jobs__pb2.GetJobRequest.FromString,
@@ -190,13 +221,41 @@ def add_JobServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class JobService(object):
-    """JobService shows, pauses and stops what goes on in the background: calls that the model
-    makes with _executeAsync, once or again and again. A job is a run of its own,
+    """JobService starts, shows, pauses and stops what goes on in the background: calls
+    that the model makes with _executeAsync, or its user starts, once or again and
+    again. A job is a run of its own,
     whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
     too. It belongs to the user of the run that began it, and is NOT_FOUND for
     everybody else. Ids, request ids, pages and the errors of every method are as in
     AgentService.
     """
+
+    @staticmethod
+    def StartJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.JobService/StartJob',
+            pawl_dot_agent_dot_v1_dot_jobs__pb2.StartJobRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_jobs__pb2.StartJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
 
     @staticmethod
     def GetJob(request,

@@ -27,8 +27,9 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class JobServiceStub:
-    """JobService shows, pauses and stops what goes on in the background: calls that the model
-    makes with _executeAsync, once or again and again. A job is a run of its own,
+    """JobService starts, shows, pauses and stops what goes on in the background: calls
+    that the model makes with _executeAsync, or its user starts, once or again and
+    again. A job is a run of its own,
     whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
     too. It belongs to the user of the run that began it, and is NOT_FOUND for
     everybody else. Ids, request ids, pages and the errors of every method are as in
@@ -39,6 +40,20 @@ class JobServiceStub:
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> JobServiceAsyncStub: ...
+    StartJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StartJobRequest, _jobs_pb2.StartJobResponse]
+    """Starts a job without a model: the call of a tool in the background, once or again
+    and again. Its user is the caller. The call is checked before it begins, waits
+    for an approval if it needs one, and is in the audit log, as any other. It is one
+    of the at most ten open jobs of its conversation, which is told what it comes
+    to, as of one that the model has begun. Durable when answered. Idempotent by
+    request id: repeated with the same content it gives the same job.
+
+    Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS (the tool does not take them, or does
+    not run in the background; the message says what would do), PERMISSION_DENIED (a
+    rule denies the call, or the background is switched off), AGENT_NOT_FOUND,
+    CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, TOO_MANY_JOBS, QUEUE_FULL (too many
+    jobs of the store wait to begin), REQUEST_ID_REUSED.
+    """
     GetJob: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.GetJobResponse]
     """Reads a job, with the calls that wait for somebody. Read-only.
 
@@ -77,16 +92,18 @@ class JobServiceStub:
     """
     StopJobs: _grpc.UnaryUnaryMultiCallable[_jobs_pb2.StopJobsRequest, _jobs_pb2.StopJobsResponse]
     """Stops all jobs of the caller that report to a conversation and are open now,
-    each as StopJob does. One that is begun meanwhile may go on. Idempotent by
-    request id; what has ended by then is not named again.
+    each as StopJob does, and names those. One that another request has stopped,
+    and that has not ended yet, is not named. One that is begun meanwhile may go on.
+    Idempotent by request id; what has ended by then is not named again.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
     """
 
 @_typing.type_check_only
 class JobServiceAsyncStub(JobServiceStub):
-    """JobService shows, pauses and stops what goes on in the background: calls that the model
-    makes with _executeAsync, once or again and again. A job is a run of its own,
+    """JobService starts, shows, pauses and stops what goes on in the background: calls
+    that the model makes with _executeAsync, or its user starts, once or again and
+    again. A job is a run of its own,
     whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
     too. It belongs to the user of the run that began it, and is NOT_FOUND for
     everybody else. Ids, request ids, pages and the errors of every method are as in
@@ -94,6 +111,20 @@ class JobServiceAsyncStub(JobServiceStub):
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
+    StartJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StartJobRequest, _jobs_pb2.StartJobResponse]  # type: ignore[assignment]
+    """Starts a job without a model: the call of a tool in the background, once or again
+    and again. Its user is the caller. The call is checked before it begins, waits
+    for an approval if it needs one, and is in the audit log, as any other. It is one
+    of the at most ten open jobs of its conversation, which is told what it comes
+    to, as of one that the model has begun. Durable when answered. Idempotent by
+    request id: repeated with the same content it gives the same job.
+
+    Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS (the tool does not take them, or does
+    not run in the background; the message says what would do), PERMISSION_DENIED (a
+    rule denies the call, or the background is switched off), AGENT_NOT_FOUND,
+    CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, TOO_MANY_JOBS, QUEUE_FULL (too many
+    jobs of the store wait to begin), REQUEST_ID_REUSED.
+    """
     GetJob: _aio.UnaryUnaryMultiCallable[_jobs_pb2.GetJobRequest, _jobs_pb2.GetJobResponse]  # type: ignore[assignment]
     """Reads a job, with the calls that wait for somebody. Read-only.
 
@@ -132,20 +163,42 @@ class JobServiceAsyncStub(JobServiceStub):
     """
     StopJobs: _aio.UnaryUnaryMultiCallable[_jobs_pb2.StopJobsRequest, _jobs_pb2.StopJobsResponse]  # type: ignore[assignment]
     """Stops all jobs of the caller that report to a conversation and are open now,
-    each as StopJob does. One that is begun meanwhile may go on. Idempotent by
-    request id; what has ended by then is not named again.
+    each as StopJob does, and names those. One that another request has stopped,
+    and that has not ended yet, is not named. One that is begun meanwhile may go on.
+    Idempotent by request id; what has ended by then is not named again.
 
     Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
     """
 
 class JobServiceServicer(metaclass=_abc_1.ABCMeta):
-    """JobService shows, pauses and stops what goes on in the background: calls that the model
-    makes with _executeAsync, once or again and again. A job is a run of its own,
+    """JobService starts, shows, pauses and stops what goes on in the background: calls
+    that the model makes with _executeAsync, or its user starts, once or again and
+    again. A job is a run of its own,
     whose id is the job's, so AgentService.WatchRun, ListCalls and Decide take it
     too. It belongs to the user of the run that began it, and is NOT_FOUND for
     everybody else. Ids, request ids, pages and the errors of every method are as in
     AgentService.
     """
+
+    @_abc_1.abstractmethod
+    def StartJob(
+        self,
+        request: _jobs_pb2.StartJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_jobs_pb2.StartJobResponse, _abc.Awaitable[_jobs_pb2.StartJobResponse]]:
+        """Starts a job without a model: the call of a tool in the background, once or again
+        and again. Its user is the caller. The call is checked before it begins, waits
+        for an approval if it needs one, and is in the audit log, as any other. It is one
+        of the at most ten open jobs of its conversation, which is told what it comes
+        to, as of one that the model has begun. Durable when answered. Idempotent by
+        request id: repeated with the same content it gives the same job.
+
+        Errors: TOOL_NOT_FOUND, INVALID_ARGUMENTS (the tool does not take them, or does
+        not run in the background; the message says what would do), PERMISSION_DENIED (a
+        rule denies the call, or the background is switched off), AGENT_NOT_FOUND,
+        CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, TOO_MANY_JOBS, QUEUE_FULL (too many
+        jobs of the store wait to begin), REQUEST_ID_REUSED.
+        """
 
     @_abc_1.abstractmethod
     def GetJob(
@@ -220,8 +273,9 @@ class JobServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_jobs_pb2.StopJobsResponse, _abc.Awaitable[_jobs_pb2.StopJobsResponse]]:
         """Stops all jobs of the caller that report to a conversation and are open now,
-        each as StopJob does. One that is begun meanwhile may go on. Idempotent by
-        request id; what has ended by then is not named again.
+        each as StopJob does, and names those. One that another request has stopped,
+        and that has not ended yet, is not named. One that is begun meanwhile may go on.
+        Idempotent by request id; what has ended by then is not named again.
 
         Errors: CONVERSATION_NOT_FOUND, CONVERSATION_ERASED, REQUEST_ID_REUSED.
         """

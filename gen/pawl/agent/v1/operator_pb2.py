@@ -26,27 +26,31 @@ from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpawl/agent/v1/operator.proto\x12\rpawl.agent.v1\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\"M\n\x14ListAttentionRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\"X\n\x15ListAttentionResponse\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.pawl.agent.v1.RunInNeed\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe8\x01\n\tRunInNeed\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12+\n\tattention\x18\x04 \x01(\x0b\x32\x18.pawl.event.v1.Attention\x12\x13\n\x0b\x63rash_count\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12,\n\nstop_cause\x18\x07 \x01(\x0e\x32\x18.pawl.event.v1.StopCause\x12\"\n\x05\x63\x61lls\x18\x08 \x03(\x0b\x32\x13.pawl.event.v1.Call\"G\n\x11RedriveRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"<\n\x12RedriveRunResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.RunState\"C\n\rEndRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"8\n\x0e\x45ndRunResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.RunState2\x87\x02\n\x0fOperatorService\x12Z\n\rListAttention\x12#.pawl.agent.v1.ListAttentionRequest\x1a$.pawl.agent.v1.ListAttentionResponse\x12Q\n\nRedriveRun\x12 .pawl.agent.v1.RedriveRunRequest\x1a!.pawl.agent.v1.RedriveRunResponse\x12\x45\n\x06\x45ndRun\x12\x1c.pawl.agent.v1.EndRunRequest\x1a\x1d.pawl.agent.v1.EndRunResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cpawl/agent/v1/operator.proto\x12\rpawl.agent.v1\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\"4\n\x0e\x45ndJobsRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"\"\n\x0f\x45ndJobsResponse\x12\x0f\n\x07job_ids\x18\x01 \x03(\t\"M\n\x14ListAttentionRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\"X\n\x15ListAttentionResponse\x12&\n\x04runs\x18\x01 \x03(\x0b\x32\x18.pawl.agent.v1.RunInNeed\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\xe8\x01\n\tRunInNeed\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x03 \x01(\t\x12+\n\tattention\x18\x04 \x01(\x0b\x32\x18.pawl.event.v1.Attention\x12\x13\n\x0b\x63rash_count\x18\x05 \x01(\r\x12\r\n\x05round\x18\x06 \x01(\r\x12,\n\nstop_cause\x18\x07 \x01(\x0e\x32\x18.pawl.event.v1.StopCause\x12\"\n\x05\x63\x61lls\x18\x08 \x03(\x0b\x32\x13.pawl.event.v1.Call\"G\n\x11RedriveRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"<\n\x12RedriveRunResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.RunState\"C\n\rEndRunRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06run_id\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\"8\n\x0e\x45ndRunResponse\x12&\n\x05state\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.RunState2\xd1\x02\n\x0fOperatorService\x12Z\n\rListAttention\x12#.pawl.agent.v1.ListAttentionRequest\x1a$.pawl.agent.v1.ListAttentionResponse\x12Q\n\nRedriveRun\x12 .pawl.agent.v1.RedriveRunRequest\x1a!.pawl.agent.v1.RedriveRunResponse\x12\x45\n\x06\x45ndRun\x12\x1c.pawl.agent.v1.EndRunRequest\x1a\x1d.pawl.agent.v1.EndRunResponse\x12H\n\x07\x45ndJobs\x12\x1d.pawl.agent.v1.EndJobsRequest\x1a\x1e.pawl.agent.v1.EndJobsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.agent.v1.operator_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_LISTATTENTIONREQUEST']._serialized_start=98
-  _globals['_LISTATTENTIONREQUEST']._serialized_end=175
-  _globals['_LISTATTENTIONRESPONSE']._serialized_start=177
-  _globals['_LISTATTENTIONRESPONSE']._serialized_end=265
-  _globals['_RUNINNEED']._serialized_start=268
-  _globals['_RUNINNEED']._serialized_end=500
-  _globals['_REDRIVERUNREQUEST']._serialized_start=502
-  _globals['_REDRIVERUNREQUEST']._serialized_end=573
-  _globals['_REDRIVERUNRESPONSE']._serialized_start=575
-  _globals['_REDRIVERUNRESPONSE']._serialized_end=635
-  _globals['_ENDRUNREQUEST']._serialized_start=637
-  _globals['_ENDRUNREQUEST']._serialized_end=704
-  _globals['_ENDRUNRESPONSE']._serialized_start=706
-  _globals['_ENDRUNRESPONSE']._serialized_end=762
-  _globals['_OPERATORSERVICE']._serialized_start=765
-  _globals['_OPERATORSERVICE']._serialized_end=1028
+  _globals['_ENDJOBSREQUEST']._serialized_start=98
+  _globals['_ENDJOBSREQUEST']._serialized_end=150
+  _globals['_ENDJOBSRESPONSE']._serialized_start=152
+  _globals['_ENDJOBSRESPONSE']._serialized_end=186
+  _globals['_LISTATTENTIONREQUEST']._serialized_start=188
+  _globals['_LISTATTENTIONREQUEST']._serialized_end=265
+  _globals['_LISTATTENTIONRESPONSE']._serialized_start=267
+  _globals['_LISTATTENTIONRESPONSE']._serialized_end=355
+  _globals['_RUNINNEED']._serialized_start=358
+  _globals['_RUNINNEED']._serialized_end=590
+  _globals['_REDRIVERUNREQUEST']._serialized_start=592
+  _globals['_REDRIVERUNREQUEST']._serialized_end=663
+  _globals['_REDRIVERUNRESPONSE']._serialized_start=665
+  _globals['_REDRIVERUNRESPONSE']._serialized_end=725
+  _globals['_ENDRUNREQUEST']._serialized_start=727
+  _globals['_ENDRUNREQUEST']._serialized_end=794
+  _globals['_ENDRUNRESPONSE']._serialized_start=796
+  _globals['_ENDRUNRESPONSE']._serialized_end=852
+  _globals['_OPERATORSERVICE']._serialized_start=855
+  _globals['_OPERATORSERVICE']._serialized_end=1192
 # @@protoc_insertion_point(module_scope)

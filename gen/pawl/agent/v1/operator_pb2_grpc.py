@@ -58,6 +58,11 @@ class OperatorServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndRunRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndRunResponse.FromString,
                 _registered_method=True)
+        self.EndJobs = channel.unary_unary(
+                '/pawl.agent.v1.OperatorService/EndJobs',
+                request_serializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndJobsRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndJobsResponse.FromString,
+                _registered_method=True)
 
 
 class OperatorServiceServicer(object):
@@ -107,6 +112,18 @@ class OperatorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def EndJobs(self, request, context):
+        """Stops all jobs of the store that are open now, of all users, each as EndRun does.
+        One that is begun meanwhile may go on, and one that somebody else has stopped is
+        not named. Idempotent by request id: sent again it goes on where it was, and names
+        those again that it has stopped, as long as their logs are kept.
+
+        Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_OperatorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -124,6 +141,11 @@ def add_OperatorServiceServicer_to_server(servicer, server):
                     servicer.EndRun,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndRunRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndRunResponse.SerializeToString,
+            ),
+            'EndJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.EndJobs,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndJobsRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_operator__pb2.EndJobsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -216,6 +238,33 @@ class OperatorService(object):
             '/pawl.agent.v1.OperatorService/EndRun',
             pawl_dot_agent_dot_v1_dot_operator__pb2.EndRunRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_operator__pb2.EndRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def EndJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.OperatorService/EndJobs',
+            pawl_dot_agent_dot_v1_dot_operator__pb2.EndJobsRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_operator__pb2.EndJobsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -65,6 +65,14 @@ class OperatorServiceStub:
 
     Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
+    EndJobs: _grpc.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]
+    """Stops all jobs of the store that are open now, of all users, each as EndRun does.
+    One that is begun meanwhile may go on, and one that somebody else has stopped is
+    not named. Idempotent by request id: sent again it goes on where it was, and names
+    those again that it has stopped, as long as their logs are kept.
+
+    Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
+    """
 
 @_typing.type_check_only
 class OperatorServiceAsyncStub(OperatorServiceStub):
@@ -102,6 +110,14 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     Idempotent by request id.
 
     Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
+    """
+    EndJobs: _aio.UnaryUnaryMultiCallable[_operator_pb2.EndJobsRequest, _operator_pb2.EndJobsResponse]  # type: ignore[assignment]
+    """Stops all jobs of the store that are open now, of all users, each as EndRun does.
+    One that is begun meanwhile may go on, and one that somebody else has stopped is
+    not named. Idempotent by request id: sent again it goes on where it was, and names
+    those again that it has stopped, as long as their logs are kept.
+
+    Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
     """
 
 class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -155,6 +171,20 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         Idempotent by request id.
 
         Errors: RUN_NOT_FOUND, PERMISSION_DENIED, REQUEST_ID_REUSED.
+        """
+
+    @_abc_1.abstractmethod
+    def EndJobs(
+        self,
+        request: _operator_pb2.EndJobsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_operator_pb2.EndJobsResponse, _abc.Awaitable[_operator_pb2.EndJobsResponse]]:
+        """Stops all jobs of the store that are open now, of all users, each as EndRun does.
+        One that is begun meanwhile may go on, and one that somebody else has stopped is
+        not named. Idempotent by request id: sent again it goes on where it was, and names
+        those again that it has stopped, as long as their logs are kept.
+
+        Errors: PERMISSION_DENIED, REQUEST_ID_REUSED.
         """
 
 def add_OperatorServiceServicer_to_server(servicer: OperatorServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -426,8 +426,9 @@ class DeliverWebhookRequest(_message.Message):
     """A name for the request, for delivering it again where it has no webhook-id."""
     @_builtins.property
     def headers(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
-        """Its headers by name, in any case. Where a header came several times, whoever
-        delivers it refuses the request.
+        """Its headers by name, in any case. Where authorization, content-type or one of
+        webhook-id, webhook-timestamp and webhook-signature came several times, whoever
+        delivers it refuses the request; of others the values are joined with commas.
         """
 
     def __init__(

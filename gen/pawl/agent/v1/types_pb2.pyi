@@ -190,8 +190,8 @@ class CallDecision(_message.Message):
     """
     @_builtins.property
     def edited_series(self) -> _call_pb2.Series:
-        """EDIT with `for_series`: how often, how far apart and until when, all of it;
-        absent leaves that as it is shown.
+        """EDIT with `for_series`: how often, how far apart and until when; absent leaves
+        that as it is shown. Without an `end_time` it keeps the one that is shown.
         """
 
     def __init__(

@@ -108,6 +108,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """NOT_FOUND. The caller has no such schedule."""
     ERROR_REASON_TRIGGER_NOT_FOUND: _ErrorReason.ValueType  # 34
     """NOT_FOUND. The caller has no such trigger."""
+    ERROR_REASON_COMPLETION_NOT_FOUND: _ErrorReason.ValueType  # 35
+    """NOT_FOUND. The token completes no call of this store."""
     ERROR_REASON_METHOD_NOT_FOUND: _ErrorReason.ValueType  # 25
     """UNIMPLEMENTED. No such method."""
     ERROR_REASON_REQUEST_ID_REUSED: _ErrorReason.ValueType  # 40
@@ -153,8 +155,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     asked for is REJECT.
     """
     ERROR_REASON_DEADLINE_PASSED: _ErrorReason.ValueType  # 66
-    """FAILED_PRECONDITION. The approval, question or offer has passed its
-    deadline.
+    """FAILED_PRECONDITION. The approval, question, offer or completion has passed
+    its deadline.
     """
     ERROR_REASON_APPROVAL_REQUIRED: _ErrorReason.ValueType  # 68
     """FAILED_PRECONDITION. The tool is not allowed to run: it needs an approval
@@ -212,8 +214,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_OVERLOADED: _ErrorReason.ValueType  # 121
     """RESOURCE_EXHAUSTED. Too many calls or streams at once; try again later."""
     ERROR_REASON_QUEUE_FULL: _ErrorReason.ValueType  # 122
-    """RESOURCE_EXHAUSTED. The conversation's queue of waiting messages, or the
-    inbox of the run, is full; the same request may be sent again later.
+    """RESOURCE_EXHAUSTED. The conversation's queue of waiting messages, the inbox of
+    the run, or the store's queue of runs or of jobs is full; the same request may
+    be sent again later.
     """
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 123
     """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
@@ -226,6 +229,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PAST_TOO_LONG: _ErrorReason.ValueType  # 128
     """RESOURCE_EXHAUSTED. The past of the fork would have more than 64 parts: each
     fork of a fork behind messages of its own adds one.
+    """
+    ERROR_REASON_TOO_MANY_JOBS: _ErrorReason.ValueType  # 129
+    """RESOURCE_EXHAUSTED. As many jobs of the conversation are open as may be: stop
+    one, or wait until one ends.
     """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 140
     """UNAUTHENTICATED. No credential, or one that is not known."""
@@ -346,6 +353,8 @@ ERROR_REASON_SCHEDULE_NOT_FOUND: ErrorReason.ValueType  # 33
 """NOT_FOUND. The caller has no such schedule."""
 ERROR_REASON_TRIGGER_NOT_FOUND: ErrorReason.ValueType  # 34
 """NOT_FOUND. The caller has no such trigger."""
+ERROR_REASON_COMPLETION_NOT_FOUND: ErrorReason.ValueType  # 35
+"""NOT_FOUND. The token completes no call of this store."""
 ERROR_REASON_METHOD_NOT_FOUND: ErrorReason.ValueType  # 25
 """UNIMPLEMENTED. No such method."""
 ERROR_REASON_REQUEST_ID_REUSED: ErrorReason.ValueType  # 40
@@ -391,8 +400,8 @@ ERROR_REASON_CONVERSATION_BUSY: ErrorReason.ValueType  # 65
 asked for is REJECT.
 """
 ERROR_REASON_DEADLINE_PASSED: ErrorReason.ValueType  # 66
-"""FAILED_PRECONDITION. The approval, question or offer has passed its
-deadline.
+"""FAILED_PRECONDITION. The approval, question, offer or completion has passed
+its deadline.
 """
 ERROR_REASON_APPROVAL_REQUIRED: ErrorReason.ValueType  # 68
 """FAILED_PRECONDITION. The tool is not allowed to run: it needs an approval
@@ -450,8 +459,9 @@ ERROR_REASON_TOO_LARGE: ErrorReason.ValueType  # 120
 ERROR_REASON_OVERLOADED: ErrorReason.ValueType  # 121
 """RESOURCE_EXHAUSTED. Too many calls or streams at once; try again later."""
 ERROR_REASON_QUEUE_FULL: ErrorReason.ValueType  # 122
-"""RESOURCE_EXHAUSTED. The conversation's queue of waiting messages, or the
-inbox of the run, is full; the same request may be sent again later.
+"""RESOURCE_EXHAUSTED. The conversation's queue of waiting messages, the inbox of
+the run, or the store's queue of runs or of jobs is full; the same request may
+be sent again later.
 """
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 123
 """RESOURCE_EXHAUSTED. A watcher fell behind; metadata `resume_after_seq`
@@ -464,6 +474,10 @@ topped_up_tokens_max allows; the message says how many can still be added.
 ERROR_REASON_PAST_TOO_LONG: ErrorReason.ValueType  # 128
 """RESOURCE_EXHAUSTED. The past of the fork would have more than 64 parts: each
 fork of a fork behind messages of its own adds one.
+"""
+ERROR_REASON_TOO_MANY_JOBS: ErrorReason.ValueType  # 129
+"""RESOURCE_EXHAUSTED. As many jobs of the conversation are open as may be: stop
+one, or wait until one ends.
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 140
 """UNAUTHENTICATED. No credential, or one that is not known."""

@@ -413,7 +413,7 @@ class Series(_message.Message):
     interval_seconds: _builtins.float
     """Seconds from one iteration to the next, 0.5 to 86400."""
     iterations_max: _builtins.int
-    """Most iterations of the job in all, 1 to 1000."""
+    """Most iterations of the job in all, 1 to 1000000."""
     grant_call_id: _builtins.str
     """From agent-loop to the registry: the call with which it was granted."""
     @_builtins.property
@@ -439,7 +439,9 @@ Global___Series: _TypeAlias = Series  # noqa: Y015
 
 @_typing.final
 class Grant(_message.Message):
-    """Grant is the approval of a series. It is over once the series asks again."""
+    """Grant is the approval of a series. It is over once the series asks again: also
+    when an iteration needs more people by then than have given it.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -650,8 +652,8 @@ class CallResult(_message.Message):
     TOOL_TIMEOUT, TOOL_ERROR, RESULT_TOO_LARGE, NOT_ALLOWED, REJECTED,
     EXPIRED, CANCELLED, OUTCOME_UNKNOWN, NOT_STOPPED, TOO_MANY_CALLS,
     INVALID_JSON, RATE_LIMITED, DUPLICATE_CALL, BUDGET_EXHAUSTED, AGENT_FAILED,
-    AGENT_CANCELLED, AGENT_EXPIRED (the run that did the call ended so). More
-    may be added.
+    AGENT_CANCELLED, AGENT_EXPIRED (the run that did the call ended so),
+    NOT_COMPLETED (nobody completed it in time). More may be added.
     """
     note: _builtins.str
     """Remark for the model that goes with the result, for example that a

@@ -123,7 +123,9 @@ class Conversation(_message.Message):
     last_message_number: _builtins.int
     """Number of its last message; 0 if it has none yet."""
     parent_run_id: _builtins.str
-    """The run whose call this conversation's run does; empty for one of people."""
+    """The run whose call this conversation's run does; of a job that no call began
+    the job itself; empty for one of people.
+    """
     sharing: Global___Sharing.ValueType
     """What others of the store may do with it."""
     shows_arguments: _builtins.bool

@@ -26,45 +26,48 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 from pawl.event.v1 import message_pb2 as pawl_dot_event_dot_v1_dot_message__pb2
 from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
+from pawl.event.v1 import schedule_pb2 as pawl_dot_event_dot_v1_dot_schedule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/event/v1/event.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\"4\n\tRunEvents\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\"\xab\x06\n\x08RunEvent\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12(\n\x04time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x10\n\x08\x65vent_id\x18\x07 \x01(\t\x12\x0c\n\x04type\x18\x08 \x01(\t\x12\x30\n\x0brun_changed\x18\n \x01(\x0b\x32\x19.pawl.event.v1.RunChangedH\x00\x12\x34\n\rmessage_added\x18\x0b \x01(\x0b\x32\x1b.pawl.event.v1.MessageAddedH\x00\x12\x34\n\rround_started\x18\x0c \x01(\x0b\x32\x1b.pawl.event.v1.RoundStartedH\x00\x12\x36\n\x0eround_retrying\x18\r \x01(\x0b\x32\x1c.pawl.event.v1.RoundRetryingH\x00\x12\x30\n\x0bround_ended\x18\x0e \x01(\x0b\x32\x19.pawl.event.v1.RoundEndedH\x00\x12\x32\n\x0coutput_delta\x18\x0f \x01(\x0b\x32\x1a.pawl.event.v1.OutputDeltaH\x00\x12\x32\n\x0c\x63\x61ll_changed\x18\x10 \x01(\x0b\x32\x1a.pawl.event.v1.CallChangedH\x00\x12\x34\n\rtool_progress\x18\x11 \x01(\x0b\x32\x1b.pawl.event.v1.ToolProgressH\x00\x12)\n\x07warning\x18\x12 \x01(\x0b\x32\x16.pawl.event.v1.WarningH\x00\x12\x36\n\x0eoperator_acted\x18\x1e \x01(\x0b\x32\x1c.pawl.event.v1.OperatorActedH\x00\x12\x33\n\rrun_topped_up\x18\x13 \x01(\x0b\x32\x1a.pawl.event.v1.RunToppedUpH\x00\x12\x36\n\x0estarter_paused\x18\x14 \x01(\x0b\x32\x1c.pawl.event.v1.StarterPausedH\x00\x42\x06\n\x04kind\"Z\n\nRunChanged\x12+\n\nfrom_state\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.RunState\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"<\n\rStarterPaused\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04note\x18\x03 \x01(\t\"D\n\x0bRunToppedUp\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0ctoken_budget\x18\x02 \x01(\x04\x12\x0f\n\x07user_id\x18\x03 \x01(\t\"7\n\x0cMessageAdded\x12\'\n\x07message\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Message\"k\n\x0cRoundStarted\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rwithout_tools\x18\x04 \x01(\x08\x12\x0f\n\x07summary\x18\x05 \x01(\x08\"\xb8\x01\n\rRoundRetrying\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x15\n\rdelay_seconds\x18\x05 \x01(\x01\x12\x15\n\rvoid_from_seq\x18\x06 \x01(\x04\x12#\n\x05usage\x18\x07 \x01(\x0b\x32\x14.pawl.event.v1.Usage\x12\r\n\x05model\x18\x08 \x01(\t\"n\n\nRoundEnded\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.pawl.event.v1.Usage\"\x91\x01\n\x0bOutputDelta\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\treasoning\x18\x04 \x01(\t\x12*\n\x05\x63\x61lls\x18\x05 \x03(\x0b\x32\x1b.pawl.event.v1.CallFragment\x12\x0f\n\x07refusal\x18\x06 \x01(\t\"H\n\x0c\x43\x61llFragment\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_text\x18\x03 \x01(\t\"x\n\x0b\x43\x61llChanged\x12,\n\nfrom_state\x18\x01 \x01(\x0e\x32\x18.pawl.event.v1.CallState\x12!\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x13.pawl.event.v1.Call\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\"g\n\x0cToolProgress\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x15\n\x08\x66raction\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x04 \x01(\tB\x0b\n\t_fraction\"*\n\x07Warning\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"j\n\rOperatorActed\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\'\n\x03\x61\x63t\x18\x02 \x01(\x0e\x32\x1a.pawl.event.v1.OperatorAct\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t*y\n\x0bOperatorAct\x12\x1c\n\x18OPERATOR_ACT_UNSPECIFIED\x10\x00\x12\x19\n\x15OPERATOR_ACT_RESOLVED\x10\x01\x12\x19\n\x15OPERATOR_ACT_REDRIVEN\x10\x02\x12\x16\n\x12OPERATOR_ACT_ENDED\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/event/v1/event.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x1bpawl/event/v1/message.proto\x1a\x17pawl/event/v1/run.proto\x1a\x1cpawl/event/v1/schedule.proto\"4\n\tRunEvents\x12\'\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x17.pawl.event.v1.RunEvent\"\xe1\x06\n\x08RunEvent\x12\x10\n\x08store_id\x18\x01 \x01(\t\x12\x17\n\x0f\x63onversation_id\x18\x02 \x01(\t\x12\x0e\n\x06run_id\x18\x03 \x01(\t\x12\x0b\n\x03seq\x18\x04 \x01(\x04\x12(\n\x04time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0f\n\x07\x61ttempt\x18\x06 \x01(\x04\x12\x10\n\x08\x65vent_id\x18\x07 \x01(\t\x12\x0c\n\x04type\x18\x08 \x01(\t\x12\x30\n\x0brun_changed\x18\n \x01(\x0b\x32\x19.pawl.event.v1.RunChangedH\x00\x12\x34\n\rmessage_added\x18\x0b \x01(\x0b\x32\x1b.pawl.event.v1.MessageAddedH\x00\x12\x34\n\rround_started\x18\x0c \x01(\x0b\x32\x1b.pawl.event.v1.RoundStartedH\x00\x12\x36\n\x0eround_retrying\x18\r \x01(\x0b\x32\x1c.pawl.event.v1.RoundRetryingH\x00\x12\x30\n\x0bround_ended\x18\x0e \x01(\x0b\x32\x19.pawl.event.v1.RoundEndedH\x00\x12\x32\n\x0coutput_delta\x18\x0f \x01(\x0b\x32\x1a.pawl.event.v1.OutputDeltaH\x00\x12\x32\n\x0c\x63\x61ll_changed\x18\x10 \x01(\x0b\x32\x1a.pawl.event.v1.CallChangedH\x00\x12\x34\n\rtool_progress\x18\x11 \x01(\x0b\x32\x1b.pawl.event.v1.ToolProgressH\x00\x12)\n\x07warning\x18\x12 \x01(\x0b\x32\x16.pawl.event.v1.WarningH\x00\x12\x36\n\x0eoperator_acted\x18\x1e \x01(\x0b\x32\x1c.pawl.event.v1.OperatorActedH\x00\x12\x33\n\rrun_topped_up\x18\x13 \x01(\x0b\x32\x1a.pawl.event.v1.RunToppedUpH\x00\x12\x36\n\x0estarter_paused\x18\x14 \x01(\x0b\x32\x1c.pawl.event.v1.StarterPausedH\x00\x12\x34\n\rstarter_fired\x18\x15 \x01(\x0b\x32\x1b.pawl.event.v1.StarterFiredH\x00\x42\x06\n\x04kind\"Z\n\nRunChanged\x12+\n\nfrom_state\x18\x01 \x01(\x0e\x32\x17.pawl.event.v1.RunState\x12\x1f\n\x03run\x18\x02 \x01(\x0b\x32\x12.pawl.event.v1.Run\"<\n\rStarterPaused\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12\x0c\n\x04note\x18\x03 \x01(\t\"X\n\x0cStarterFired\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07user_id\x18\x02 \x01(\t\x12)\n\x04\x66ire\x18\x03 \x01(\x0b\x32\x1b.pawl.event.v1.ScheduleFire\"D\n\x0bRunToppedUp\x12\x0e\n\x06tokens\x18\x01 \x01(\x04\x12\x14\n\x0ctoken_budget\x18\x02 \x01(\x04\x12\x0f\n\x07user_id\x18\x03 \x01(\t\"7\n\x0cMessageAdded\x12\'\n\x07message\x18\x01 \x01(\x0b\x32\x16.pawl.event.v1.Message\"k\n\x0cRoundStarted\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\r\n\x05model\x18\x03 \x01(\t\x12\x15\n\rwithout_tools\x18\x04 \x01(\x08\x12\x0f\n\x07summary\x18\x05 \x01(\x08\"\xb8\x01\n\rRoundRetrying\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x15\n\rdelay_seconds\x18\x05 \x01(\x01\x12\x15\n\rvoid_from_seq\x18\x06 \x01(\x04\x12#\n\x05usage\x18\x07 \x01(\x0b\x32\x14.pawl.event.v1.Usage\x12\r\n\x05model\x18\x08 \x01(\t\"n\n\nRoundEnded\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\x15\n\rfinish_reason\x18\x03 \x01(\t\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.pawl.event.v1.Usage\"\x91\x01\n\x0bOutputDelta\x12\r\n\x05round\x18\x01 \x01(\r\x12\x15\n\rmodel_attempt\x18\x02 \x01(\r\x12\x0c\n\x04text\x18\x03 \x01(\t\x12\x11\n\treasoning\x18\x04 \x01(\t\x12*\n\x05\x63\x61lls\x18\x05 \x03(\x0b\x32\x1b.pawl.event.v1.CallFragment\x12\x0f\n\x07refusal\x18\x06 \x01(\t\"H\n\x0c\x43\x61llFragment\x12\r\n\x05index\x18\x01 \x01(\r\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_text\x18\x03 \x01(\t\"x\n\x0b\x43\x61llChanged\x12,\n\nfrom_state\x18\x01 \x01(\x0e\x32\x18.pawl.event.v1.CallState\x12!\n\x04\x63\x61ll\x18\x02 \x01(\x0b\x32\x13.pawl.event.v1.Call\x12\x18\n\x10\x64uration_seconds\x18\x03 \x01(\x01\"g\n\x0cToolProgress\x12\x0f\n\x07\x63\x61ll_id\x18\x01 \x01(\t\x12\x11\n\ttool_name\x18\x02 \x01(\t\x12\x15\n\x08\x66raction\x18\x03 \x01(\x01H\x00\x88\x01\x01\x12\x0f\n\x07message\x18\x04 \x01(\tB\x0b\n\t_fraction\"*\n\x07Warning\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\"j\n\rOperatorActed\x12\x0f\n\x07user_id\x18\x01 \x01(\t\x12\'\n\x03\x61\x63t\x18\x02 \x01(\x0e\x32\x1a.pawl.event.v1.OperatorAct\x12\x0f\n\x07\x63\x61ll_id\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t*y\n\x0bOperatorAct\x12\x1c\n\x18OPERATOR_ACT_UNSPECIFIED\x10\x00\x12\x19\n\x15OPERATOR_ACT_RESOLVED\x10\x01\x12\x19\n\x15OPERATOR_ACT_REDRIVEN\x10\x02\x12\x16\n\x12OPERATOR_ACT_ENDED\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.event.v1.event_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OPERATORACT']._serialized_start=2315
-  _globals['_OPERATORACT']._serialized_end=2436
-  _globals['_RUNEVENTS']._serialized_start=157
-  _globals['_RUNEVENTS']._serialized_end=209
-  _globals['_RUNEVENT']._serialized_start=212
-  _globals['_RUNEVENT']._serialized_end=1023
-  _globals['_RUNCHANGED']._serialized_start=1025
-  _globals['_RUNCHANGED']._serialized_end=1115
-  _globals['_STARTERPAUSED']._serialized_start=1117
-  _globals['_STARTERPAUSED']._serialized_end=1177
-  _globals['_RUNTOPPEDUP']._serialized_start=1179
-  _globals['_RUNTOPPEDUP']._serialized_end=1247
-  _globals['_MESSAGEADDED']._serialized_start=1249
-  _globals['_MESSAGEADDED']._serialized_end=1304
-  _globals['_ROUNDSTARTED']._serialized_start=1306
-  _globals['_ROUNDSTARTED']._serialized_end=1413
-  _globals['_ROUNDRETRYING']._serialized_start=1416
-  _globals['_ROUNDRETRYING']._serialized_end=1600
-  _globals['_ROUNDENDED']._serialized_start=1602
-  _globals['_ROUNDENDED']._serialized_end=1712
-  _globals['_OUTPUTDELTA']._serialized_start=1715
-  _globals['_OUTPUTDELTA']._serialized_end=1860
-  _globals['_CALLFRAGMENT']._serialized_start=1862
-  _globals['_CALLFRAGMENT']._serialized_end=1934
-  _globals['_CALLCHANGED']._serialized_start=1936
-  _globals['_CALLCHANGED']._serialized_end=2056
-  _globals['_TOOLPROGRESS']._serialized_start=2058
-  _globals['_TOOLPROGRESS']._serialized_end=2161
-  _globals['_WARNING']._serialized_start=2163
-  _globals['_WARNING']._serialized_end=2205
-  _globals['_OPERATORACTED']._serialized_start=2207
-  _globals['_OPERATORACTED']._serialized_end=2313
+  _globals['_OPERATORACT']._serialized_start=2489
+  _globals['_OPERATORACT']._serialized_end=2610
+  _globals['_RUNEVENTS']._serialized_start=187
+  _globals['_RUNEVENTS']._serialized_end=239
+  _globals['_RUNEVENT']._serialized_start=242
+  _globals['_RUNEVENT']._serialized_end=1107
+  _globals['_RUNCHANGED']._serialized_start=1109
+  _globals['_RUNCHANGED']._serialized_end=1199
+  _globals['_STARTERPAUSED']._serialized_start=1201
+  _globals['_STARTERPAUSED']._serialized_end=1261
+  _globals['_STARTERFIRED']._serialized_start=1263
+  _globals['_STARTERFIRED']._serialized_end=1351
+  _globals['_RUNTOPPEDUP']._serialized_start=1353
+  _globals['_RUNTOPPEDUP']._serialized_end=1421
+  _globals['_MESSAGEADDED']._serialized_start=1423
+  _globals['_MESSAGEADDED']._serialized_end=1478
+  _globals['_ROUNDSTARTED']._serialized_start=1480
+  _globals['_ROUNDSTARTED']._serialized_end=1587
+  _globals['_ROUNDRETRYING']._serialized_start=1590
+  _globals['_ROUNDRETRYING']._serialized_end=1774
+  _globals['_ROUNDENDED']._serialized_start=1776
+  _globals['_ROUNDENDED']._serialized_end=1886
+  _globals['_OUTPUTDELTA']._serialized_start=1889
+  _globals['_OUTPUTDELTA']._serialized_end=2034
+  _globals['_CALLFRAGMENT']._serialized_start=2036
+  _globals['_CALLFRAGMENT']._serialized_end=2108
+  _globals['_CALLCHANGED']._serialized_start=2110
+  _globals['_CALLCHANGED']._serialized_end=2230
+  _globals['_TOOLPROGRESS']._serialized_start=2232
+  _globals['_TOOLPROGRESS']._serialized_end=2335
+  _globals['_WARNING']._serialized_start=2337
+  _globals['_WARNING']._serialized_end=2379
+  _globals['_OPERATORACTED']._serialized_start=2381
+  _globals['_OPERATORACTED']._serialized_end=2487
 # @@protoc_insertion_point(module_scope)

@@ -12,6 +12,7 @@ from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import message_pb2 as _message_pb2
 from pawl.event.v1 import run_pb2 as _run_pb2
+from pawl.event.v1 import schedule_pb2 as _schedule_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -111,6 +112,7 @@ class RunEvent(_message.Message):
     OPERATOR_ACTED_FIELD_NUMBER: _builtins.int
     RUN_TOPPED_UP_FIELD_NUMBER: _builtins.int
     STARTER_PAUSED_FIELD_NUMBER: _builtins.int
+    STARTER_FIRED_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store of the run."""
     conversation_id: _builtins.str
@@ -136,7 +138,7 @@ class RunEvent(_message.Message):
     tool.asked, tool.runnable, tool.executing, tool.progress, tool.completed,
     tool.failed, tool.rejected, tool.expired, tool.cancelled,
     tool.outcome_unknown, tool.delegated, warning, operator.acted,
-    schedule.paused, trigger.paused. More may be
+    schedule.paused, trigger.paused, schedule.fired, trigger.fired. More may be
     added. tool.executing is said of a front-end call when a client takes it:
     its state is still OFFERED; tool.offered once more when it is given back.
     """
@@ -194,6 +196,13 @@ class RunEvent(_message.Message):
         log of no run: `run_id`, `conversation_id` and `seq` are empty.
         """
 
+    @_builtins.property
+    def starter_fired(self) -> Global___StarterFired:
+        """A schedule or a trigger has fired. Of the life cycle only, and in the log of
+        no run: `run_id` and `conversation_id` are those of the run that it started,
+        empty for none, and `seq` is empty.
+        """
+
     def __init__(
         self,
         *,
@@ -217,12 +226,13 @@ class RunEvent(_message.Message):
         operator_acted: Global___OperatorActed | None = ...,
         run_topped_up: Global___RunToppedUp | None = ...,
         starter_paused: Global___StarterPaused | None = ...,
+        starter_fired: Global___StarterFired | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["call_changed", b"call_changed", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_topped_up", b"run_topped_up", "starter_paused", b"starter_paused", "time", b"time", "tool_progress", b"tool_progress", "warning", b"warning"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_changed", b"call_changed", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_topped_up", b"run_topped_up", "starter_fired", b"starter_fired", "starter_paused", b"starter_paused", "time", b"time", "tool_progress", b"tool_progress", "warning", b"warning"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_changed", b"call_changed", "conversation_id", b"conversation_id", "event_id", b"event_id", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_id", b"run_id", "run_topped_up", b"run_topped_up", "seq", b"seq", "starter_paused", b"starter_paused", "store_id", b"store_id", "time", b"time", "tool_progress", b"tool_progress", "type", b"type", "warning", b"warning"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "call_changed", b"call_changed", "conversation_id", b"conversation_id", "event_id", b"event_id", "kind", b"kind", "message_added", b"message_added", "operator_acted", b"operator_acted", "output_delta", b"output_delta", "round_ended", b"round_ended", "round_retrying", b"round_retrying", "round_started", b"round_started", "run_changed", b"run_changed", "run_id", b"run_id", "run_topped_up", b"run_topped_up", "seq", b"seq", "starter_fired", b"starter_fired", "starter_paused", b"starter_paused", "store_id", b"store_id", "time", b"time", "tool_progress", b"tool_progress", "type", b"type", "warning", b"warning"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_changed", "message_added", "round_started", "round_retrying", "round_ended", "output_delta", "call_changed", "tool_progress", "warning", "operator_acted", "run_topped_up", "starter_paused"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["run_changed", "message_added", "round_started", "round_retrying", "round_ended", "output_delta", "call_changed", "tool_progress", "warning", "operator_acted", "run_topped_up", "starter_paused", "starter_fired"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -287,6 +297,42 @@ class StarterPaused(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___StarterPaused: _TypeAlias = StarterPaused  # noqa: Y015
+
+@_typing.final
+class StarterFired(_message.Message):
+    """StarterFired is what became of a due time of a schedule, of an event of a
+    trigger, or of a fire that was asked for. The type of the event says which:
+    schedule.fired or trigger.fired. One that waits for the end of the run before
+    it, or for more events, is told once it waits no more.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    USER_ID_FIELD_NUMBER: _builtins.int
+    FIRE_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """The name of the schedule or trigger."""
+    user_id: _builtins.str
+    """Whose it is."""
+    @_builtins.property
+    def fire(self) -> _schedule_pb2.ScheduleFire:
+        """The fire."""
+
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        user_id: _builtins.str = ...,
+        fire: _schedule_pb2.ScheduleFire | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["fire", b"fire"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fire", b"fire", "name", b"name", "user_id", b"user_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StarterFired: _TypeAlias = StarterFired  # noqa: Y015
 
 @_typing.final
 class RunToppedUp(_message.Message):

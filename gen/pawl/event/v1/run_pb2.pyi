@@ -118,6 +118,10 @@ class _WaitKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitKind.Val
     """Transient. A job waits for the time of its next iteration."""
     WAIT_KIND_PAUSED: _WaitKind.ValueType  # 8
     """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
+    WAIT_KIND_COMPLETION: _WaitKind.ValueType  # 9
+    """Interrupted. Somebody outside must complete a call (CompletionService); the
+    call is RUNNING meanwhile.
+    """
 
 class WaitKind(_WaitKind, metaclass=_WaitKindEnumTypeWrapper):
     """WaitKind is what a WAITING run waits for. A run can wait for several."""
@@ -147,6 +151,10 @@ WAIT_KIND_TIME: WaitKind.ValueType  # 7
 """Transient. A job waits for the time of its next iteration."""
 WAIT_KIND_PAUSED: WaitKind.ValueType  # 8
 """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
+WAIT_KIND_COMPLETION: WaitKind.ValueType  # 9
+"""Interrupted. Somebody outside must complete a call (CompletionService); the
+call is RUNNING meanwhile.
+"""
 Global___WaitKind: _TypeAlias = WaitKind  # noqa: Y015
 
 class _FailureClass:
@@ -917,7 +925,7 @@ class RunOptions(_message.Message):
     approvals_required: _builtins.int
     """How many different people must approve each gated call of the run, 0 to 5;
     0 means one. The largest of this, the tool's and the deployment's number
-    holds.
+    holds; if the deployment raises its number, for runs under way, too.
     """
     reasoning_effort: Global___ReasoningEffort.ValueType
     """How much the model thinks."""
@@ -1233,6 +1241,40 @@ class RunAbove(_message.Message):
 Global___RunAbove: _TypeAlias = RunAbove  # noqa: Y015
 
 @_typing.final
+class ReportPolicy(_message.Message):
+    """ReportPolicy says of which iterations of its jobs a tool has the conversation
+    told, as the fields of Job of these names.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REPORTS_FIELD_NUMBER: _builtins.int
+    REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
+    REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    reports: Global___JobReports.ValueType
+    """Of which; unspecified is EVERY."""
+    report_iterations: _builtins.int
+    """EVERY: of each of so many iterations, at most 1000000; 0 is 1."""
+    report_seconds: _builtins.float
+    """DIGEST, and only there: least seconds from one such notice to the next, 0.5 to
+    31536000.
+    """
+    def __init__(
+        self,
+        *,
+        reports: Global___JobReports.ValueType = ...,
+        report_iterations: _builtins.int = ...,
+        report_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReportPolicy: _TypeAlias = ReportPolicy  # noqa: Y015
+
+@_typing.final
 class Job(_message.Message):
     """Job is a call that a run does in the background, once or again and again."""
 
@@ -1253,6 +1295,7 @@ class Job(_message.Message):
     WHEN_FIELD_NUMBER: _builtins.int
     REPORT_ITERATIONS_FIELD_NUMBER: _builtins.int
     REPORT_SECONDS_FIELD_NUMBER: _builtins.int
+    FAILURES_TOLD_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """The tool."""
     arguments_json: _builtins.bytes
@@ -1275,6 +1318,10 @@ class Job(_message.Message):
     """With EVERY: of each of so many iterations; 0 is 1."""
     report_seconds: _builtins.float
     """With DIGEST: least seconds from one such notice to the next."""
+    failures_told: _builtins.int
+    """With `until` or `when`: the failures one after the other after which the
+    conversation is told, once, that it sees nothing, 1 to 100; 0 is 3.
+    """
     @_builtins.property
     def begin_time(self) -> _timestamp_pb2.Timestamp:
         """When the call was made: iterations are due at this time plus whole intervals."""
@@ -1309,10 +1356,11 @@ class Job(_message.Message):
         when: Global___JobMonitor | None = ...,
         report_iterations: _builtins.int = ...,
         report_seconds: _builtins.float = ...,
+        failures_told: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["begin_time", b"begin_time", "end_time", b"end_time", "until", b"until", "when", b"when"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "begin_time", b"begin_time", "delay_first", b"delay_first", "delegates", b"delegates", "end_time", b"end_time", "estimated_minutes", b"estimated_minutes", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "begin_time", b"begin_time", "delay_first", b"delay_first", "delegates", b"delegates", "end_time", b"end_time", "estimated_minutes", b"estimated_minutes", "failures_told", b"failures_told", "interval_seconds", b"interval_seconds", "iterations_max", b"iterations_max", "report_iterations", b"report_iterations", "report_seconds", b"report_seconds", "reports", b"reports", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "until", b"until", "when", b"when"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1329,12 +1377,17 @@ class JobMonitor(_message.Message):
     CONDITION_FIELD_NUMBER: _builtins.int
     PAUSE_SECONDS_FIELD_NUMBER: _builtins.int
     FIRINGS_MAX_FIELD_NUMBER: _builtins.int
+    HOLD_SECONDS_FIELD_NUMBER: _builtins.int
     pause_seconds: _builtins.float
     """Least seconds from one time to the next. What becomes so sooner, and is still so
     then, is told then.
     """
     firings_max: _builtins.int
     """Most times, 1 to 1000: the job ends with the last."""
+    hold_seconds: _builtins.float
+    """Seconds that it must have been so in each iteration that could tell, before it
+    is told; 0 to tell it at once. Only of what can stay so, not of a change.
+    """
     @_builtins.property
     def condition(self) -> Global___JobCondition:
         """What is to be so."""
@@ -1345,10 +1398,11 @@ class JobMonitor(_message.Message):
         condition: Global___JobCondition | None = ...,
         pause_seconds: _builtins.float = ...,
         firings_max: _builtins.int = ...,
+        hold_seconds: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "firings_max", b"firings_max", "pause_seconds", b"pause_seconds"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["condition", b"condition", "firings_max", b"firings_max", "hold_seconds", b"hold_seconds", "pause_seconds", b"pause_seconds"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1682,7 +1736,8 @@ class Run(_message.Message):
     @_builtins.property
     def job(self) -> Global___Job:
         """Present if it is a job: it repeats a call, and calls no model. `parent_run_id`
-        and `parent_call_id` are the run and the call that began it.
+        and `parent_call_id` are the run and the call that began it; both are empty if
+        its user did (JobService.StartJob).
         """
 
     @_builtins.property

@@ -26,7 +26,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/event/v1/waiting.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\"\xfd\x01\n\x07Waiting\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.pawl.event.v1.WaitReason\x12\x10\n\x08sentence\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12.\n\nsince_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rdeadline_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08user_ids\x18\x06 \x03(\t\x12\r\n\x05roles\x18\x07 \x03(\t\x12\x10\n\x08\x63\x61ll_ids\x18\x08 \x03(\t\x12\x0f\n\x07run_ids\x18\t \x03(\t\"C\n\tCallCount\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.pawl.event.v1.CallState\x12\r\n\x05\x63ount\x18\x02 \x01(\r*\x80\x03\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14WAIT_REASON_APPROVAL\x10\x01\x12\x16\n\x12WAIT_REASON_ANSWER\x10\x02\x12\x19\n\x15WAIT_REASON_FRONT_END\x10\x03\x12\x16\n\x12WAIT_REASON_TOKENS\x10\x04\x12\x15\n\x11WAIT_REASON_AGENT\x10\x05\x12\x15\n\x11WAIT_REASON_INPUT\x10\x06\x12\x14\n\x10WAIT_REASON_TURN\x10\x07\x12\x15\n\x11WAIT_REASON_PLACE\x10\x08\x12\x16\n\x12WAIT_REASON_WORKER\x10\t\x12\x18\n\x14WAIT_REASON_OPERATOR\x10\n\x12\x18\n\x14WAIT_REASON_STOPPING\x10\x0b\x12\x1b\n\x17WAIT_REASON_AGENT_QUOTA\x10\x0c\x12\x14\n\x10WAIT_REASON_TIME\x10\r\x12\x16\n\x12WAIT_REASON_PAUSED\x10\x0e\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bpawl/event/v1/waiting.proto\x12\rpawl.event.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\"\xfd\x01\n\x07Waiting\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.pawl.event.v1.WaitReason\x12\x10\n\x08sentence\x18\x02 \x01(\t\x12\x0e\n\x06remedy\x18\x03 \x01(\t\x12.\n\nsince_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x31\n\rdeadline_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08user_ids\x18\x06 \x03(\t\x12\r\n\x05roles\x18\x07 \x03(\t\x12\x10\n\x08\x63\x61ll_ids\x18\x08 \x03(\t\x12\x0f\n\x07run_ids\x18\t \x03(\t\"C\n\tCallCount\x12\'\n\x05state\x18\x01 \x01(\x0e\x32\x18.pawl.event.v1.CallState\x12\r\n\x05\x63ount\x18\x02 \x01(\r*\x9c\x03\n\nWaitReason\x12\x1b\n\x17WAIT_REASON_UNSPECIFIED\x10\x00\x12\x18\n\x14WAIT_REASON_APPROVAL\x10\x01\x12\x16\n\x12WAIT_REASON_ANSWER\x10\x02\x12\x19\n\x15WAIT_REASON_FRONT_END\x10\x03\x12\x16\n\x12WAIT_REASON_TOKENS\x10\x04\x12\x15\n\x11WAIT_REASON_AGENT\x10\x05\x12\x15\n\x11WAIT_REASON_INPUT\x10\x06\x12\x14\n\x10WAIT_REASON_TURN\x10\x07\x12\x15\n\x11WAIT_REASON_PLACE\x10\x08\x12\x16\n\x12WAIT_REASON_WORKER\x10\t\x12\x18\n\x14WAIT_REASON_OPERATOR\x10\n\x12\x18\n\x14WAIT_REASON_STOPPING\x10\x0b\x12\x1b\n\x17WAIT_REASON_AGENT_QUOTA\x10\x0c\x12\x14\n\x10WAIT_REASON_TIME\x10\r\x12\x16\n\x12WAIT_REASON_PAUSED\x10\x0e\x12\x1a\n\x16WAIT_REASON_COMPLETION\x10\x0f\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,7 +34,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.event.v1.waiting_pb2',
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_WAITREASON']._serialized_start=431
-  _globals['_WAITREASON']._serialized_end=815
+  _globals['_WAITREASON']._serialized_end=843
   _globals['_WAITING']._serialized_start=106
   _globals['_WAITING']._serialized_end=359
   _globals['_CALLCOUNT']._serialized_start=361

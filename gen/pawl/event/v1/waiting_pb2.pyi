@@ -59,6 +59,8 @@ class _WaitReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WaitReason
     """Transient. The time of the next iteration of a job has not come."""
     WAIT_REASON_PAUSED: _WaitReason.ValueType  # 14
     """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
+    WAIT_REASON_COMPLETION: _WaitReason.ValueType  # 15
+    """Interrupted. Somebody outside must complete a call (CompletionService)."""
 
 class WaitReason(_WaitReason, metaclass=_WaitReasonEnumTypeWrapper):
     """WaitReason is why a run does not go on. Each run that is neither RUNNING nor
@@ -98,6 +100,8 @@ WAIT_REASON_TIME: WaitReason.ValueType  # 13
 """Transient. The time of the next iteration of a job has not come."""
 WAIT_REASON_PAUSED: WaitReason.ValueType  # 14
 """Interrupted. A job is paused: its user must resume it (JobService.ResumeJob)."""
+WAIT_REASON_COMPLETION: WaitReason.ValueType  # 15
+"""Interrupted. Somebody outside must complete a call (CompletionService)."""
 Global___WaitReason: _TypeAlias = WaitReason  # noqa: Y015
 
 @_typing.final

@@ -462,6 +462,87 @@ class StartRunResponse(_message.Message):
 Global___StartRunResponse: _TypeAlias = StartRunResponse  # noqa: Y015
 
 @_typing.final
+class StartJobRequest(_message.Message):
+    """StartJobRequest creates a job, or asks for the one that it has created."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MESSAGE_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    NEW_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
+    JOB_FIELD_NUMBER: _builtins.int
+    LOOP_STATE_FIELD_NUMBER: _builtins.int
+    ONLY_REPEAT_FIELD_NUMBER: _builtins.int
+    ASKED_SHA256_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The id that the run gets."""
+    new_conversation_id: _builtins.str
+    """The id of the conversation that is told, if it is made; empty for any."""
+    loop_state: _builtins.bytes
+    """The worker's own state with which the run begins."""
+    only_repeat: _builtins.bool
+    """True if it is refused as things are now: then nothing is started (TOOL_EXISTS),
+    and a job that the same request has started before is given.
+    """
+    asked_sha256: _builtins.bytes
+    """SHA-256 of the job as the user asked for it, in its place in what tells one
+    request from another.
+    """
+    @_builtins.property
+    def message(self) -> Global___SubmitMessageRequest:
+        """What stands in the conversation of the job, whose it is, and how what it tells
+        is answered; `conversation_id` or `conversation_key` name the one that is told,
+        which is made if there is none. `policy` and `undo` have no meaning.
+        """
+
+    @_builtins.property
+    def job(self) -> _run_pb2.Job:
+        """What it does. Its times are no part of what tells one request from another."""
+
+    def __init__(
+        self,
+        *,
+        message: Global___SubmitMessageRequest | None = ...,
+        run_id: _builtins.str = ...,
+        new_conversation_id: _builtins.str = ...,
+        job: _run_pb2.Job | None = ...,
+        loop_state: _builtins.bytes = ...,
+        only_repeat: _builtins.bool = ...,
+        asked_sha256: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["job", b"job", "message", b"message"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["asked_sha256", b"asked_sha256", "job", b"job", "loop_state", b"loop_state", "message", b"message", "new_conversation_id", b"new_conversation_id", "only_repeat", b"only_repeat", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartJobRequest: _TypeAlias = StartJobRequest  # noqa: Y015
+
+@_typing.final
+class StartJobResponse(_message.Message):
+    """StartJobResponse has the job that was created."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def run(self) -> _run_pb2.Run:
+        """Its run."""
+
+    def __init__(
+        self,
+        *,
+        run: _run_pb2.Run | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StartJobResponse: _TypeAlias = StartJobResponse  # noqa: Y015
+
+@_typing.final
 class ClaimRunsRequest(_message.Message):
     """ClaimRunsRequest asks for work."""
 
@@ -1224,6 +1305,7 @@ class Command(_message.Message):
     TOP_UP_FIELD_NUMBER: _builtins.int
     AGENT_ENDED_FIELD_NUMBER: _builtins.int
     PAUSE_FIELD_NUMBER: _builtins.int
+    COMPLETED_FIELD_NUMBER: _builtins.int
     CREDENTIAL_ID_FIELD_NUMBER: _builtins.int
     DELEGATE_USER_ID_FIELD_NUMBER: _builtins.int
     command_id: _builtins.str
@@ -1282,6 +1364,10 @@ class Command(_message.Message):
     def pause(self) -> Global___PauseCommand:
         """A job is paused or resumed."""
 
+    @_builtins.property
+    def completed(self) -> Global___CompletedCommand:
+        """Somebody outside has completed a call. Only NoteCompletion sends it."""
+
     def __init__(
         self,
         *,
@@ -1298,14 +1384,15 @@ class Command(_message.Message):
         top_up: Global___TopUpCommand | None = ...,
         agent_ended: Global___AgentEndedCommand | None = ...,
         pause: Global___PauseCommand | None = ...,
+        completed: Global___CompletedCommand | None = ...,
         credential_id: _builtins.str = ...,
         delegate_user_id: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "decision", b"decision", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "completed", b"completed", "decision", b"decision", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_ended", b"agent_ended", "cancel", b"cancel", "command_id", b"command_id", "completed", b"completed", "credential_id", b"credential_id", "decision", b"decision", "delegate_user_id", b"delegate_user_id", "kind", b"kind", "pause", b"pause", "progress", b"progress", "redrive", b"redrive", "resolve", b"resolve", "steer", b"steer", "time", b"time", "tool_result", b"tool_result", "top_up", b"top_up", "user_id", b"user_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended", "pause"]  # noqa: Y015
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["tool_result", "decision", "steer", "cancel", "resolve", "progress", "redrive", "top_up", "agent_ended", "pause", "completed"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
 
@@ -1358,6 +1445,30 @@ class PauseCommand(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___PauseCommand: _TypeAlias = PauseCommand  # noqa: Y015
+
+@_typing.final
+class CompletedCommand(_message.Message):
+    """CompletedCommand says that tool-registry knows how a call ended that awaited
+    its completion.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    call_id: _builtins.str
+    """The call."""
+    def __init__(
+        self,
+        *,
+        call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___CompletedCommand: _TypeAlias = CompletedCommand  # noqa: Y015
 
 @_typing.final
 class AgentEndedCommand(_message.Message):
@@ -1812,6 +1923,53 @@ class StopJobResponse(_message.Message):
 Global___StopJobResponse: _TypeAlias = StopJobResponse  # noqa: Y015
 
 @_typing.final
+class NoteCompletionRequest(_message.Message):
+    """NoteCompletionRequest names a call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STORE_ID_FIELD_NUMBER: _builtins.int
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    store_id: _builtins.str
+    """Store."""
+    run_id: _builtins.str
+    """The run."""
+    call_id: _builtins.str
+    """The call."""
+    def __init__(
+        self,
+        *,
+        store_id: _builtins.str = ...,
+        run_id: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "run_id", b"run_id", "store_id", b"store_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteCompletionRequest: _TypeAlias = NoteCompletionRequest  # noqa: Y015
+
+@_typing.final
+class NoteCompletionResponse(_message.Message):
+    """NoteCompletionResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___NoteCompletionResponse: _TypeAlias = NoteCompletionResponse  # noqa: Y015
+
+@_typing.final
 class ListCommandsRequest(_message.Message):
     """ListCommandsRequest reads the inbox."""
 
@@ -2176,6 +2334,8 @@ class ListRunsRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     REPORTS_TO_CONVERSATION_ID_FIELD_NUMBER: _builtins.int
     JOBS_ONLY_FIELD_NUMBER: _builtins.int
+    RUNNING_JOBS_OF_STORE_FIELD_NUMBER: _builtins.int
+    STOPPED_BY_COMMAND_ID_FIELD_NUMBER: _builtins.int
     store_id: _builtins.str
     """Store."""
     user_id: _builtins.str
@@ -2196,6 +2356,15 @@ class ListRunsRequest(_message.Message):
     """Only jobs that report to this conversation; empty for all runs."""
     jobs_only: _builtins.bool
     """Only jobs."""
+    running_jobs_of_store: _builtins.bool
+    """True for the jobs of the store that nobody has stopped and that have not ended, of
+    all users: then `user_id` is empty, and the other fields but those of the page
+    and the next one have no meaning.
+    """
+    stopped_by_command_id: _builtins.str
+    """With `running_jobs_of_store` also those that this command of an operator has
+    stopped, ended or not, as long as the ledger keeps it; empty for none.
+    """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:
         """Only these states; empty for all."""
@@ -2236,10 +2405,12 @@ class ListRunsRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         reports_to_conversation_id: _builtins.str = ...,
         jobs_only: _builtins.bool = ...,
+        running_jobs_of_store: _builtins.bool = ...,
+        stopped_by_command_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time_before", b"create_time_before", "create_time_from", b"create_time_from"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "jobs_only", b"jobs_only", "labels", b"labels", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "reports_to_conversation_id", b"reports_to_conversation_id", "states", b"states", "store_id", b"store_id", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["agent_name", b"agent_name", "conversation_id", b"conversation_id", "create_time_before", b"create_time_before", "create_time_from", b"create_time_from", "jobs_only", b"jobs_only", "labels", b"labels", "oldest_first", b"oldest_first", "page_size", b"page_size", "page_token", b"page_token", "parent_run_id", b"parent_run_id", "reports_to_conversation_id", b"reports_to_conversation_id", "running_jobs_of_store", b"running_jobs_of_store", "states", b"states", "stopped_by_command_id", b"stopped_by_command_id", "store_id", b"store_id", "user_id", b"user_id", "waits", b"waits"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -45,6 +45,11 @@ class LedgerServiceStub(object):
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.FromString,
                 _registered_method=True)
+        self.StartJob = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/StartJob',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobResponse.FromString,
+                _registered_method=True)
         self.ClaimRuns = channel.unary_unary(
                 '/pawl.job.v1.LedgerService/ClaimRuns',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsRequest.SerializeToString,
@@ -84,6 +89,11 @@ class LedgerServiceStub(object):
                 '/pawl.job.v1.LedgerService/StopJob',
                 request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobRequest.SerializeToString,
                 response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobResponse.FromString,
+                _registered_method=True)
+        self.NoteCompletion = channel.unary_unary(
+                '/pawl.job.v1.LedgerService/NoteCompletion',
+                request_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.NoteCompletionRequest.SerializeToString,
+                response_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.NoteCompletionResponse.FromString,
                 _registered_method=True)
         self.ListCommands = channel.unary_stream(
                 '/pawl.job.v1.LedgerService/ListCommands',
@@ -202,6 +212,19 @@ class LedgerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StartJob(self, request, context):
+        """Creates a job, in a conversation of its own, that reports to the conversation
+        of its message. Idempotent by (store, user, request id), with those of
+        SubmitMessage; the job is part of the request.
+
+        Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
+        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
+        `only_repeat`).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ClaimRuns(self, request, context):
         """Gives runs to a worker: each with a new epoch and a lease. Fair between
         stores, oldest first within one. Answers at once, with nothing if nothing
@@ -294,6 +317,16 @@ class LedgerServiceServicer(object):
         by command id.
 
         Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def NoteCompletion(self, request, context):
+        """Tells a run that somebody outside has completed one of its calls: a
+        `completed` command. Of a run that has ended nothing is kept. Idempotent.
+
+        Errors: RUN_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -482,6 +515,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.SerializeToString,
             ),
+            'StartJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.StartJob,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobResponse.SerializeToString,
+            ),
             'ClaimRuns': grpc.unary_unary_rpc_method_handler(
                     servicer.ClaimRuns,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.ClaimRunsRequest.FromString,
@@ -521,6 +559,11 @@ def add_LedgerServiceServicer_to_server(servicer, server):
                     servicer.StopJob,
                     request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobRequest.FromString,
                     response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobResponse.SerializeToString,
+            ),
+            'NoteCompletion': grpc.unary_unary_rpc_method_handler(
+                    servicer.NoteCompletion,
+                    request_deserializer=pawl_dot_job_dot_v1_dot_ledger__pb2.NoteCompletionRequest.FromString,
+                    response_serializer=pawl_dot_job_dot_v1_dot_ledger__pb2.NoteCompletionResponse.SerializeToString,
             ),
             'ListCommands': grpc.unary_stream_rpc_method_handler(
                     servicer.ListCommands,
@@ -663,6 +706,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/StartRun',
             pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.StartRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StartJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/StartJob',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.StartJobResponse.FromString,
             options,
             channel_credentials,
             insecure,
@@ -879,6 +949,33 @@ class LedgerService(object):
             '/pawl.job.v1.LedgerService/StopJob',
             pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobRequest.SerializeToString,
             pawl_dot_job_dot_v1_dot_ledger__pb2.StopJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def NoteCompletion(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.job.v1.LedgerService/NoteCompletion',
+            pawl_dot_job_dot_v1_dot_ledger__pb2.NoteCompletionRequest.SerializeToString,
+            pawl_dot_job_dot_v1_dot_ledger__pb2.NoteCompletionResponse.FromString,
             options,
             channel_credentials,
             insecure,

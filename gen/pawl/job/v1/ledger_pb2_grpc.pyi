@@ -57,6 +57,15 @@ class LedgerServiceStub:
 
     Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
     """
+    StartJob: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]
+    """Creates a job, in a conversation of its own, that reports to the conversation
+    of its message. Idempotent by (store, user, request id), with those of
+    SubmitMessage; the job is part of the request.
+
+    Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
+    QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
+    `only_repeat`).
+    """
     ClaimRuns: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.ClaimRunsRequest, _ledger_pb2.ClaimRunsResponse]
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
     stores, oldest first within one. Answers at once, with nothing if nothing
@@ -121,6 +130,12 @@ class LedgerServiceStub:
     by command id.
 
     Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
+    """
+    NoteCompletion: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.NoteCompletionRequest, _ledger_pb2.NoteCompletionResponse]
+    """Tells a run that somebody outside has completed one of its calls: a
+    `completed` command. Of a run that has ended nothing is kept. Idempotent.
+
+    Errors: RUN_NOT_FOUND.
     """
     ListCommands: _grpc.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -248,6 +263,15 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
 
     Errors: as SubmitMessage; TOOL_EXISTS (see `only_repeat`).
     """
+    StartJob: _aio.UnaryUnaryMultiCallable[_ledger_pb2.StartJobRequest, _ledger_pb2.StartJobResponse]  # type: ignore[assignment]
+    """Creates a job, in a conversation of its own, that reports to the conversation
+    of its message. Idempotent by (store, user, request id), with those of
+    SubmitMessage; the job is part of the request.
+
+    Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
+    QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
+    `only_repeat`).
+    """
     ClaimRuns: _aio.UnaryUnaryMultiCallable[_ledger_pb2.ClaimRunsRequest, _ledger_pb2.ClaimRunsResponse]  # type: ignore[assignment]
     """Gives runs to a worker: each with a new epoch and a lease. Fair between
     stores, oldest first within one. Answers at once, with nothing if nothing
@@ -312,6 +336,12 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     by command id.
 
     Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
+    """
+    NoteCompletion: _aio.UnaryUnaryMultiCallable[_ledger_pb2.NoteCompletionRequest, _ledger_pb2.NoteCompletionResponse]  # type: ignore[assignment]
+    """Tells a run that somebody outside has completed one of its calls: a
+    `completed` command. Of a run that has ended nothing is kept. Idempotent.
+
+    Errors: RUN_NOT_FOUND.
     """
     ListCommands: _aio.UnaryStreamMultiCallable[_ledger_pb2.ListCommandsRequest, _ledger_pb2.ListCommandsResponse]  # type: ignore[assignment]
     """Reads the unconsumed commands of a run, in order of arrival, in parts of
@@ -450,6 +480,21 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """
 
     @_abc_1.abstractmethod
+    def StartJob(
+        self,
+        request: _ledger_pb2.StartJobRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.StartJobResponse, _abc.Awaitable[_ledger_pb2.StartJobResponse]]:
+        """Creates a job, in a conversation of its own, that reports to the conversation
+        of its message. Idempotent by (store, user, request id), with those of
+        SubmitMessage; the job is part of the request.
+
+        Errors: as SubmitMessage, but CONVERSATION_BUSY and RUN_OF_ANOTHER_USER;
+        QUEUE_FULL is of the jobs of the store; TOO_MANY_JOBS; TOOL_EXISTS (see
+        `only_repeat`).
+        """
+
+    @_abc_1.abstractmethod
     def ClaimRuns(
         self,
         request: _ledger_pb2.ClaimRunsRequest,
@@ -560,6 +605,18 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         by command id.
 
         Errors: RUN_NOT_FOUND if the conversation has no such job of the user.
+        """
+
+    @_abc_1.abstractmethod
+    def NoteCompletion(
+        self,
+        request: _ledger_pb2.NoteCompletionRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_ledger_pb2.NoteCompletionResponse, _abc.Awaitable[_ledger_pb2.NoteCompletionResponse]]:
+        """Tells a run that somebody outside has completed one of its calls: a
+        `completed` command. Of a run that has ended nothing is kept. Idempotent.
+
+        Errors: RUN_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

@@ -95,16 +95,24 @@ class ClaimMailboxesRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     MAILBOXES_MAX_FIELD_NUMBER: _builtins.int
+    BUSY_STORE_IDS_FIELD_NUMBER: _builtins.int
     mailboxes_max: _builtins.int
     """Most mailboxes, from 1 to 64."""
+    @_builtins.property
+    def busy_store_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Stores of which none is wanted, as they have their share of the caller's places;
+        at most 64.
+        """
+
     def __init__(
         self,
         *,
         mailboxes_max: _builtins.int = ...,
+        busy_store_ids: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["mailboxes_max", b"mailboxes_max"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["busy_store_ids", b"busy_store_ids", "mailboxes_max", b"mailboxes_max"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -152,7 +160,7 @@ class ClaimMailboxesResponse(_message.Message):
     """So many seconds later the next one is due, or should be asked for again."""
     @_builtins.property
     def mailboxes(self) -> _containers.RepeatedCompositeFieldContainer[Global___DueMailbox]:
-        """The mailboxes, the longest due first."""
+        """The mailboxes, one of each store at most."""
 
     def __init__(
         self,

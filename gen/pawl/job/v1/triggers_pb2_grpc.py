@@ -182,8 +182,9 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ClaimMailboxes(self, request, context):
-        """Claims triggers whose mailboxes are to be read: for a minute no other caller gets
-        them.
+        """Claims triggers whose mailboxes are to be read, of each store the one that is
+        longest due: for a minute no other caller gets them. Whoever asks again gets
+        another one of each.
 
         Errors: INVALID_FIELD (`mailboxes_max`).
         """

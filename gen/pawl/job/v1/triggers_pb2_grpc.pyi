@@ -82,8 +82,9 @@ class TriggerLedgerServiceStub:
     Errors: INVALID_FIELD (`events_max`).
     """
     ClaimMailboxes: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.ClaimMailboxesRequest, _triggers_pb2.ClaimMailboxesResponse]
-    """Claims triggers whose mailboxes are to be read: for a minute no other caller gets
-    them.
+    """Claims triggers whose mailboxes are to be read, of each store the one that is
+    longest due: for a minute no other caller gets them. Whoever asks again gets
+    another one of each.
 
     Errors: INVALID_FIELD (`mailboxes_max`).
     """
@@ -154,8 +155,9 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     Errors: INVALID_FIELD (`events_max`).
     """
     ClaimMailboxes: _aio.UnaryUnaryMultiCallable[_triggers_pb2.ClaimMailboxesRequest, _triggers_pb2.ClaimMailboxesResponse]  # type: ignore[assignment]
-    """Claims triggers whose mailboxes are to be read: for a minute no other caller gets
-    them.
+    """Claims triggers whose mailboxes are to be read, of each store the one that is
+    longest due: for a minute no other caller gets them. Whoever asks again gets
+    another one of each.
 
     Errors: INVALID_FIELD (`mailboxes_max`).
     """
@@ -277,8 +279,9 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.ClaimMailboxesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.ClaimMailboxesResponse, _abc.Awaitable[_triggers_pb2.ClaimMailboxesResponse]]:
-        """Claims triggers whose mailboxes are to be read: for a minute no other caller gets
-        them.
+        """Claims triggers whose mailboxes are to be read, of each store the one that is
+        longest due: for a minute no other caller gets them. Whoever asks again gets
+        another one of each.
 
         Errors: INVALID_FIELD (`mailboxes_max`).
         """

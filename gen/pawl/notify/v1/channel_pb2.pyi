@@ -91,8 +91,8 @@ class Channel(_message.Message):
     """Why it was disabled, if not by its user. Given by the service."""
     after_seconds: _builtins.int
     """How many seconds after a notification it is told, at most a day. What its user
-    has read by then, and a need of a run or a call that is over, is SKIPPED. 0
-    tells everything at once. Absent means 600 for e-mail, else 0.
+    has read by then, a run that they watched when it happened or since, and a need of
+    a run or a call that is over, is SKIPPED. 0 tells everything at once. Absent means 600 for e-mail, else 0.
     """
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_notify_pb2.NotificationKind.ValueType]:
@@ -171,7 +171,9 @@ class ChannelEvent(_message.Message):
     channel_id: _builtins.str
     """The channel."""
     delivery_id: _builtins.str
-    """The delivery; of a channel that was disabled that which ended it."""
+    """The delivery; of a channel that was disabled that which ended it, empty if a
+    reader unsubscribed.
+    """
     tries: _builtins.int
     """How often the delivery was tried."""
     status: _builtins.int
@@ -229,14 +231,14 @@ class ChannelDelivery(_message.Message):
     type: _builtins.str
     """The type in its body: `run.completed`, `run.failed`, `run.cancelled`,
     `run.expired`, `input.needed`, `attention.needed`, `approval.needed`,
-    `channel.disabled`, `channel.test`, or `channel.code` of an e-mail with a code.
+    `job.ended`, `channel.disabled`, `channel.test`, or `channel.code` of an e-mail with a code.
     """
     number: _builtins.int
     """The number of the notification in the inbox; 0 for a test, and a code."""
     state: Global___ChannelDeliveryState.ValueType
     """Where it stands."""
     tries: _builtins.int
-    """How often it was tried, since it was last sent by ResendDelivery."""
+    """How often it was tried, since it was last sent again."""
     status: _builtins.int
     """The HTTP status of the last try, or the code of SMTP; 0 if there was none."""
     latency_milliseconds: _builtins.int
@@ -734,22 +736,28 @@ class ListDeliveriesRequest(_message.Message):
     CHANNEL_ID_FIELD_NUMBER: _builtins.int
     PAGE_SIZE_FIELD_NUMBER: _builtins.int
     PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    STATES_FIELD_NUMBER: _builtins.int
     channel_id: _builtins.str
-    """The channel."""
+    """The channel; empty for all of the caller."""
     page_size: _builtins.int
     """Deliveries a page, 1 to 200; 0 means 50."""
     page_token: _builtins.str
     """From the page before; empty for the first."""
+    @_builtins.property
+    def states(self) -> _containers.RepeatedScalarFieldContainer[Global___ChannelDeliveryState.ValueType]:
+        """Only those that stand there; empty for all."""
+
     def __init__(
         self,
         *,
         channel_id: _builtins.str = ...,
         page_size: _builtins.int = ...,
         page_token: _builtins.str = ...,
+        states: _abc.Iterable[Global___ChannelDeliveryState.ValueType] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "page_size", b"page_size", "page_token", b"page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["channel_id", b"channel_id", "page_size", b"page_size", "page_token", b"page_token", "states", b"states"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -763,25 +771,146 @@ class ListDeliveriesResponse(_message.Message):
 
     DELIVERIES_FIELD_NUMBER: _builtins.int
     NEXT_PAGE_TOKEN_FIELD_NUMBER: _builtins.int
+    COUNTS_FIELD_NUMBER: _builtins.int
     next_page_token: _builtins.str
     """For the next page; empty after the last."""
     @_builtins.property
     def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDelivery]:
         """The deliveries."""
 
+    @_builtins.property
+    def counts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDeliveryCount]:
+        """With the first page, how many there are in each state, over all pages and
+        whatever states were asked for; a state in which there are none is left out.
+        """
+
     def __init__(
         self,
         *,
         deliveries: _abc.Iterable[Global___ChannelDelivery] | None = ...,
         next_page_token: _builtins.str = ...,
+        counts: _abc.Iterable[Global___ChannelDeliveryCount] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries", "next_page_token", b"next_page_token"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["counts", b"counts", "deliveries", b"deliveries", "next_page_token", b"next_page_token"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ListDeliveriesResponse: _TypeAlias = ListDeliveriesResponse  # noqa: Y015
+
+@_typing.final
+class ChannelDeliveryCount(_message.Message):
+    """ChannelDeliveryCount tells how many deliveries are in a state."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    state: Global___ChannelDeliveryState.ValueType
+    """The state."""
+    count: _builtins.int
+    """How many are in it."""
+    def __init__(
+        self,
+        *,
+        state: Global___ChannelDeliveryState.ValueType = ...,
+        count: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["count", b"count", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChannelDeliveryCount: _TypeAlias = ChannelDeliveryCount  # noqa: Y015
+
+@_typing.final
+class ResendDeliveriesRequest(_message.Message):
+    """ResendDeliveriesRequest sends deliveries once more."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERY_IDS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def delivery_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """The deliveries."""
+
+    def __init__(
+        self,
+        *,
+        delivery_ids: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delivery_ids", b"delivery_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendDeliveriesRequest: _TypeAlias = ResendDeliveriesRequest  # noqa: Y015
+
+@_typing.final
+class ResendDeliveriesResponse(_message.Message):
+    """ResendDeliveriesResponse has the deliveries as they are now."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DELIVERIES_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def deliveries(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChannelDelivery]:
+        """The deliveries, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        deliveries: _abc.Iterable[Global___ChannelDelivery] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["deliveries", b"deliveries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ResendDeliveriesResponse: _TypeAlias = ResendDeliveriesResponse  # noqa: Y015
+
+@_typing.final
+class UnsubscribeChannelRequest(_message.Message):
+    """UnsubscribeChannelRequest disables a channel, as the reader of its messages asks."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TOKEN_FIELD_NUMBER: _builtins.int
+    token: _builtins.str
+    """The token of the link."""
+    def __init__(
+        self,
+        *,
+        token: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["token", b"token"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsubscribeChannelRequest: _TypeAlias = UnsubscribeChannelRequest  # noqa: Y015
+
+@_typing.final
+class UnsubscribeChannelResponse(_message.Message):
+    """UnsubscribeChannelResponse is empty."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___UnsubscribeChannelResponse: _TypeAlias = UnsubscribeChannelResponse  # noqa: Y015
 
 @_typing.final
 class ResendDeliveryRequest(_message.Message):

@@ -63,8 +63,9 @@ class ChannelServiceStub(object):
     last try failed.
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days. Its user is then notified (CHANNEL_DISABLED), also by their
-    other channels. Erasing a conversation removes what deliveries hold of it.
+    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
+    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
+    removes what deliveries hold of it.
     """
 
     def __init__(self, channel):
@@ -128,6 +129,16 @@ class ChannelServiceStub(object):
                 request_serializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveryRequest.SerializeToString,
                 response_deserializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveryResponse.FromString,
                 _registered_method=True)
+        self.ResendDeliveries = channel.unary_unary(
+                '/pawl.notify.v1.ChannelService/ResendDeliveries',
+                request_serializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveriesRequest.SerializeToString,
+                response_deserializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveriesResponse.FromString,
+                _registered_method=True)
+        self.UnsubscribeChannel = channel.unary_unary(
+                '/pawl.notify.v1.ChannelService/UnsubscribeChannel',
+                request_serializer=pawl_dot_notify_dot_v1_dot_channel__pb2.UnsubscribeChannelRequest.SerializeToString,
+                response_deserializer=pawl_dot_notify_dot_v1_dot_channel__pb2.UnsubscribeChannelResponse.FromString,
+                _registered_method=True)
 
 
 class ChannelServiceServicer(object):
@@ -168,8 +179,9 @@ class ChannelServiceServicer(object):
     last try failed.
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days. Its user is then notified (CHANNEL_DISABLED), also by their
-    other channels. Erasing a conversation removes what deliveries hold of it.
+    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
+    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
+    removes what deliveries hold of it.
     """
 
     def CreateChannel(self, request, context):
@@ -283,10 +295,11 @@ class ChannelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListDeliveries(self, request, context):
-        """Lists the deliveries of a channel, newest first; they are kept as long as
-        notifications are, and of its tests the newest 20 that have ended. Read-only.
+        """Lists the deliveries of a channel, or of all channels of the caller, newest
+        first; they are kept as long as notifications are, and of the tests of a channel
+        the newest 20 that have ended. Read-only.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_ID, INVALID_PAGE_TOKEN.
+        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -298,6 +311,30 @@ class ChannelServiceServicer(object):
         tried now. Codes are sent by SendChannelCode only.
 
         Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResendDeliveries(self, request, context):
+        """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+
+        Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
+        INVALID_ID.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UnsubscribeChannel(self, request, context):
+        """Disables the e-mail channel whose messages have a link with this token, for
+        their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
+        enable it again. What waits becomes DEAD. For programs with the role `gateway`,
+        which say the store of the link by their credential. Idempotent: of one that is
+        disabled nothing changes.
+
+        Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
+        that the channel had before).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -361,6 +398,16 @@ def add_ChannelServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveryRequest.FromString,
                     response_serializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveryResponse.SerializeToString,
             ),
+            'ResendDeliveries': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResendDeliveries,
+                    request_deserializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveriesRequest.FromString,
+                    response_serializer=pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveriesResponse.SerializeToString,
+            ),
+            'UnsubscribeChannel': grpc.unary_unary_rpc_method_handler(
+                    servicer.UnsubscribeChannel,
+                    request_deserializer=pawl_dot_notify_dot_v1_dot_channel__pb2.UnsubscribeChannelRequest.FromString,
+                    response_serializer=pawl_dot_notify_dot_v1_dot_channel__pb2.UnsubscribeChannelResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'pawl.notify.v1.ChannelService', rpc_method_handlers)
@@ -407,8 +454,9 @@ class ChannelService(object):
     last try failed.
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days. Its user is then notified (CHANNEL_DISABLED), also by their
-    other channels. Erasing a conversation removes what deliveries hold of it.
+    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
+    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
+    removes what deliveries hold of it.
     """
 
     @staticmethod
@@ -698,6 +746,60 @@ class ChannelService(object):
             '/pawl.notify.v1.ChannelService/ResendDelivery',
             pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveryRequest.SerializeToString,
             pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveryResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResendDeliveries(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.notify.v1.ChannelService/ResendDeliveries',
+            pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveriesRequest.SerializeToString,
+            pawl_dot_notify_dot_v1_dot_channel__pb2.ResendDeliveriesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UnsubscribeChannel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.notify.v1.ChannelService/UnsubscribeChannel',
+            pawl_dot_notify_dot_v1_dot_channel__pb2.UnsubscribeChannelRequest.SerializeToString,
+            pawl_dot_notify_dot_v1_dot_channel__pb2.UnsubscribeChannelResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -64,8 +64,9 @@ class ChannelServiceStub:
     last try failed.
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days. Its user is then notified (CHANNEL_DISABLED), also by their
-    other channels. Erasing a conversation removes what deliveries hold of it.
+    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
+    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
+    removes what deliveries hold of it.
     """
 
     @_typing.overload
@@ -147,10 +148,11 @@ class ChannelServiceStub:
     INVALID_ID.
     """
     ListDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]
-    """Lists the deliveries of a channel, newest first; they are kept as long as
-    notifications are, and of its tests the newest 20 that have ended. Read-only.
+    """Lists the deliveries of a channel, or of all channels of the caller, newest
+    first; they are kept as long as notifications are, and of the tests of a channel
+    the newest 20 that have ended. Read-only.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_ID, INVALID_PAGE_TOKEN.
+    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
     """
     ResendDelivery: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]
     """Sends a delivery once more, under the same id, also if the channel is
@@ -158,6 +160,22 @@ class ChannelServiceStub:
     tried now. Codes are sent by SendChannelCode only.
 
     Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+    """
+    ResendDeliveries: _grpc.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveriesRequest, _channel_pb2.ResendDeliveriesResponse]
+    """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+
+    Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
+    INVALID_ID.
+    """
+    UnsubscribeChannel: _grpc.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]
+    """Disables the e-mail channel whose messages have a link with this token, for
+    their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
+    enable it again. What waits becomes DEAD. For programs with the role `gateway`,
+    which say the store of the link by their credential. Idempotent: of one that is
+    disabled nothing changes.
+
+    Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
+    that the channel had before).
     """
 
 @_typing.type_check_only
@@ -199,8 +217,9 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     last try failed.
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days. Its user is then notified (CHANNEL_DISABLED), also by their
-    other channels. Erasing a conversation removes what deliveries hold of it.
+    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
+    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
+    removes what deliveries hold of it.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -279,10 +298,11 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     INVALID_ID.
     """
     ListDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ListDeliveriesRequest, _channel_pb2.ListDeliveriesResponse]  # type: ignore[assignment]
-    """Lists the deliveries of a channel, newest first; they are kept as long as
-    notifications are, and of its tests the newest 20 that have ended. Read-only.
+    """Lists the deliveries of a channel, or of all channels of the caller, newest
+    first; they are kept as long as notifications are, and of the tests of a channel
+    the newest 20 that have ended. Read-only.
 
-    Errors: CHANNEL_NOT_FOUND, INVALID_ID, INVALID_PAGE_TOKEN.
+    Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
     """
     ResendDelivery: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveryRequest, _channel_pb2.ResendDeliveryResponse]  # type: ignore[assignment]
     """Sends a delivery once more, under the same id, also if the channel is
@@ -290,6 +310,22 @@ class ChannelServiceAsyncStub(ChannelServiceStub):
     tried now. Codes are sent by SendChannelCode only.
 
     Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+    """
+    ResendDeliveries: _aio.UnaryUnaryMultiCallable[_channel_pb2.ResendDeliveriesRequest, _channel_pb2.ResendDeliveriesResponse]  # type: ignore[assignment]
+    """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+
+    Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
+    INVALID_ID.
+    """
+    UnsubscribeChannel: _aio.UnaryUnaryMultiCallable[_channel_pb2.UnsubscribeChannelRequest, _channel_pb2.UnsubscribeChannelResponse]  # type: ignore[assignment]
+    """Disables the e-mail channel whose messages have a link with this token, for
+    their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
+    enable it again. What waits becomes DEAD. For programs with the role `gateway`,
+    which say the store of the link by their credential. Idempotent: of one that is
+    disabled nothing changes.
+
+    Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
+    that the channel had before).
     """
 
 class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -330,8 +366,9 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
     last try failed.
 
     A channel is disabled when a delivery becomes DEAD and its receiver has taken
-    none for three days. Its user is then notified (CHANNEL_DISABLED), also by their
-    other channels. Erasing a conversation removes what deliveries hold of it.
+    none for three days, or when a reader of its e-mails unsubscribes. Its user is then
+    notified (CHANNEL_DISABLED), also by their other channels. Erasing a conversation
+    removes what deliveries hold of it.
     """
 
     @_abc_1.abstractmethod
@@ -468,10 +505,11 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _channel_pb2.ListDeliveriesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_channel_pb2.ListDeliveriesResponse, _abc.Awaitable[_channel_pb2.ListDeliveriesResponse]]:
-        """Lists the deliveries of a channel, newest first; they are kept as long as
-        notifications are, and of its tests the newest 20 that have ended. Read-only.
+        """Lists the deliveries of a channel, or of all channels of the caller, newest
+        first; they are kept as long as notifications are, and of the tests of a channel
+        the newest 20 that have ended. Read-only.
 
-        Errors: CHANNEL_NOT_FOUND, INVALID_ID, INVALID_PAGE_TOKEN.
+        Errors: CHANNEL_NOT_FOUND, INVALID_FIELD, INVALID_ID, INVALID_PAGE_TOKEN.
         """
 
     @_abc_1.abstractmethod
@@ -485,6 +523,34 @@ class ChannelServiceServicer(metaclass=_abc_1.ABCMeta):
         tried now. Codes are sent by SendChannelCode only.
 
         Errors: DELIVERY_NOT_FOUND (a code is none), INVALID_ID.
+        """
+
+    @_abc_1.abstractmethod
+    def ResendDeliveries(
+        self,
+        request: _channel_pb2.ResendDeliveriesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_channel_pb2.ResendDeliveriesResponse, _abc.Awaitable[_channel_pb2.ResendDeliveriesResponse]]:
+        """Sends 1 to 200 deliveries once more, as ResendDelivery does, all of them or none.
+
+        Errors: DELIVERY_NOT_FOUND (of one of them; none is sent then), INVALID_FIELD,
+        INVALID_ID.
+        """
+
+    @_abc_1.abstractmethod
+    def UnsubscribeChannel(
+        self,
+        request: _channel_pb2.UnsubscribeChannelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_channel_pb2.UnsubscribeChannelResponse, _abc.Awaitable[_channel_pb2.UnsubscribeChannelResponse]]:
+        """Disables the e-mail channel whose messages have a link with this token, for
+        their reader, who needs no key; its user is notified (CHANNEL_DISABLED), and may
+        enable it again. What waits becomes DEAD. For programs with the role `gateway`,
+        which say the store of the link by their credential. Idempotent: of one that is
+        disabled nothing changes.
+
+        Errors: CHANNEL_NOT_FOUND (also: the token is of another store, or of an address
+        that the channel had before).
         """
 
 def add_ChannelServiceServicer_to_server(servicer: ChannelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -52,8 +52,13 @@ class _NotificationKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Noti
     that the user may give: it was asked for, edited, or nobody decided in time.
     """
     NOTIFICATION_KIND_CHANNEL_DISABLED: _NotificationKind.ValueType  # 8
-    """A channel of the user was disabled, because it is gone or has failed for
-    days. It concerns no run.
+    """A channel of the user was disabled, because it is gone, has failed for days, or
+    was unsubscribed from by a reader of its e-mails. It concerns no run.
+    """
+    NOTIFICATION_KIND_JOB_ENDED: _NotificationKind.ValueType  # 9
+    """A job of the user ended while its conversation, which would speak of that, waits
+    for somebody itself: for an approval for example, or an operator. `run_id` is the
+    job, `conversation_id` the conversation.
     """
 
 class NotificationKind(_NotificationKind, metaclass=_NotificationKindEnumTypeWrapper):
@@ -80,8 +85,13 @@ NOTIFICATION_KIND_APPROVAL_NEEDED: NotificationKind.ValueType  # 7
 that the user may give: it was asked for, edited, or nobody decided in time.
 """
 NOTIFICATION_KIND_CHANNEL_DISABLED: NotificationKind.ValueType  # 8
-"""A channel of the user was disabled, because it is gone or has failed for
-days. It concerns no run.
+"""A channel of the user was disabled, because it is gone, has failed for days, or
+was unsubscribed from by a reader of its e-mails. It concerns no run.
+"""
+NOTIFICATION_KIND_JOB_ENDED: NotificationKind.ValueType  # 9
+"""A job of the user ended while its conversation, which would speak of that, waits
+for somebody itself: for an approval for example, or an operator. `run_id` is the
+job, `conversation_id` the conversation.
 """
 Global___NotificationKind: _TypeAlias = NotificationKind  # noqa: Y015
 
@@ -145,7 +155,7 @@ class Notification(_message.Message):
     """Its conversation; empty with APPROVAL_NEEDED, conversations are private."""
     event_id: _builtins.str
     """The event (pawl.event.v1.RunEvent.event_id) that caused it; with
-    CHANNEL_DISABLED the delivery that did.
+    CHANNEL_DISABLED the delivery that did, empty if a reader unsubscribed.
     """
     title: _builtins.str
     """One line."""

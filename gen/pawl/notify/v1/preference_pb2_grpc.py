@@ -33,8 +33,8 @@ class PreferenceServiceStub(object):
     once. They are looked at each time that a delivery is due, so they hold for
     those that wait, too. A delivery is SKIPPED if its conversation is muted or its
     kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, or is over. Tests, and what the user sends by
-    ResendDelivery, are sent whatever preferences say.
+    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
+    the user sends again, are sent whatever preferences say.
     """
 
     def __init__(self, channel):
@@ -73,8 +73,8 @@ class PreferenceServiceServicer(object):
     once. They are looked at each time that a delivery is due, so they hold for
     those that wait, too. A delivery is SKIPPED if its conversation is muted or its
     kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, or is over. Tests, and what the user sends by
-    ResendDelivery, are sent whatever preferences say.
+    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
+    the user sends again, are sent whatever preferences say.
     """
 
     def GetPreferences(self, request, context):
@@ -155,8 +155,8 @@ class PreferenceService(object):
     once. They are looked at each time that a delivery is due, so they hold for
     those that wait, too. A delivery is SKIPPED if its conversation is muted or its
     kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, or is over. Tests, and what the user sends by
-    ResendDelivery, are sent whatever preferences say.
+    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
+    the user sends again, are sent whatever preferences say.
     """
 
     @staticmethod

@@ -34,8 +34,8 @@ class PreferenceServiceStub:
     once. They are looked at each time that a delivery is due, so they hold for
     those that wait, too. A delivery is SKIPPED if its conversation is muted or its
     kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, or is over. Tests, and what the user sends by
-    ResendDelivery, are sent whatever preferences say.
+    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
+    the user sends again, are sent whatever preferences say.
     """
 
     @_typing.overload
@@ -75,8 +75,8 @@ class PreferenceServiceAsyncStub(PreferenceServiceStub):
     once. They are looked at each time that a delivery is due, so they hold for
     those that wait, too. A delivery is SKIPPED if its conversation is muted or its
     kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, or is over. Tests, and what the user sends by
-    ResendDelivery, are sent whatever preferences say.
+    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
+    the user sends again, are sent whatever preferences say.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -112,8 +112,8 @@ class PreferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     once. They are looked at each time that a delivery is due, so they hold for
     those that wait, too. A delivery is SKIPPED if its conversation is muted or its
     kind is not wanted; if neither, it waits for the end of quiet hours, and is
-    SKIPPED then if it was read, or is over. Tests, and what the user sends by
-    ResendDelivery, are sent whatever preferences say.
+    SKIPPED then if it was read, its run was watched, or it is over. Tests, and what
+    the user sends again, are sent whatever preferences say.
     """
 
     @_abc_1.abstractmethod

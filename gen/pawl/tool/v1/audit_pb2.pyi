@@ -51,6 +51,8 @@ class _AuditKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_AuditKind.V
     How a front-end call ended is here, too, without EXECUTED: SUCCEEDED or
     FAILED, and `by_user_id` who brought the result; or, if a client held the
     call and brought none, FAILED with the reason EXPIRED, or CANCELLED.
+    Of a call that somebody completed from outside `by_user_id` is who brought
+    the end, and the reason of a result is COMPLETED.
     """
     AUDIT_KIND_RULE: _AuditKind.ValueType  # 5
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -85,6 +87,8 @@ has each result of a remote worker whose receipt says LATE.
 How a front-end call ended is here, too, without EXECUTED: SUCCEEDED or
 FAILED, and `by_user_id` who brought the result; or, if a client held the
 call and brought none, FAILED with the reason EXPIRED, or CANCELLED.
+Of a call that somebody completed from outside `by_user_id` is who brought
+the end, and the reason of a result is COMPLETED.
 """
 AUDIT_KIND_RULE: AuditKind.ValueType  # 5
 """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` the
@@ -140,7 +144,7 @@ class AuditEntry(_message.Message):
     """See AuditKind; may be empty."""
     by_user_id: _builtins.str
     """DECIDED: who decided. RETURNED of a front-end call: who brought the result,
-    or held the call. RULE: who made or revoked it. Else empty.
+    or held the call; of a call that was completed from outside: who did. RULE: who made or revoked it. Else empty.
     """
     arguments_sha256: _builtins.str
     """HMAC-SHA-256, in hex, of the SHA-256 in hex of the canonical arguments;

@@ -88,6 +88,12 @@ class _ExecutionOutcomeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Exec
     then; the others go on where they are, and their time stands still until
     then.
     """
+    EXECUTION_OUTCOME_AWAITING_COMPLETION: _ExecutionOutcome.ValueType  # 6
+    """It has not ended: its tool has, and somebody outside completes the call
+    (CompletionService), within `completion_seconds_left`. Run the call again once
+    the ledger has a `completed` command for it, or after that time: nothing runs
+    then, and the answer is how it ended.
+    """
 
 class ExecutionOutcome(_ExecutionOutcome, metaclass=_ExecutionOutcomeEnumTypeWrapper):
     """ExecutionOutcome is how an execution ended."""
@@ -111,6 +117,12 @@ EXECUTION_OUTCOME_INPUT_REQUIRED: ExecutionOutcome.ValueType  # 5
 again with all answers so far. READ_ONLY and IDEMPOTENT tools begin anew
 then; the others go on where they are, and their time stands still until
 then.
+"""
+EXECUTION_OUTCOME_AWAITING_COMPLETION: ExecutionOutcome.ValueType  # 6
+"""It has not ended: its tool has, and somebody outside completes the call
+(CompletionService), within `completion_seconds_left`. Run the call again once
+the ledger has a `completed` command for it, or after that time: nothing runs
+then, and the answer is how it ended.
 """
 Global___ExecutionOutcome: _TypeAlias = ExecutionOutcome  # noqa: Y015
 
@@ -929,6 +941,7 @@ class Verdict(_message.Message):
     WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
     ASYNC_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     SERIES_DIGEST_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call."""
     disposition: Global___Disposition.ValueType
@@ -996,6 +1009,10 @@ class Verdict(_message.Message):
     def result(self) -> Global___ExecutionResult:
         """RUN, with ExecuteReads: how the call ended; absent if it was not run, or not in a moment."""
 
+    @_builtins.property
+    def reports(self) -> _run_pb2.ReportPolicy:
+        """ToolDefinition.reports."""
+
     def __init__(
         self,
         *,
@@ -1024,10 +1041,11 @@ class Verdict(_message.Message):
         without_background: _builtins.bool = ...,
         async_timeout_seconds: _builtins.float = ...,
         series_digest: _builtins.str = ...,
+        reports: _run_pb2.ReportPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "result", b"result"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "reports", b"reports", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "async_timeout_seconds", b"async_timeout_seconds", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "resource_keys", b"resource_keys", "result", b"result", "rule_id", b"rule_id", "series_digest", b"series_digest", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version", "without_background", b"without_background"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["approval_cause", b"approval_cause", "approvals_required", b"approvals_required", "arguments_json", b"arguments_json", "async_timeout_seconds", b"async_timeout_seconds", "call_id", b"call_id", "category", b"category", "context", b"context", "digest", b"digest", "disposition", b"disposition", "effect_class", b"effect_class", "error_message", b"error_message", "error_reason", b"error_reason", "fallback_tool_name", b"fallback_tool_name", "note", b"note", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "preview", b"preview", "question", b"question", "reports", b"reports", "resource_keys", b"resource_keys", "result", b"result", "rule_id", b"rule_id", "series_digest", b"series_digest", "timeout_seconds", b"timeout_seconds", "tool_version", b"tool_version", "without_background", b"without_background"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1051,6 +1069,7 @@ class ExecuteToolRequest(_message.Message):
     RULE_ID_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
     SERIES_FIELD_NUMBER: _builtins.int
+    MAY_AWAIT_COMPLETION_FIELD_NUMBER: _builtins.int
     call_id: _builtins.str
     """The call; also the idempotency key."""
     tool_name: _builtins.str
@@ -1075,6 +1094,11 @@ class ExecuteToolRequest(_message.Message):
     rule_id: _builtins.str
     """The rule that the verdict named. One that allowed the call must still be in
     force: otherwise APPROVAL_REQUIRED.
+    """
+    may_await_completion: _builtins.bool
+    """True if the caller knows EXECUTION_OUTCOME_AWAITING_COMPLETION. Without it no
+    tool gets a completion token, and of a call that awaits its completion the
+    answer is DEPENDENCY_UNAVAILABLE.
     """
     @_builtins.property
     def context(self) -> Global___CallContext:
@@ -1108,10 +1132,11 @@ class ExecuteToolRequest(_message.Message):
         rule_id: _builtins.str = ...,
         answers: _abc.Iterable[Global___Answer] | None = ...,
         series: _call_pb2.Series | None = ...,
+        may_await_completion: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["context", b"context", "series", b"series"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "approved_digest", b"approved_digest", "arguments_json", b"arguments_json", "call_id", b"call_id", "context", b"context", "earlier_attempts", b"earlier_attempts", "may_await_completion", b"may_await_completion", "rule_id", b"rule_id", "series", b"series", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "tool_version", b"tool_version", "unknowns_resolved", b"unknowns_resolved"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1217,10 +1242,13 @@ class ExecutionResult(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     DURATION_SECONDS_FIELD_NUMBER: _builtins.int
     QUESTION_FIELD_NUMBER: _builtins.int
+    COMPLETION_SECONDS_LEFT_FIELD_NUMBER: _builtins.int
     outcome: Global___ExecutionOutcome.ValueType
     """How it ended."""
     duration_seconds: _builtins.float
     """Seconds it took."""
+    completion_seconds_left: _builtins.float
+    """AWAITING_COMPLETION: seconds until nobody can complete it any more."""
     @_builtins.property
     def result(self) -> _call_pb2.CallResult:
         """The call's result."""
@@ -1236,10 +1264,11 @@ class ExecutionResult(_message.Message):
         result: _call_pb2.CallResult | None = ...,
         duration_seconds: _builtins.float = ...,
         question: _call_pb2.Question | None = ...,
+        completion_seconds_left: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["question", b"question", "result", b"result"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["duration_seconds", b"duration_seconds", "outcome", b"outcome", "question", b"question", "result", b"result"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["completion_seconds_left", b"completion_seconds_left", "duration_seconds", b"duration_seconds", "outcome", b"outcome", "question", b"question", "result", b"result"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

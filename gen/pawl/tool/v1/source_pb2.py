@@ -24,10 +24,11 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
+from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 from pawl.tool.v1 import tool_pb2 as pawl_dot_tool_dot_v1_dot_tool__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/tool/v1/source.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/tool/v1/tool.proto\"\xa6\x02\n\x0cSourceConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\tmcp_stdio\x18\x02 \x01(\x0b\x32\x1c.pawl.tool.v1.McpStdioConfigH\x00\x12/\n\x08mcp_http\x18\x03 \x01(\x0b\x32\x1b.pawl.tool.v1.McpHttpConfigH\x00\x12/\n\x08open_api\x18\x04 \x01(\x0b\x32\x1b.pawl.tool.v1.OpenApiConfigH\x00\x12\x39\n\rhttp_endpoint\x18\x05 \x01(\x0b\x32 .pawl.tool.v1.HttpEndpointConfigH\x00\x12\x30\n\x08policies\x18\x06 \x03(\x0b\x32\x1e.pawl.tool.v1.SourceToolPolicyB\x06\n\x04kind\"\x98\x02\n\x10SourceToolPolicy\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12-\n\x08\x63\x61tegory\x18\x02 \x01(\x0e\x32\x1b.pawl.event.v1.ToolCategory\x12\x30\n\x0c\x65\x66\x66\x65\x63t_class\x18\x03 \x01(\x0e\x32\x1a.pawl.event.v1.EffectClass\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\x08\x12\x12\n\nbulk_count\x18\x06 \x01(\t\x12\x1a\n\x12without_background\x18\x07 \x01(\x08\x12\x1d\n\x15\x61sync_timeout_seconds\x18\x08 \x01(\x01\x12\x16\n\x0epermits_grants\x18\t \x01(\x08\"\x85\x03\n\x0eMcpStdioConfig\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\x12\x42\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32-.pawl.tool.v1.McpStdioConfig.EnvironmentEntry\x12O\n\x12secret_environment\x18\x03 \x03(\x0b\x32\x33.pawl.tool.v1.McpStdioConfig.SecretEnvironmentEntry\x12\x16\n\x0ereadable_paths\x18\x04 \x03(\t\x12\x16\n\x0ewritable_paths\x18\x05 \x03(\t\x12\x18\n\x10memory_bytes_max\x18\x06 \x01(\x04\x12\x15\n\rprocesses_max\x18\x07 \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x38\n\x16SecretEnvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x85\x02\n\rMcpHttpConfig\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x39\n\x07headers\x18\x02 \x03(\x0b\x32(.pawl.tool.v1.McpHttpConfig.HeadersEntry\x12\x46\n\x0esecret_headers\x18\x03 \x03(\x0b\x32..pawl.tool.v1.McpHttpConfig.SecretHeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SecretHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc9\x02\n\rOpenApiConfig\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x14\n\x0c\x64ocument_url\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x03 \x01(\t\x12\x39\n\x07headers\x18\x04 \x03(\x0b\x32(.pawl.tool.v1.OpenApiConfig.HeadersEntry\x12\x46\n\x0esecret_headers\x18\x05 \x03(\x0b\x32..pawl.tool.v1.OpenApiConfig.SecretHeadersEntry\x12\x15\n\roperation_ids\x18\x06 \x03(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SecretHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf4\x02\n\x12HttpEndpointConfig\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x1d\n\x15\x61rguments_schema_json\x18\x04 \x01(\x0c\x12>\n\x07headers\x18\x05 \x03(\x0b\x32-.pawl.tool.v1.HttpEndpointConfig.HeadersEntry\x12K\n\x0esecret_headers\x18\x06 \x03(\x0b\x32\x33.pawl.tool.v1.HttpEndpointConfig.SecretHeadersEntry\x12\x1a\n\x12idempotency_header\x18\x07 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SecretHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdd\x01\n\x06Source\x12*\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1a.pawl.tool.v1.SourceConfig\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.pawl.tool.v1.SourceState\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65\x66initions_hash\x18\x04 \x01(\t\x12!\n\x05tools\x18\x05 \x03(\x0b\x32\x12.pawl.tool.v1.Tool\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"~\n\x0cSourceChange\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12.\n\x08\x61pproved\x18\x02 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12+\n\x05\x66ound\x18\x03 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\"O\n\x10\x41\x64\x64SourceRequest\x12*\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1a.pawl.tool.v1.SourceConfig\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"9\n\x11\x41\x64\x64SourceResponse\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pawl.tool.v1.Source\"#\n\x13RemoveSourceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14RemoveSourceResponse\"\x14\n\x12ListSourcesRequest\"<\n\x13ListSourcesResponse\x12%\n\x07sources\x18\x01 \x03(\x0b\x32\x14.pawl.tool.v1.Source\"\"\n\x12\x43heckSourceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"|\n\x13\x43heckSourceResponse\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pawl.tool.v1.Source\x12+\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1a.pawl.tool.v1.SourceChange\x12\x12\n\nfound_hash\x18\x03 \x01(\t\">\n\x14\x41pproveSourceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x66initions_hash\x18\x02 \x01(\t\"=\n\x15\x41pproveSourceResponse\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pawl.tool.v1.Source*{\n\x0bSourceState\x12\x1c\n\x18SOURCE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SOURCE_STATE_READY\x10\x01\x12\x18\n\x14SOURCE_STATE_CHANGED\x10\x02\x12\x1c\n\x18SOURCE_STATE_UNREACHABLE\x10\x03\x32\xb6\x03\n\rSourceService\x12L\n\tAddSource\x12\x1e.pawl.tool.v1.AddSourceRequest\x1a\x1f.pawl.tool.v1.AddSourceResponse\x12U\n\x0cRemoveSource\x12!.pawl.tool.v1.RemoveSourceRequest\x1a\".pawl.tool.v1.RemoveSourceResponse\x12R\n\x0bListSources\x12 .pawl.tool.v1.ListSourcesRequest\x1a!.pawl.tool.v1.ListSourcesResponse\x12R\n\x0b\x43heckSource\x12 .pawl.tool.v1.CheckSourceRequest\x1a!.pawl.tool.v1.CheckSourceResponse\x12X\n\rApproveSource\x12\".pawl.tool.v1.ApproveSourceRequest\x1a#.pawl.tool.v1.ApproveSourceResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19pawl/tool/v1/source.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\x1a\x17pawl/tool/v1/tool.proto\"\xa6\x02\n\x0cSourceConfig\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x31\n\tmcp_stdio\x18\x02 \x01(\x0b\x32\x1c.pawl.tool.v1.McpStdioConfigH\x00\x12/\n\x08mcp_http\x18\x03 \x01(\x0b\x32\x1b.pawl.tool.v1.McpHttpConfigH\x00\x12/\n\x08open_api\x18\x04 \x01(\x0b\x32\x1b.pawl.tool.v1.OpenApiConfigH\x00\x12\x39\n\rhttp_endpoint\x18\x05 \x01(\x0b\x32 .pawl.tool.v1.HttpEndpointConfigH\x00\x12\x30\n\x08policies\x18\x06 \x03(\x0b\x32\x1e.pawl.tool.v1.SourceToolPolicyB\x06\n\x04kind\"\xc6\x02\n\x10SourceToolPolicy\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12-\n\x08\x63\x61tegory\x18\x02 \x01(\x0e\x32\x1b.pawl.event.v1.ToolCategory\x12\x30\n\x0c\x65\x66\x66\x65\x63t_class\x18\x03 \x01(\x0e\x32\x1a.pawl.event.v1.EffectClass\x12\x17\n\x0ftimeout_seconds\x18\x04 \x01(\x01\x12\x10\n\x08\x65xcluded\x18\x05 \x01(\x08\x12\x12\n\nbulk_count\x18\x06 \x01(\t\x12\x1a\n\x12without_background\x18\x07 \x01(\x08\x12\x1d\n\x15\x61sync_timeout_seconds\x18\x08 \x01(\x01\x12\x16\n\x0epermits_grants\x18\t \x01(\x08\x12,\n\x07reports\x18\n \x01(\x0b\x32\x1b.pawl.event.v1.ReportPolicy\"\x85\x03\n\x0eMcpStdioConfig\x12\x0f\n\x07\x63ommand\x18\x01 \x03(\t\x12\x42\n\x0b\x65nvironment\x18\x02 \x03(\x0b\x32-.pawl.tool.v1.McpStdioConfig.EnvironmentEntry\x12O\n\x12secret_environment\x18\x03 \x03(\x0b\x32\x33.pawl.tool.v1.McpStdioConfig.SecretEnvironmentEntry\x12\x16\n\x0ereadable_paths\x18\x04 \x03(\t\x12\x16\n\x0ewritable_paths\x18\x05 \x03(\t\x12\x18\n\x10memory_bytes_max\x18\x06 \x01(\x04\x12\x15\n\rprocesses_max\x18\x07 \x01(\r\x1a\x32\n\x10\x45nvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x38\n\x16SecretEnvironmentEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x85\x02\n\rMcpHttpConfig\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x39\n\x07headers\x18\x02 \x03(\x0b\x32(.pawl.tool.v1.McpHttpConfig.HeadersEntry\x12\x46\n\x0esecret_headers\x18\x03 \x03(\x0b\x32..pawl.tool.v1.McpHttpConfig.SecretHeadersEntry\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SecretHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xc9\x02\n\rOpenApiConfig\x12\x10\n\x08\x64ocument\x18\x01 \x01(\x0c\x12\x14\n\x0c\x64ocument_url\x18\x02 \x01(\t\x12\x10\n\x08\x62\x61se_url\x18\x03 \x01(\t\x12\x39\n\x07headers\x18\x04 \x03(\x0b\x32(.pawl.tool.v1.OpenApiConfig.HeadersEntry\x12\x46\n\x0esecret_headers\x18\x05 \x03(\x0b\x32..pawl.tool.v1.OpenApiConfig.SecretHeadersEntry\x12\x15\n\roperation_ids\x18\x06 \x03(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SecretHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xf4\x02\n\x12HttpEndpointConfig\x12\x0b\n\x03url\x18\x01 \x01(\t\x12\x0e\n\x06method\x18\x02 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x03 \x01(\t\x12\x1d\n\x15\x61rguments_schema_json\x18\x04 \x01(\x0c\x12>\n\x07headers\x18\x05 \x03(\x0b\x32-.pawl.tool.v1.HttpEndpointConfig.HeadersEntry\x12K\n\x0esecret_headers\x18\x06 \x03(\x0b\x32\x33.pawl.tool.v1.HttpEndpointConfig.SecretHeadersEntry\x12\x1a\n\x12idempotency_header\x18\x07 \x01(\t\x1a.\n\x0cHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\x1a\x34\n\x12SecretHeadersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xdd\x01\n\x06Source\x12*\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1a.pawl.tool.v1.SourceConfig\x12(\n\x05state\x18\x02 \x01(\x0e\x32\x19.pawl.tool.v1.SourceState\x12\x0f\n\x07problem\x18\x03 \x01(\t\x12\x18\n\x10\x64\x65\x66initions_hash\x18\x04 \x01(\t\x12!\n\x05tools\x18\x05 \x03(\x0b\x32\x12.pawl.tool.v1.Tool\x12/\n\x0b\x63reate_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"~\n\x0cSourceChange\x12\x11\n\ttool_name\x18\x01 \x01(\t\x12.\n\x08\x61pproved\x18\x02 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12+\n\x05\x66ound\x18\x03 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\"O\n\x10\x41\x64\x64SourceRequest\x12*\n\x06\x63onfig\x18\x01 \x01(\x0b\x32\x1a.pawl.tool.v1.SourceConfig\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"9\n\x11\x41\x64\x64SourceResponse\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pawl.tool.v1.Source\"#\n\x13RemoveSourceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x16\n\x14RemoveSourceResponse\"\x14\n\x12ListSourcesRequest\"<\n\x13ListSourcesResponse\x12%\n\x07sources\x18\x01 \x03(\x0b\x32\x14.pawl.tool.v1.Source\"\"\n\x12\x43heckSourceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"|\n\x13\x43heckSourceResponse\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pawl.tool.v1.Source\x12+\n\x07\x63hanges\x18\x02 \x03(\x0b\x32\x1a.pawl.tool.v1.SourceChange\x12\x12\n\nfound_hash\x18\x03 \x01(\t\">\n\x14\x41pproveSourceRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x66initions_hash\x18\x02 \x01(\t\"=\n\x15\x41pproveSourceResponse\x12$\n\x06source\x18\x01 \x01(\x0b\x32\x14.pawl.tool.v1.Source*{\n\x0bSourceState\x12\x1c\n\x18SOURCE_STATE_UNSPECIFIED\x10\x00\x12\x16\n\x12SOURCE_STATE_READY\x10\x01\x12\x18\n\x14SOURCE_STATE_CHANGED\x10\x02\x12\x1c\n\x18SOURCE_STATE_UNREACHABLE\x10\x03\x32\xb6\x03\n\rSourceService\x12L\n\tAddSource\x12\x1e.pawl.tool.v1.AddSourceRequest\x1a\x1f.pawl.tool.v1.AddSourceResponse\x12U\n\x0cRemoveSource\x12!.pawl.tool.v1.RemoveSourceRequest\x1a\".pawl.tool.v1.RemoveSourceResponse\x12R\n\x0bListSources\x12 .pawl.tool.v1.ListSourcesRequest\x1a!.pawl.tool.v1.ListSourcesResponse\x12R\n\x0b\x43heckSource\x12 .pawl.tool.v1.CheckSourceRequest\x1a!.pawl.tool.v1.CheckSourceResponse\x12X\n\rApproveSource\x12\".pawl.tool.v1.ApproveSourceRequest\x1a#.pawl.tool.v1.ApproveSourceResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -50,60 +51,60 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_HTTPENDPOINTCONFIG_HEADERSENTRY']._serialized_options = b'8\001'
   _globals['_HTTPENDPOINTCONFIG_SECRETHEADERSENTRY']._loaded_options = None
   _globals['_HTTPENDPOINTCONFIG_SECRETHEADERSENTRY']._serialized_options = b'8\001'
-  _globals['_SOURCESTATE']._serialized_start=2996
-  _globals['_SOURCESTATE']._serialized_end=3119
-  _globals['_SOURCECONFIG']._serialized_start=128
-  _globals['_SOURCECONFIG']._serialized_end=422
-  _globals['_SOURCETOOLPOLICY']._serialized_start=425
-  _globals['_SOURCETOOLPOLICY']._serialized_end=705
-  _globals['_MCPSTDIOCONFIG']._serialized_start=708
-  _globals['_MCPSTDIOCONFIG']._serialized_end=1097
-  _globals['_MCPSTDIOCONFIG_ENVIRONMENTENTRY']._serialized_start=989
-  _globals['_MCPSTDIOCONFIG_ENVIRONMENTENTRY']._serialized_end=1039
-  _globals['_MCPSTDIOCONFIG_SECRETENVIRONMENTENTRY']._serialized_start=1041
-  _globals['_MCPSTDIOCONFIG_SECRETENVIRONMENTENTRY']._serialized_end=1097
-  _globals['_MCPHTTPCONFIG']._serialized_start=1100
-  _globals['_MCPHTTPCONFIG']._serialized_end=1361
-  _globals['_MCPHTTPCONFIG_HEADERSENTRY']._serialized_start=1261
-  _globals['_MCPHTTPCONFIG_HEADERSENTRY']._serialized_end=1307
-  _globals['_MCPHTTPCONFIG_SECRETHEADERSENTRY']._serialized_start=1309
-  _globals['_MCPHTTPCONFIG_SECRETHEADERSENTRY']._serialized_end=1361
-  _globals['_OPENAPICONFIG']._serialized_start=1364
-  _globals['_OPENAPICONFIG']._serialized_end=1693
-  _globals['_OPENAPICONFIG_HEADERSENTRY']._serialized_start=1261
-  _globals['_OPENAPICONFIG_HEADERSENTRY']._serialized_end=1307
-  _globals['_OPENAPICONFIG_SECRETHEADERSENTRY']._serialized_start=1309
-  _globals['_OPENAPICONFIG_SECRETHEADERSENTRY']._serialized_end=1361
-  _globals['_HTTPENDPOINTCONFIG']._serialized_start=1696
-  _globals['_HTTPENDPOINTCONFIG']._serialized_end=2068
-  _globals['_HTTPENDPOINTCONFIG_HEADERSENTRY']._serialized_start=1261
-  _globals['_HTTPENDPOINTCONFIG_HEADERSENTRY']._serialized_end=1307
-  _globals['_HTTPENDPOINTCONFIG_SECRETHEADERSENTRY']._serialized_start=1309
-  _globals['_HTTPENDPOINTCONFIG_SECRETHEADERSENTRY']._serialized_end=1361
-  _globals['_SOURCE']._serialized_start=2071
-  _globals['_SOURCE']._serialized_end=2292
-  _globals['_SOURCECHANGE']._serialized_start=2294
-  _globals['_SOURCECHANGE']._serialized_end=2420
-  _globals['_ADDSOURCEREQUEST']._serialized_start=2422
-  _globals['_ADDSOURCEREQUEST']._serialized_end=2501
-  _globals['_ADDSOURCERESPONSE']._serialized_start=2503
-  _globals['_ADDSOURCERESPONSE']._serialized_end=2560
-  _globals['_REMOVESOURCEREQUEST']._serialized_start=2562
-  _globals['_REMOVESOURCEREQUEST']._serialized_end=2597
-  _globals['_REMOVESOURCERESPONSE']._serialized_start=2599
-  _globals['_REMOVESOURCERESPONSE']._serialized_end=2621
-  _globals['_LISTSOURCESREQUEST']._serialized_start=2623
-  _globals['_LISTSOURCESREQUEST']._serialized_end=2643
-  _globals['_LISTSOURCESRESPONSE']._serialized_start=2645
-  _globals['_LISTSOURCESRESPONSE']._serialized_end=2705
-  _globals['_CHECKSOURCEREQUEST']._serialized_start=2707
-  _globals['_CHECKSOURCEREQUEST']._serialized_end=2741
-  _globals['_CHECKSOURCERESPONSE']._serialized_start=2743
-  _globals['_CHECKSOURCERESPONSE']._serialized_end=2867
-  _globals['_APPROVESOURCEREQUEST']._serialized_start=2869
-  _globals['_APPROVESOURCEREQUEST']._serialized_end=2931
-  _globals['_APPROVESOURCERESPONSE']._serialized_start=2933
-  _globals['_APPROVESOURCERESPONSE']._serialized_end=2994
-  _globals['_SOURCESERVICE']._serialized_start=3122
-  _globals['_SOURCESERVICE']._serialized_end=3560
+  _globals['_SOURCESTATE']._serialized_start=3067
+  _globals['_SOURCESTATE']._serialized_end=3190
+  _globals['_SOURCECONFIG']._serialized_start=153
+  _globals['_SOURCECONFIG']._serialized_end=447
+  _globals['_SOURCETOOLPOLICY']._serialized_start=450
+  _globals['_SOURCETOOLPOLICY']._serialized_end=776
+  _globals['_MCPSTDIOCONFIG']._serialized_start=779
+  _globals['_MCPSTDIOCONFIG']._serialized_end=1168
+  _globals['_MCPSTDIOCONFIG_ENVIRONMENTENTRY']._serialized_start=1060
+  _globals['_MCPSTDIOCONFIG_ENVIRONMENTENTRY']._serialized_end=1110
+  _globals['_MCPSTDIOCONFIG_SECRETENVIRONMENTENTRY']._serialized_start=1112
+  _globals['_MCPSTDIOCONFIG_SECRETENVIRONMENTENTRY']._serialized_end=1168
+  _globals['_MCPHTTPCONFIG']._serialized_start=1171
+  _globals['_MCPHTTPCONFIG']._serialized_end=1432
+  _globals['_MCPHTTPCONFIG_HEADERSENTRY']._serialized_start=1332
+  _globals['_MCPHTTPCONFIG_HEADERSENTRY']._serialized_end=1378
+  _globals['_MCPHTTPCONFIG_SECRETHEADERSENTRY']._serialized_start=1380
+  _globals['_MCPHTTPCONFIG_SECRETHEADERSENTRY']._serialized_end=1432
+  _globals['_OPENAPICONFIG']._serialized_start=1435
+  _globals['_OPENAPICONFIG']._serialized_end=1764
+  _globals['_OPENAPICONFIG_HEADERSENTRY']._serialized_start=1332
+  _globals['_OPENAPICONFIG_HEADERSENTRY']._serialized_end=1378
+  _globals['_OPENAPICONFIG_SECRETHEADERSENTRY']._serialized_start=1380
+  _globals['_OPENAPICONFIG_SECRETHEADERSENTRY']._serialized_end=1432
+  _globals['_HTTPENDPOINTCONFIG']._serialized_start=1767
+  _globals['_HTTPENDPOINTCONFIG']._serialized_end=2139
+  _globals['_HTTPENDPOINTCONFIG_HEADERSENTRY']._serialized_start=1332
+  _globals['_HTTPENDPOINTCONFIG_HEADERSENTRY']._serialized_end=1378
+  _globals['_HTTPENDPOINTCONFIG_SECRETHEADERSENTRY']._serialized_start=1380
+  _globals['_HTTPENDPOINTCONFIG_SECRETHEADERSENTRY']._serialized_end=1432
+  _globals['_SOURCE']._serialized_start=2142
+  _globals['_SOURCE']._serialized_end=2363
+  _globals['_SOURCECHANGE']._serialized_start=2365
+  _globals['_SOURCECHANGE']._serialized_end=2491
+  _globals['_ADDSOURCEREQUEST']._serialized_start=2493
+  _globals['_ADDSOURCEREQUEST']._serialized_end=2572
+  _globals['_ADDSOURCERESPONSE']._serialized_start=2574
+  _globals['_ADDSOURCERESPONSE']._serialized_end=2631
+  _globals['_REMOVESOURCEREQUEST']._serialized_start=2633
+  _globals['_REMOVESOURCEREQUEST']._serialized_end=2668
+  _globals['_REMOVESOURCERESPONSE']._serialized_start=2670
+  _globals['_REMOVESOURCERESPONSE']._serialized_end=2692
+  _globals['_LISTSOURCESREQUEST']._serialized_start=2694
+  _globals['_LISTSOURCESREQUEST']._serialized_end=2714
+  _globals['_LISTSOURCESRESPONSE']._serialized_start=2716
+  _globals['_LISTSOURCESRESPONSE']._serialized_end=2776
+  _globals['_CHECKSOURCEREQUEST']._serialized_start=2778
+  _globals['_CHECKSOURCEREQUEST']._serialized_end=2812
+  _globals['_CHECKSOURCERESPONSE']._serialized_start=2814
+  _globals['_CHECKSOURCERESPONSE']._serialized_end=2938
+  _globals['_APPROVESOURCEREQUEST']._serialized_start=2940
+  _globals['_APPROVESOURCEREQUEST']._serialized_end=3002
+  _globals['_APPROVESOURCERESPONSE']._serialized_start=3004
+  _globals['_APPROVESOURCERESPONSE']._serialized_end=3065
+  _globals['_SOURCESERVICE']._serialized_start=3193
+  _globals['_SOURCESERVICE']._serialized_end=3631
 # @@protoc_insertion_point(module_scope)

@@ -10,6 +10,7 @@ from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import run_pb2 as _run_pb2
 from pawl.tool.v1 import tool_pb2 as _tool_pb2
 import builtins as _builtins
 import sys
@@ -119,6 +120,7 @@ class SourceToolPolicy(_message.Message):
     WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
     ASYNC_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     PERMITS_GRANTS_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     tool_name: _builtins.str
     """Name of the tool as it is registered, without the source; "*" for all that
     have no policy of their own.
@@ -144,6 +146,10 @@ class SourceToolPolicy(_message.Message):
     """As ToolDefinition.async_timeout_seconds."""
     permits_grants: _builtins.bool
     """As ToolDefinition.permits_grants."""
+    @_builtins.property
+    def reports(self) -> _run_pb2.ReportPolicy:
+        """As ToolDefinition.reports."""
+
     def __init__(
         self,
         *,
@@ -156,10 +162,11 @@ class SourceToolPolicy(_message.Message):
         without_background: _builtins.bool = ...,
         async_timeout_seconds: _builtins.float = ...,
         permits_grants: _builtins.bool = ...,
+        reports: _run_pb2.ReportPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_timeout_seconds", b"async_timeout_seconds", "bulk_count", b"bulk_count", "category", b"category", "effect_class", b"effect_class", "excluded", b"excluded", "permits_grants", b"permits_grants", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "without_background", b"without_background"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["async_timeout_seconds", b"async_timeout_seconds", "bulk_count", b"bulk_count", "category", b"category", "effect_class", b"effect_class", "excluded", b"excluded", "permits_grants", b"permits_grants", "reports", b"reports", "timeout_seconds", b"timeout_seconds", "tool_name", b"tool_name", "without_background", b"without_background"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -559,10 +566,7 @@ class Source(_message.Message):
     state: Global___SourceState.ValueType
     """Where it stands."""
     problem: _builtins.str
-    """For people: what is wrong, and which tools were left out because they cannot
-    be called (for example because their server demands task augmentation);
-    empty if nothing is.
-    """
+    """For people: what is wrong; empty if nothing is."""
     definitions_hash: _builtins.str
     """SHA-256, in hex, of the definitions that were approved."""
     @_builtins.property

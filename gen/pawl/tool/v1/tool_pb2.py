@@ -24,37 +24,38 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from pawl.event.v1 import call_pb2 as pawl_dot_event_dot_v1_dot_call__pb2
+from pawl.event.v1 import run_pb2 as pawl_dot_event_dot_v1_dot_run__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pawl/tool/v1/tool.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\"\xe3\x04\n\x0eToolDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1d\n\x15\x61rguments_schema_json\x18\x03 \x01(\x0c\x12\x30\n\x07\x63ontext\x18\x04 \x01(\x0e\x32\x1f.pawl.event.v1.ExecutionContext\x12-\n\x08\x63\x61tegory\x18\x05 \x01(\x0e\x32\x1b.pawl.event.v1.ToolCategory\x12\x30\n\x0c\x65\x66\x66\x65\x63t_class\x18\x06 \x01(\x0e\x32\x1a.pawl.event.v1.EffectClass\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12\x10\n\x08parallel\x18\x08 \x01(\x08\x12\x15\n\rresource_keys\x18\t \x03(\t\x12\x18\n\x10result_bytes_max\x18\n \x01(\r\x12\x18\n\x10\x61llowed_user_ids\x18\x0b \x03(\t\x12\x34\n\x0eoffer_fallback\x18\x0c \x01(\x0e\x32\x1c.pawl.event.v1.OfferFallback\x12\x1a\n\x12\x66\x61llback_tool_name\x18\r \x01(\t\x12\x15\n\rallowed_roles\x18\x0e \x03(\t\x12\x17\n\x0frate_per_minute\x18\x0f \x01(\r\x12\x15\n\rcache_seconds\x18\x10 \x01(\x01\x12\x1a\n\x12\x61pprovals_required\x18\x11 \x01(\r\x12\x1a\n\x12without_background\x18\x12 \x01(\x08\x12\x1d\n\x15\x61sync_timeout_seconds\x18\x13 \x01(\x01\x12\x16\n\x0epermits_grants\x18\x14 \x01(\x08\"\x8a\x01\n\x04Tool\x12\x30\n\ndefinition\x18\x01 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0e\n\x06source\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"V\n\x07OwnTool\x12\x30\n\ndefinition\x18\x01 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x19\n\x11\x64\x65\x66inition_sha256\x18\x02 \x01(\t\"X\n\x13RegisterToolRequest\x12\x30\n\ndefinition\x18\x01 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"8\n\x14RegisterToolResponse\x12 \n\x04tool\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Tool\"%\n\x15UnregisterToolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16UnregisterToolResponse\"/\n\x0eGetToolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"3\n\x0fGetToolResponse\x12 \n\x04tool\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Tool\"9\n\x10ListToolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListToolsResponse\x12!\n\x05tools\x18\x01 \x03(\x0b\x32\x12.pawl.tool.v1.Tool\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xd7\x02\n\x0bToolService\x12U\n\x0cRegisterTool\x12!.pawl.tool.v1.RegisterToolRequest\x1a\".pawl.tool.v1.RegisterToolResponse\x12[\n\x0eUnregisterTool\x12#.pawl.tool.v1.UnregisterToolRequest\x1a$.pawl.tool.v1.UnregisterToolResponse\x12\x46\n\x07GetTool\x12\x1c.pawl.tool.v1.GetToolRequest\x1a\x1d.pawl.tool.v1.GetToolResponse\x12L\n\tListTools\x12\x1e.pawl.tool.v1.ListToolsRequest\x1a\x1f.pawl.tool.v1.ListToolsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17pawl/tool/v1/tool.proto\x12\x0cpawl.tool.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18pawl/event/v1/call.proto\x1a\x17pawl/event/v1/run.proto\"\x91\x05\n\x0eToolDefinition\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x1d\n\x15\x61rguments_schema_json\x18\x03 \x01(\x0c\x12\x30\n\x07\x63ontext\x18\x04 \x01(\x0e\x32\x1f.pawl.event.v1.ExecutionContext\x12-\n\x08\x63\x61tegory\x18\x05 \x01(\x0e\x32\x1b.pawl.event.v1.ToolCategory\x12\x30\n\x0c\x65\x66\x66\x65\x63t_class\x18\x06 \x01(\x0e\x32\x1a.pawl.event.v1.EffectClass\x12\x17\n\x0ftimeout_seconds\x18\x07 \x01(\x01\x12\x10\n\x08parallel\x18\x08 \x01(\x08\x12\x15\n\rresource_keys\x18\t \x03(\t\x12\x18\n\x10result_bytes_max\x18\n \x01(\r\x12\x18\n\x10\x61llowed_user_ids\x18\x0b \x03(\t\x12\x34\n\x0eoffer_fallback\x18\x0c \x01(\x0e\x32\x1c.pawl.event.v1.OfferFallback\x12\x1a\n\x12\x66\x61llback_tool_name\x18\r \x01(\t\x12\x15\n\rallowed_roles\x18\x0e \x03(\t\x12\x17\n\x0frate_per_minute\x18\x0f \x01(\r\x12\x15\n\rcache_seconds\x18\x10 \x01(\x01\x12\x1a\n\x12\x61pprovals_required\x18\x11 \x01(\r\x12\x1a\n\x12without_background\x18\x12 \x01(\x08\x12\x1d\n\x15\x61sync_timeout_seconds\x18\x13 \x01(\x01\x12\x16\n\x0epermits_grants\x18\x14 \x01(\x08\x12,\n\x07reports\x18\x15 \x01(\x0b\x32\x1b.pawl.event.v1.ReportPolicy\"\x8a\x01\n\x04Tool\x12\x30\n\ndefinition\x18\x01 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x0f\n\x07version\x18\x02 \x01(\r\x12\x0e\n\x06source\x18\x03 \x01(\t\x12/\n\x0b\x63reate_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"V\n\x07OwnTool\x12\x30\n\ndefinition\x18\x01 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x19\n\x11\x64\x65\x66inition_sha256\x18\x02 \x01(\t\"X\n\x13RegisterToolRequest\x12\x30\n\ndefinition\x18\x01 \x01(\x0b\x32\x1c.pawl.tool.v1.ToolDefinition\x12\x0f\n\x07replace\x18\x02 \x01(\x08\"8\n\x14RegisterToolResponse\x12 \n\x04tool\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Tool\"%\n\x15UnregisterToolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"\x18\n\x16UnregisterToolResponse\"/\n\x0eGetToolRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\r\"3\n\x0fGetToolResponse\x12 \n\x04tool\x18\x01 \x01(\x0b\x32\x12.pawl.tool.v1.Tool\"9\n\x10ListToolsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\r\x12\x12\n\npage_token\x18\x02 \x01(\t\"O\n\x11ListToolsResponse\x12!\n\x05tools\x18\x01 \x03(\x0b\x32\x12.pawl.tool.v1.Tool\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t2\xd7\x02\n\x0bToolService\x12U\n\x0cRegisterTool\x12!.pawl.tool.v1.RegisterToolRequest\x1a\".pawl.tool.v1.RegisterToolResponse\x12[\n\x0eUnregisterTool\x12#.pawl.tool.v1.UnregisterToolRequest\x1a$.pawl.tool.v1.UnregisterToolResponse\x12\x46\n\x07GetTool\x12\x1c.pawl.tool.v1.GetToolRequest\x1a\x1d.pawl.tool.v1.GetToolResponse\x12L\n\tListTools\x12\x1e.pawl.tool.v1.ListToolsRequest\x1a\x1f.pawl.tool.v1.ListToolsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'pawl.tool.v1.tool_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_TOOLDEFINITION']._serialized_start=101
-  _globals['_TOOLDEFINITION']._serialized_end=712
-  _globals['_TOOL']._serialized_start=715
-  _globals['_TOOL']._serialized_end=853
-  _globals['_OWNTOOL']._serialized_start=855
-  _globals['_OWNTOOL']._serialized_end=941
-  _globals['_REGISTERTOOLREQUEST']._serialized_start=943
-  _globals['_REGISTERTOOLREQUEST']._serialized_end=1031
-  _globals['_REGISTERTOOLRESPONSE']._serialized_start=1033
-  _globals['_REGISTERTOOLRESPONSE']._serialized_end=1089
-  _globals['_UNREGISTERTOOLREQUEST']._serialized_start=1091
-  _globals['_UNREGISTERTOOLREQUEST']._serialized_end=1128
-  _globals['_UNREGISTERTOOLRESPONSE']._serialized_start=1130
-  _globals['_UNREGISTERTOOLRESPONSE']._serialized_end=1154
-  _globals['_GETTOOLREQUEST']._serialized_start=1156
-  _globals['_GETTOOLREQUEST']._serialized_end=1203
-  _globals['_GETTOOLRESPONSE']._serialized_start=1205
-  _globals['_GETTOOLRESPONSE']._serialized_end=1256
-  _globals['_LISTTOOLSREQUEST']._serialized_start=1258
-  _globals['_LISTTOOLSREQUEST']._serialized_end=1315
-  _globals['_LISTTOOLSRESPONSE']._serialized_start=1317
-  _globals['_LISTTOOLSRESPONSE']._serialized_end=1396
-  _globals['_TOOLSERVICE']._serialized_start=1399
-  _globals['_TOOLSERVICE']._serialized_end=1742
+  _globals['_TOOLDEFINITION']._serialized_start=126
+  _globals['_TOOLDEFINITION']._serialized_end=783
+  _globals['_TOOL']._serialized_start=786
+  _globals['_TOOL']._serialized_end=924
+  _globals['_OWNTOOL']._serialized_start=926
+  _globals['_OWNTOOL']._serialized_end=1012
+  _globals['_REGISTERTOOLREQUEST']._serialized_start=1014
+  _globals['_REGISTERTOOLREQUEST']._serialized_end=1102
+  _globals['_REGISTERTOOLRESPONSE']._serialized_start=1104
+  _globals['_REGISTERTOOLRESPONSE']._serialized_end=1160
+  _globals['_UNREGISTERTOOLREQUEST']._serialized_start=1162
+  _globals['_UNREGISTERTOOLREQUEST']._serialized_end=1199
+  _globals['_UNREGISTERTOOLRESPONSE']._serialized_start=1201
+  _globals['_UNREGISTERTOOLRESPONSE']._serialized_end=1225
+  _globals['_GETTOOLREQUEST']._serialized_start=1227
+  _globals['_GETTOOLREQUEST']._serialized_end=1274
+  _globals['_GETTOOLRESPONSE']._serialized_start=1276
+  _globals['_GETTOOLRESPONSE']._serialized_end=1327
+  _globals['_LISTTOOLSREQUEST']._serialized_start=1329
+  _globals['_LISTTOOLSREQUEST']._serialized_end=1386
+  _globals['_LISTTOOLSRESPONSE']._serialized_start=1388
+  _globals['_LISTTOOLSRESPONSE']._serialized_end=1467
+  _globals['_TOOLSERVICE']._serialized_start=1470
+  _globals['_TOOLSERVICE']._serialized_end=1813
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from pawl.event.v1 import call_pb2 as _call_pb2
+from pawl.event.v1 import run_pb2 as _run_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -46,6 +47,7 @@ class ToolDefinition(_message.Message):
     WITHOUT_BACKGROUND_FIELD_NUMBER: _builtins.int
     ASYNC_TIMEOUT_SECONDS_FIELD_NUMBER: _builtins.int
     PERMITS_GRANTS_FIELD_NUMBER: _builtins.int
+    REPORTS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """^[a-zA-Z0-9_-]{1,64}$, unique in its store. The name of a tool of a source
     has one dot inside, `<source>.<tool>`, and at most 63 characters.
@@ -120,6 +122,14 @@ class ToolDefinition(_message.Message):
     def allowed_roles(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Roles of which the user must have one; empty means any."""
 
+    @_builtins.property
+    def reports(self) -> _run_pb2.ReportPolicy:
+        """BACKEND and AGENT tools: of which iterations of its jobs the conversation is
+        told where neither the model nor the user who begins one says so; absent for
+        each. Of a call that is made once NONE counts, and of a job that watches for
+        something nothing does.
+        """
+
     def __init__(
         self,
         *,
@@ -143,10 +153,11 @@ class ToolDefinition(_message.Message):
         without_background: _builtins.bool = ...,
         async_timeout_seconds: _builtins.float = ...,
         permits_grants: _builtins.bool = ...,
+        reports: _run_pb2.ReportPolicy | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["reports", b"reports"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "allowed_user_ids", b"allowed_user_ids", "approvals_required", b"approvals_required", "arguments_schema_json", b"arguments_schema_json", "async_timeout_seconds", b"async_timeout_seconds", "cache_seconds", b"cache_seconds", "category", b"category", "context", b"context", "description", b"description", "effect_class", b"effect_class", "fallback_tool_name", b"fallback_tool_name", "name", b"name", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "permits_grants", b"permits_grants", "rate_per_minute", b"rate_per_minute", "resource_keys", b"resource_keys", "result_bytes_max", b"result_bytes_max", "timeout_seconds", b"timeout_seconds", "without_background", b"without_background"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allowed_roles", b"allowed_roles", "allowed_user_ids", b"allowed_user_ids", "approvals_required", b"approvals_required", "arguments_schema_json", b"arguments_schema_json", "async_timeout_seconds", b"async_timeout_seconds", "cache_seconds", b"cache_seconds", "category", b"category", "context", b"context", "description", b"description", "effect_class", b"effect_class", "fallback_tool_name", b"fallback_tool_name", "name", b"name", "offer_fallback", b"offer_fallback", "parallel", b"parallel", "permits_grants", b"permits_grants", "rate_per_minute", b"rate_per_minute", "reports", b"reports", "resource_keys", b"resource_keys", "result_bytes_max", b"result_bytes_max", "timeout_seconds", b"timeout_seconds", "without_background", b"without_background"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -654,7 +654,7 @@ class CheckpointReceipt(_message.Message):
     """As in the checkpoint."""
     kept: _builtins.bool
     """True if it is durable. False if the call was cancelled or is not the worker's
-    any more under this epoch: stop it.
+    any more under this epoch, or the content is none that can be kept: stop it.
     """
     def __init__(
         self,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final
 
+import msgspec
 from google.protobuf.message import DecodeError
 
 from pawl.agent_loop.adapters.views import logged_event
@@ -11,8 +13,12 @@ from pawl.agent_loop.app.public_ports import LiveSubscription
 from pawl.agent_loop.app.public_values import LoggedEvent
 from pawl.chassis import logs
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import RunId, StoreId
+from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.event.v1 import event_pb2
+
+_VIEWERS: Final = "pawl.internal.v1.viewers"
+_VIEWERS_MAX: Final = 1000
+"""Viewers in one message."""
 
 _log = logs.get_logger(__name__)
 
@@ -42,3 +48,7 @@ class BusEvents:
                     await take(logged_event(event))
 
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
+
+    async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
+        for first in range(0, len(viewers), _VIEWERS_MAX):
+            await self._bus.publish(_VIEWERS, msgspec.json.encode(viewers[first : first + _VIEWERS_MAX]))

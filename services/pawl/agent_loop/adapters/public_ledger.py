@@ -19,6 +19,7 @@ from pawl.agent_loop.app.public_values import (
     ErasureView,
     EventPage,
     LeaseAnswer,
+    NewJob,
     NewMessage,
     Page,
     PageAsked,
@@ -39,7 +40,7 @@ from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId
 from pawl.chassis.rpc_client import translated
 from pawl.chassis.translate import Exceptions
-from pawl.errors import DependencyUnavailable, MethodNotFound
+from pawl.errors import ConversationNotFound, DependencyUnavailable, MethodNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2
 from pawl.job.v1 import erasure_pb2, erasure_pb2_grpc, ledger_pb2_grpc
 from pawl.job.v1 import ledger_pb2 as pb
@@ -119,6 +120,31 @@ class PublicLedgerClient:
             raise DependencyUnavailable("the ledger knows no tools of a run yet: try again") from None
         self._note(run := run_view(response.run))
         return run, response.steered
+
+    async def start_job(self, caller: Principal, job: NewJob) -> RunView:
+        request = pb.StartJobRequest(
+            message=submission(caller, job.message),
+            run_id=job.run_id,
+            new_conversation_id=job.new_conversation_id,
+            job=wire.JOB.write(job.job),
+            loop_state=job.loop_state,
+            only_repeat=job.message.only_repeat,
+            asked_sha256=job.asked_sha256,
+        )
+        try:
+            response = await translated(self._stub.StartJob(request))
+        except MethodNotFound:
+            raise DependencyUnavailable("the ledger starts no jobs yet: try again") from None
+        self._note(run := run_view(response.run))
+        return run
+
+    async def conversation_with_key(self, caller: Principal, key: str) -> ConversationId:
+        request = pb.GetConversationRequest(**_of(caller), conversation_key=key)
+        try:
+            response = await translated(self._stub.GetConversation(request))
+        except ConversationNotFound:
+            return ConversationId("")
+        return ConversationId(response.conversation.conversation_id)
 
     def _note(self, run: RunView) -> None:
         """See that a run is claimed, if it may be due: one that is being driven is not, its worker is told."""
@@ -203,6 +229,8 @@ class PublicLedgerClient:
 
     async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
         request = pb.ListRunsRequest(**_of(caller), **asdict(page), **_RUN_FILTER.fields(wanted))
+        if wanted.running_jobs_of_store:
+            request.user_id = ""
         response = await translated(self._stub.ListRuns(request))
         return Page(items=tuple(run_view(run) for run in response.runs), next_page_token=response.next_page_token)
 

@@ -8,15 +8,17 @@ from contextlib import suppress
 from typing import Final
 
 import grpc
+from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.public_values import CallView, EditVerdict, RunView
+from pawl.agent_loop.domain import jobs, proposals
 from pawl.agent_loop.domain.agents import OfferedTool
 from pawl.agent_loop.domain.call import ExecutionContext, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.parts import FilePart
-from pawl.agent_loop.domain.run import PinnedTool
+from pawl.agent_loop.domain.run import PinnedTool, Run
 from pawl.agent_loop.domain.tool import (
     Disposition,
     ExecutionPiece,
@@ -245,6 +247,20 @@ class RegistryClient:
             preview=verdict.preview,
             series_digest=verdict.series_digest,
         )
+
+    async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
+        job = run.job
+        if job is None:
+            raise RuntimeError("the run is no job")
+        context = CallContext.of(run)
+        found = await self.resolve(context, [job.tool_name], skip_missing=True)
+        pinned = tuple(PinnedTool(name=tool.name, version=tool.version) for tool in found.tools)
+        known = [tool.name for tool in pinned] or [tool.name for tool in await self.offered(caller)]
+        proposed = proposals.to_check(replace(run, tools=pinned), [jobs.draft(run, job, now)])
+        verdicts = await self.check(context, proposed, known)
+        if len(verdicts) != 1:
+            raise Internal("the registry answered one call with another number of verdicts")
+        return verdicts[0]
 
     async def count_tools(self, caller: Principal) -> int:
         request = execution_pb2.ResolveToolsRequest(context=_of(caller), tools_max=1)

@@ -20,6 +20,7 @@ from pawl.agent_loop.app.public_values import (
     TriggerEvent,
 )
 from pawl.chassis.auth import Principal
+from pawl.chassis.ids import StoreId
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
@@ -76,8 +77,11 @@ class TriggerLedgerClient:
         claimed = tuple((_due(each.due), _event(each.event)) for each in response.events)
         return claimed, response.wait_seconds
 
-    async def claim_mailboxes(self, mailboxes_max: int) -> tuple[Sequence[DueMailbox], float]:
-        response = await translated(self._stub.ClaimMailboxes(pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max)))
+    async def claim_mailboxes(
+        self, mailboxes_max: int, *, busy_stores: Sequence[StoreId] = ()
+    ) -> tuple[Sequence[DueMailbox], float]:
+        request = pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max, busy_store_ids=busy_stores)
+        response = await translated(self._stub.ClaimMailboxes(request))
         claimed = tuple(
             DueMailbox(
                 trigger=_due(each.due), place=MailPlace(uid_validity=each.place.uid_validity, uid=each.place.uid)

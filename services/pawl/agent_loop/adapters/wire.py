@@ -103,7 +103,7 @@ WIRE.struct(Monitor, run_pb2.JobMonitor)
 JOB: Final = WIRE.struct(Job, run_pb2.Job)
 RUN_STATES: Final = WIRE.enum(RunState, run_pb2.RunState)
 SERIES: Final = WIRE.struct(Series, call_pb2.Series)
-WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("approvals", "uses")))
+WIRE.struct(Grant, call_pb2.Grant, Exceptions(of_message=("uses",)))
 UNDO: Final = WIRE.struct(Undo, run_pb2.Undo)
 LIMITS: Final = WIRE.struct(
     Limits,

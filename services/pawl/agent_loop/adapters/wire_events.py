@@ -15,6 +15,7 @@ from pawl.agent_loop.domain.command import (
     AgentEnded,
     Cancel,
     Command,
+    Completed,
     Decide,
     Pause,
     Progress,
@@ -48,7 +49,10 @@ EVENT: Final = wire.WIRE.one_of(
         "warning": Warned,
     },
     # The ledger writes these itself.
-    without=("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up", "starter_paused"),
+    without=(
+        *("run_changed", "message_added", "call_changed", "operator_acted", "run_topped_up"),
+        *("starter_paused", "starter_fired"),
+    ),
 )
 
 _read: Final = wire.translator({StopCause: StopCause.USER, RunState: RunState.FAILED})
@@ -84,6 +88,7 @@ KIND: Final = _read.one_of(
         "progress": Progress,
         "top_up": TopUp,
         "pause": Pause,
+        "completed": Completed,
         "agent_ended": AgentEnded,
     },
     without=("redrive",),  # The ledger's own.
@@ -121,6 +126,6 @@ PUBLIC_COMMAND: Final = wire.WIRE.one_of(
         "top_up": TopUp,
         "pause": Pause,
     },
-    # A message is submitted, and the ledger says itself that an agent ended.
-    without=("steer", "agent_ended"),
+    # A message is submitted, the ledger says itself that an agent ended, and the registry that a call was completed.
+    without=("steer", "completed", "agent_ended"),
 )

@@ -18,6 +18,7 @@ from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.ids import CallId, RunId, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import translated, translating
 from pawl.chassis.translate import Exceptions
+from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job.v1 import ledger_pb2_grpc
 
@@ -39,6 +40,7 @@ wire.WIRE.struct(
             "state": lambda message: wire.RUN_STATES.read(message.run.state),
             "round": lambda message: message.run.round,
             "output_text": lambda message: message.run.output_text,
+            "paused": lambda message: run_pb2.WAIT_KIND_PAUSED in message.run.waits,
             "failure": lambda message: (
                 wire.FAILURE.read(message.run.failure) if message.run.HasField("failure") else None
             ),

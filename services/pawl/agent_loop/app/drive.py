@@ -41,6 +41,7 @@ from pawl.agent_loop.domain.fact import (
     RunRefused,
     Shown,
 )
+from pawl.agent_loop.domain.options import as_deployed
 from pawl.agent_loop.domain.planning import Plan
 from pawl.agent_loop.domain.run import ENDED, RunFailure, RunState, Usage
 from pawl.agent_loop.domain.state import MODEL, State
@@ -118,10 +119,7 @@ class Drive:
         Raises:
             LeaseLost, RunEnded, RunNotFound: it is not this worker's any more.
         """
-        if loaded is None:
-            loaded = await self._load()
-        else:
-            self._set_time(loaded.now)
+        loaded = await self._load() if loaded is None else self._taken(loaded)
         self._base = _state_of(loaded)
         self._active_from = self._dependencies.clock.monotonic() - loaded.run.active_seconds
         self._tasks = RunTasks(
@@ -265,9 +263,13 @@ class Drive:
 
     async def _load(self) -> Loaded:
         self._woken = False
-        loaded = await self._answered(lambda: self._dependencies.ledger.load(self.claim))
+        return self._taken(await self._answered(lambda: self._dependencies.ledger.load(self.claim)))
+
+    def _taken(self, loaded: Loaded) -> Loaded:
+        """Set the time, and return what was loaded as this deployment drives it."""
         self._set_time(loaded.now)
-        return loaded
+        options = as_deployed(loaded.run.options, self._dependencies.approvals_required)
+        return replace(loaded, run=replace(loaded.run, options=options))
 
     def _has_lapsed_offer(self) -> bool:
         """Return whether an offer is over, of which only the ledger knows since when a client holds it."""

@@ -183,9 +183,9 @@ class Inbox:
         if decision.for_series:
             if call.series is None:
                 raise GrantNotOffered
-            series = decision.edited_series or call.series
+            series = call.series
             if decision.edited_series is not None:
-                background.check_series(series, self._now())
+                series = background.edited_series(series, decision.edited_series, self._now())
         # The run as a service reads it: who edits may be no more than an approver to it.
         run = await self._ledger.get_run(Principal(store_id=caller.store_id), call.run_id)
         verdict = await self._checker.check_edit(caller.store_id, run, call, decision.arguments_json, series)

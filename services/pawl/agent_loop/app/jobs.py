@@ -2,26 +2,128 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Final
 
+from msgspec.structs import replace
+
+from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
-from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.app.messages import Messages
+from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
+from pawl.agent_loop.app.public_values import MessagePolicy, NewJob, Outcome, Page, PageAsked, RunFilter, RunView
+from pawl.agent_loop.domain import background, jobs
+from pawl.agent_loop.domain.background import AskedJob, Wish
+from pawl.agent_loop.domain.options import AskedOptions
+from pawl.agent_loop.domain.run import ENDED, Job, Run, RunState
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import ConversationId, RequestId, RunId
-from pawl.errors import RunNotFound
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId
+from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolExists, ToolNotFound
 
 _OPEN: Final = tuple(state for state in RunState if state not in ENDED)
+_REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFound)
 _STOPPED: Final = frozenset({RunState.CANCELLING, RunState.CANCELLED})
 
 
 class Jobs:
-    """Shows, pauses and stops jobs."""
+    """Starts, shows, pauses and stops jobs."""
 
-    def __init__(self, *, ledger: PublicLedger, inbox: Inbox) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        inbox: Inbox,
+        messages: Messages,
+        checker: CallChecker,
+        clock: Clock,
+        ids: IdSource,
+    ) -> None:
         self._ledger = ledger
         self._inbox = inbox
+        self._messages = messages
+        self._checker = checker
+        self._clock = clock
+        self._ids = ids
+
+    async def start(self, caller: Principal, request_id: RequestId, asked: AskedJob, asked_sha256: bytes) -> RunView:
+        """Create a job; durable when this returns. Idempotent by request id.
+
+        Raises:
+            InvalidField, TooLarge: it makes no sense, or is not for a run of the agent.
+            ToolNotFound, InvalidArguments, PermissionDenied: its call may not be made, or not in the background.
+            AgentNotFound, ConversationNotFound, ConversationErased, TooManyJobs, QueueFull,
+                RequestIdReused
+        """
+        wish, now = background.asked(asked), self._clock.now()
+        job = jobs.wished(wish, asked.tool_name, asked.arguments_json or b"{}", now)
+        message = UserMessage(
+            conversation_id=asked.conversation_id,
+            text=jobs.title(job),
+            options=AskedOptions(),
+            policy=MessagePolicy.QUEUE,
+            conversation_key=asked.conversation_key,
+            agent=asked.agent,
+            labels=asked.labels,
+        )
+        checked, refusal = await self._messages.checked(
+            caller, request_id, message, must_exist=bool(asked.conversation_id)
+        )
+        begun = NewJob(
+            message=checked,
+            run_id=self._run_id(caller, request_id),
+            new_conversation_id=ConversationId(self._ids.new("conv")),
+            job=job,
+            loop_state=jobs.BEGIN,
+            asked_sha256=asked_sha256,
+        )
+        if refusal is None:
+            try:
+                begun = replace(begun, job=await self._admitted(caller, begun, wish, now))
+            except _REFUSED as error:
+                refusal = error
+        if refusal is None:
+            return await self._ledger.start_job(caller, begun)
+        # The same request may have come when it could be done.
+        try:
+            return await self._ledger.start_job(caller, replace(begun, message=replace(checked, only_repeat=True)))
+        except ToolExists:
+            raise refusal from None
+
+    async def _admitted(self, caller: Principal, begun: NewJob, wish: Wish, now: float) -> Job:
+        """Return the job of which the first call may be made, perhaps after an approval."""
+        message = begun.message
+        options, tool_name = message.options, begun.job.tool_name
+        if options.without_background:
+            raise PermissionDenied("the background is switched off here, or for the agent")
+        # What a run of `default` calls is its own.
+        has_tools = bool(options.tool_names) or options.without_tools
+        if message.asked_agent and has_tools and tool_name not in options.tool_names:
+            raise InvalidField(f"the agent {message.asked_agent} has not the tool {tool_name:.100}", field="tool_name")
+        told = message.conversation_id
+        if message.conversation_key:
+            told = await self._ledger.conversation_with_key(caller, message.conversation_key)
+        run = Run(
+            store_id=caller.store_id,
+            user_id=caller.user_id,
+            conversation_id=begun.new_conversation_id,
+            run_id=begun.run_id,
+            options=message.options,
+            user_roles=tuple(sorted(caller.roles)),
+            credential_id=caller.credential_id,
+            delegate_user_id=caller.delegate_user_id,
+            agent=message.agent,
+            job=begun.job,
+            reports_to_conversation_id=told or begun.new_conversation_id,
+        )
+        return jobs.admitted(begun.job, wish, await self._checker.check_job(caller, run, now))
+
+    def _run_id(self, caller: Principal, request_id: RequestId) -> RunId:
+        """Return the id of the job of a request: of the same request the same, so that its call is checked once."""
+        if not request_id:
+            return RunId(self._ids.new("run"))
+        named = f"{caller.store_id}:{caller.user_id}:{request_id}".encode()
+        return RunId(f"run_{hashlib.sha256(named).hexdigest()[:32]}")
 
     async def get(self, caller: Principal, job_id: RunId) -> RunView:
         """Return a job.
@@ -73,6 +175,8 @@ class Jobs:
     ) -> tuple[RunView, ...]:
         """Stop the jobs of a conversation that are open now, and return those that it stopped, the newest first.
 
+        Those that another request has stopped, and that have not ended yet, are left out.
+
         Raises:
             ConversationNotFound, ConversationErased, RequestIdReused, TooLarge, InvalidField
         """
@@ -81,8 +185,13 @@ class Jobs:
         page = PageAsked(page_size=0, page_token="")
         while True:
             found = await self.list(caller, conversation_id, page, open_only=True)
-            jobs = [await self.stop(caller, request_id, job.run_id, reason) for job in found.items]
-            stopped += (job for job in jobs if job.state in _STOPPED)
+            for job in found.items:
+                reply = await self._inbox.cancel(caller, request_id, job.run_id, reason)
+                reply.run_after(RunNotFound, also_late=True)
+                if job.state is RunState.CANCELLING and reply.outcome is not Outcome.DUPLICATE:
+                    continue
+                after = await self._ledger.get_run(caller, job.run_id)
+                stopped += [after] if after.state in _STOPPED else []
             if not found.next_page_token:
                 return tuple(stopped)
             page = PageAsked(page_size=0, page_token=found.next_page_token)

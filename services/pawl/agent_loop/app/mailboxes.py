@@ -11,10 +11,14 @@ from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
 from pawl.agent_loop.app.triggers import Triggers
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import StoreId
+from pawl.chassis.shares import Places
+from pawl.chassis.tasks import end
 from pawl.errors import InvalidField, MailboxUnreachable, TriggerNotFound
 
 MAILS_MAX: Final = 10
-_MAILBOXES_MAX: Final = 8
+MAILBOXES_MAX: Final = 8
+"""Mailboxes that are read at the same time, of which a store has its share."""
 _WAIT_SECONDS_MIN: Final = 0.05
 _AWAY_SECONDS: Final = 1.0
 
@@ -22,27 +26,50 @@ _log = logs.get_logger(__name__)
 
 
 class Mailboxes:
-    """Reads what is due, and has each mail fire its trigger."""
+    """Reads what is due, and has each mail fire its trigger. Slow servers hold up their own store, and no other."""
 
     def __init__(self, *, ledger: TriggerLedger, reader: MailboxReader, triggers: Triggers, clock: Clock) -> None:
         self._ledger = ledger
         self._reader = reader
         self._triggers = triggers
         self._clock = clock
+        self._places = Places(MAILBOXES_MAX)
+        self._looks: dict[asyncio.Task[None], StoreId] = {}
 
     async def read_forever(self) -> None:
         """Read mailboxes that are due, as long as this process serves."""
-        while True:
-            wait_seconds = await self._read_due()
-            await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
-
-    async def _read_due(self) -> float:
         try:
-            due, wait_seconds = await self._ledger.claim_mailboxes(_MAILBOXES_MAX)
+            while True:
+                wait_seconds = await self._begin()
+                await self._pause(max(wait_seconds, _WAIT_SECONDS_MIN))
+        finally:
+            await end(self._looks)
+
+    async def _begin(self) -> float:
+        """Begin to read mailboxes for which there is a place; return after how many seconds there may be more."""
+        if not self._places.free:
+            return _AWAY_SECONDS
+        busy = {store for store in self._looks.values() if not self._places.has_room(store)}
+        try:
+            due, wait_seconds = await self._ledger.claim_mailboxes(self._places.free, busy_stores=sorted(busy))
         except PASSING:
             return _AWAY_SECONDS
-        await asyncio.gather(*map(self._read_surely, due))
+        for each in due:
+            store = each.trigger.caller.store_id
+            look = asyncio.create_task(self._read_surely(each), name="mailbox")
+            self._looks[look] = store
+            look.add_done_callback(self._looks.pop)
+            self._places.take(store)
+            self._places.leave_after(look, store)
         return wait_seconds
+
+    async def _pause(self, seconds: float) -> None:
+        """Return after so many seconds, or once a look has ended: there is a place then."""
+        pause = asyncio.ensure_future(self._clock.sleep(seconds))
+        try:
+            await asyncio.wait({pause, *self._looks}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            pause.cancel()
 
     async def _read_surely(self, due: DueMailbox) -> None:
         """Read a mailbox; if it cannot be said how that went, it will be claimed again."""

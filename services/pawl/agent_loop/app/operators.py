@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from pawl.agent_loop.app.public_ports import PublicLedger
-from pawl.agent_loop.app.public_values import PublicCommand, RedriveCommand, Reply, RunView
+from pawl.agent_loop.app.public_values import PageAsked, PublicCommand, RedriveCommand, Reply, RunFilter, RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.run import StopCause
+from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CommandId, IdSource, RequestId, RunId
@@ -57,6 +59,26 @@ class Operators:
             self._ledger, caller, run_id, CommandId(request_id or self._ids.new("cmd")), command, act="ended"
         )
         return reply.run_after(RunNotFound, also_late=True)
+
+    async def end_jobs(self, caller: Principal, request_id: RequestId, reason: str) -> tuple[RunId, ...]:
+        """Stop the jobs of all users of the store that are open now; return their ids, the newest first.
+
+        Those that the same request has stopped before are among them, also if they have ended.
+
+        Raises:
+            RequestIdReused, InvalidField, TooLarge
+        """
+        _reason(reason)
+        request_id = request_id or RequestId(self._ids.new("req"))
+        wanted, token = RunFilter(running_jobs_of_store=True, stopped_by_command_id=CommandId(request_id)), ""
+        stopped: list[RunId] = []
+        while True:
+            found = await self._ledger.list_runs(caller, wanted, PageAsked(page_size=0, page_token=token))
+            ended = await asyncio.gather(*(self.end(caller, request_id, job.run_id, reason) for job in found.items))
+            stopped += (job.run_id for job in ended if job.state in {RunState.CANCELLING, RunState.CANCELLED})
+            token = found.next_page_token
+            if not token:
+                return tuple(stopped)
 
 
 def _reason(reason: str) -> str:

@@ -2,9 +2,9 @@
 
 Calls wait for people, and so do runs that have used up their tokens. The ledger
 is asked again and again, because what makes them wait, or not, may happen in any
-run of the store. So a stream is right after whatever was missed,
-and costs one page a second: of a large inbox it keeps no more in memory, and is
-that many seconds behind.
+run of the store. So a stream is right after whatever was missed, and costs one
+page a second, once for all streams that show the same: of a large inbox it keeps
+no more in memory, and is that many seconds behind.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final, TypeAlias
 import msgspec
 
 from pawl.agent_loop.app import approvers
+from pawl.agent_loop.app.looks import Item, Looks, View
 from pawl.agent_loop.app.public_ports import PublicLedger
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis.auth import Principal
@@ -25,13 +26,9 @@ from pawl.chassis.ids import CallId, RunId
 POLL_SECONDS: Final = 1.0
 ITEMS_MAX: Final = 1000
 """Most calls and runs that a stream tells of: the oldest calls, then the oldest runs."""
-_PAGE_SIZE: Final = 200
 _PART_ITEMS_MAX: Final = 4
 """So many runs and calls of the largest size that arguments can have fit into one message."""
 
-
-Item: TypeAlias = CallView | RunView
-"""A call that waits for someone, or a run that waits for tokens."""
 Known: TypeAlias = dict[tuple[type[Item], str], Hashable]
 """The things that a client was told of, by kind and id: only what can change of them, because they are large."""
 
@@ -52,7 +49,7 @@ class Pending:
     def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float = POLL_SECONDS) -> None:
         self._ledger = ledger
         self._clock = clock
-        self._poll_seconds = poll_seconds
+        self._looks = Looks(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
     async def page(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[Item]:
         """Return a page of what waits, oldest first.
@@ -61,8 +58,7 @@ class Pending:
             PermissionDenied: the whole store is for approvers.
             InvalidPageToken
         """
-        if wanted.of_store:
-            approvers.require_approver(caller)
+        _check_may_see(caller, wanted)
         return await self._ledger.list_pending(caller, wanted, page)
 
     async def watch(
@@ -74,64 +70,76 @@ class Pending:
             PermissionDenied: the whole store is for approvers.
             DependencyUnavailable: the ledger cannot be read now.
         """
+        _check_may_see(caller, wanted)
         known: Known = {}
         is_first = True
         spoke_at = self._clock.monotonic()
-        while True:
-            async with aclosing(self._news(caller, wanted, known, is_first=is_first)) as news:
-                async for part in news:
-                    if part.items or part.complete or self._clock.monotonic() - spoke_at >= silence_seconds:
-                        yield part
-                        spoke_at = self._clock.monotonic()
-            is_first = False
-            await self._clock.sleep(self._poll_seconds)
+        async with self._looks.open(caller, wanted) as view:
+            while True:
+                async with aclosing(_news(view, known, is_first=is_first)) as news:
+                    async for part in news:
+                        if part.items or part.complete or self._clock.monotonic() - spoke_at >= silence_seconds:
+                            yield part
+                            spoke_at = self._clock.monotonic()
+                is_first = False
+                await view.pause()
 
-    async def _news(
-        self, caller: Principal, wanted: PendingFilter, known: Known, *, is_first: bool
-    ) -> AsyncGenerator[PendingPart, None]:
-        """Yield what is not as `known` has it, and bring that up to date.
 
-        In parts of a size that can be sent, the last one complete; an empty one, which is not, if there is no news.
-        """
-        seen: Known = {}
-        part: list[Item] = []
-        truncated = False
-        async with aclosing(self._items(caller, wanted, paced=not is_first)) as items:
-            async for item in items:
-                if len(seen) == ITEMS_MAX:
-                    truncated = True
-                    break
-                key, shown = _key(item), _shown(item)
-                seen[key] = shown
-                if known.get(key) == shown:
-                    continue
-                if len(part) == _PART_ITEMS_MAX:
-                    yield PendingPart(items=tuple(part))
-                    part.clear()
-                part.append(item)
-        gone = known.keys() - seen.keys()
-        known.clear()
-        known |= seen
-        yield PendingPart(
-            items=tuple(part),
-            gone_call_ids=tuple(CallId(name) for kind, name in gone if kind is CallView),
-            gone_run_ids=tuple(RunId(name) for kind, name in gone if kind is RunView),
-            complete=bool(part or gone or is_first),
-            truncated=truncated,
-        )
+async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[PendingPart, None]:
+    """Yield what is not as `known` has it, and bring that up to date.
 
-    async def _items(self, caller: Principal, wanted: PendingFilter, *, paced: bool) -> AsyncGenerator[Item, None]:
-        """Yield what waits, page by page; `paced`, with a pause between the pages."""
-        token = ""
-        while True:
-            page = await self.page(caller, wanted, PageAsked(page_size=_PAGE_SIZE, page_token=token))
-            for item in page.items:
-                yield item
-            token = page.next_page_token
-            if not token:
-                return
-            if paced:
-                await self._clock.sleep(self._poll_seconds)
+    In parts of a size that can be sent, the last one complete; an empty one, which is not, if there is no news.
+    """
+    seen: Known = {}
+    part: list[Item] = []
+    truncated = False
+    async with aclosing(_items(view, paced=not is_first)) as items:
+        async for item in items:
+            if len(seen) == ITEMS_MAX:
+                truncated = True
+                break
+            key, shown = _key(item), _shown(item)
+            seen[key] = shown
+            if known.get(key) == shown:
+                continue
+            if len(part) == _PART_ITEMS_MAX:
+                yield PendingPart(items=tuple(part))
+                part.clear()
+            part.append(item)
+    gone = known.keys() - seen.keys()
+    known.clear()
+    known |= seen
+    yield PendingPart(
+        items=tuple(part),
+        gone_call_ids=tuple(CallId(name) for kind, name in gone if kind is CallView),
+        gone_run_ids=tuple(RunId(name) for kind, name in gone if kind is RunView),
+        complete=bool(part or gone or is_first),
+        truncated=truncated,
+    )
+
+
+async def _items(view: View, *, paced: bool) -> AsyncGenerator[Item, None]:
+    """Yield what waits, page by page; `paced`, with a pause between the pages."""
+    token = ""
+    while True:
+        page = await view.page(token)
+        for item in page.items:
+            yield item
+        token = page.next_page_token
+        if not token:
+            return
+        if paced:
+            await view.pause()
+
+
+def _check_may_see(caller: Principal, wanted: PendingFilter) -> None:
+    """Return if a caller may see what it asks for.
+
+    Raises:
+        PermissionDenied: it is the whole store, which is for approvers.
+    """
+    if wanted.of_store:
+        approvers.require_approver(caller)
 
 
 def _key(item: Item) -> tuple[type[Item], str]:

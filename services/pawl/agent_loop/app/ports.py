@@ -180,6 +180,24 @@ class CallContext(msgspec.Struct, frozen=True, kw_only=True):
     in_background: bool = False
     """True if it is a job."""
 
+    @classmethod
+    def of(cls, run: Run) -> CallContext:
+        """Return the context of the calls of a run."""
+        return cls(
+            store_id=run.store_id,
+            user_id=run.user_id,
+            # A job acts for the conversation that it reports to.
+            conversation_id=run.reports_to_conversation_id or run.conversation_id,
+            run_id=run.run_id,
+            user_roles=run.user_roles,
+            approvals_required=run.options.approvals_required,
+            above=run.above,
+            credential_id=run.credential_id,
+            delegate_user_id=run.delegate_user_id,
+            agent_name=run.agent_name,
+            in_background=run.is_job,
+        )
+
 
 class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """A call to be run. The registry knows it by its id, whoever asks and however often."""
@@ -197,6 +215,8 @@ class Execution(msgspec.Struct, frozen=True, kw_only=True):
     """The answers so far to the questions that its tool has asked."""
     series: Series | None = None
     """The series whose grant covers the call."""
+    may_await_completion: bool = True
+    """This version knows calls that somebody outside completes."""
 
 
 class Registry(Protocol):

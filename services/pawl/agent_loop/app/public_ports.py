@@ -13,6 +13,7 @@ from pawl.agent_loop.app.public_values import (
     EventPage,
     LeaseAnswer,
     LoggedEvent,
+    NewJob,
     NewMessage,
     Page,
     PageAsked,
@@ -27,7 +28,8 @@ from pawl.agent_loop.domain.call import Call, Series
 from pawl.agent_loop.domain.fact import OutputChecked
 from pawl.agent_loop.domain.message import Message
 from pawl.agent_loop.domain.parts import FilePart
-from pawl.agent_loop.domain.tool import Tool
+from pawl.agent_loop.domain.run import Run
+from pawl.agent_loop.domain.tool import Tool, Verdict
 from pawl.agent_loop.domain.undo import UndoSource
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, CommandId, ConversationId, RequestId, RunId, StoreId, UserId
@@ -46,6 +48,17 @@ class PublicLedger(Protocol):
         Raises:
             ConversationNotFound, ConversationBusy, QueueFull, RequestIdReused.
         """
+
+    async def start_job(self, caller: Principal, job: NewJob) -> RunView:
+        """Create a job and return it; with the request id of an earlier one return that.
+
+        Raises:
+            ConversationNotFound, ConversationErased, TooManyJobs, QueueFull, RequestIdReused,
+                ToolExists (see `NewJob`)
+        """
+
+    async def conversation_with_key(self, caller: Principal, key: str) -> ConversationId:
+        """Read the id of the user's conversation with a key of the client; empty if there is none."""
 
     async def send_command(
         self,
@@ -270,6 +283,9 @@ class CallChecker(OutputChecker, Protocol):
             InvalidArguments: they may not run; the message lists everything that is wrong.
         """
 
+    async def check_job(self, caller: Principal, run: Run, now: float) -> Verdict:
+        """Return the verdict on the first call of a job that `caller` is to start."""
+
     async def count_tools(self, caller: Principal) -> int:
         """Return how many tools a run of `caller` would be offered now."""
 
@@ -387,3 +403,6 @@ class LiveEvents(Protocol):
         self, store_id: StoreId, run_id: RunId, take: Callable[[LoggedEvent], Awaitable[None]]
     ) -> LiveSubscription:
         """Give each event of the run to `take`, until unsubscribed."""
+
+    async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
+        """Say which users watch which runs now, so that others need not tell them; it may be lost."""

@@ -18,13 +18,14 @@ from pawl.agent_loop.domain.call import CallState, OfferLease, Series
 from pawl.agent_loop.domain.command import Cancel, Decide, Pause, Resolve, TopUp
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.parts import Part
-from pawl.agent_loop.domain.run import OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
+from pawl.agent_loop.domain.run import Job, OwnTools, PinnedAgent, RunAbove, RunOptions, RunState, Undo, WaitKind
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import (
     DEFAULT_AGENT,
     CallId,
     ClientId,
+    CommandId,
     ConversationId,
     CredentialId,
     RequestId,
@@ -190,6 +191,21 @@ class NewMessage(msgspec.Struct, frozen=True, kw_only=True):
     only_repeat: bool = False
     """True if nothing may come of it: a run that the same request has started before is given, else ToolExists."""
     labels: Mapping[str, str] = {}
+
+
+class NewJob(msgspec.Struct, frozen=True, kw_only=True):
+    """A job as the ledger takes it. `message` says whose it is, to which conversation it reports and how it is driven.
+
+    That conversation has the id `new_conversation_id` if the message names none. `asked_sha256` is the digest of what
+    the user asked for. With `message.only_repeat` nothing may come of it, as there.
+    """
+
+    message: NewMessage
+    run_id: RunId
+    new_conversation_id: ConversationId
+    job: Job
+    loop_state: bytes
+    asked_sha256: bytes
 
 
 class ScheduledMessage(msgspec.Struct, frozen=True, kw_only=True):
@@ -377,6 +393,10 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     agent_name: str = ""
     labels: Mapping[str, str] = {}
     jobs_only: bool = False
+    running_jobs_of_store: bool = False
+    """True for the jobs of all users of the store that nobody has stopped: then it says nothing but the next one."""
+    stopped_by_command_id: CommandId = CommandId("")
+    """The command whose jobs are wanted, too, if it has stopped them."""
     reports_to_conversation_id: ConversationId = ConversationId("")
 
 

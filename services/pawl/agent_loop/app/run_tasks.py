@@ -93,6 +93,8 @@ class WorkerDependencies:
     run_due: Callable[[], None] = lambda: None
     run_due_at: Callable[[float], None] = lambda _: None
     makes_titles: bool = False
+    approvals_required: int = 1
+    """People who must approve a gated call of any run that goes on."""
     quotas: AgentQuotas = field(default_factory=AgentQuotas)
 
 

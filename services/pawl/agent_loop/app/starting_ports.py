@@ -17,7 +17,7 @@ from pawl.agent_loop.app.public_values import (
     TriggerEvent,
 )
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import RequestId
+from pawl.chassis.ids import RequestId, StoreId
 
 
 class ScheduleLedger(Protocol):
@@ -155,8 +155,13 @@ class TriggerLedger(Protocol):
         """Claim events that have waited; return them, and the seconds after which to ask again."""
         ...
 
-    async def claim_mailboxes(self, mailboxes_max: int) -> tuple[Sequence[DueMailbox], float]:
-        """Claim mailboxes that are to be read; return them, and the seconds after which to ask again."""
+    async def claim_mailboxes(
+        self, mailboxes_max: int, *, busy_stores: Sequence[StoreId] = ()
+    ) -> tuple[Sequence[DueMailbox], float]:
+        """Claim a mailbox of each store that is to be read; return them, and the seconds after which to ask again.
+
+        Of `busy_stores` none is claimed.
+        """
         ...
 
     async def note_mailbox(self, due: DueTrigger, place: MailPlace | None, *, reason: str, has_more: bool) -> None:

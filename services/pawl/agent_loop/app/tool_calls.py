@@ -50,20 +50,7 @@ class ToolCalls:
         self, run: Run, *, registry: Registry, retry: Retry, clock: Clock, own_tools: Sequence[Tool] = ()
     ) -> None:
         self._own_tools = {tool.name: tool for tool in own_tools}
-        self._context = CallContext(
-            store_id=run.store_id,
-            user_id=run.user_id,
-            # A job acts for the conversation that it reports to.
-            conversation_id=run.reports_to_conversation_id or run.conversation_id,
-            run_id=run.run_id,
-            user_roles=run.user_roles,
-            approvals_required=run.options.approvals_required,
-            above=run.above,
-            credential_id=run.credential_id,
-            delegate_user_id=run.delegate_user_id,
-            agent_name=run.agent_name,
-            in_background=run.is_job,
-        )
+        self._context = CallContext.of(run)
         limits = run.options.limits
         self._reads = ReadTimeouts(
             timeout_seconds=limits.tool_timeout_seconds, timeout_seconds_max=limits.tool_timeout_seconds_max

@@ -6,6 +6,8 @@ past in pages of its own, at its own pace, until it reaches the tail; from then
 on it takes events from the tail. A watcher that falls out of the tail is cut off
 (EVT-3): it holds nobody up, and a slow one costs no memory of its own.
 
+It is told who watches what, so that nobody need be notified of what they saw.
+
 What live events miss, a poll of the ledger finds: every second without NATS, now
 and then with it.
 """
@@ -34,6 +36,8 @@ READERS_MAX: Final = 64
 POLL_SECONDS: Final = 1.0
 CONNECTED_POLL_SECONDS: Final = 5.0
 """Live events are lost when the ledger alone is cut off from NATS; this finds them."""
+VIEWERS_SECONDS: Final = 10.0
+"""The pause after which it is told again who watches what; who opens a watch is told at the next tick."""
 RESTING: Final = ENDED | {RunState.WAITING, RunState.NEEDS_ATTENTION}
 """States in which nothing goes on without somebody from outside."""
 
@@ -48,11 +52,14 @@ class Watches:
         live: LiveEvents,
         poll_seconds: float = POLL_SECONDS,
         connected_poll_seconds: float = CONNECTED_POLL_SECONDS,
+        viewers_seconds: float = VIEWERS_SECONDS,
     ) -> None:
         self._ledger = ledger
         self._live = live
         self._poll_seconds = poll_seconds
         self._polls_when_connected = max(1, round(connected_poll_seconds / poll_seconds))
+        self._ticks_between_viewers = max(1, round(viewers_seconds / poll_seconds))
+        self._new_viewers: set[tuple[StoreId, UserId, RunId]] = set()
         self._readers = asyncio.Semaphore(READERS_MAX)
         self._feeds: dict[tuple[StoreId, UserId, RunId], Feed] = {}
         self._ticker: asyncio.Task[None] | None = None
@@ -98,6 +105,7 @@ class Watches:
         try:
             await feed.subscribe()
             await watcher.read_past()
+            self._new_viewers.add(key)
             async with asyncio.timeout(None) as watcher.scope:
                 yield watcher
         except TimeoutError:
@@ -153,3 +161,7 @@ class Watches:
                 if everyone or is_due or not (feed.polled or feed.is_new):
                     feed.poll()
                 feed.is_new = False
+            viewers, self._new_viewers = self._new_viewers, set()
+            if tick % self._ticks_between_viewers == 0:
+                viewers |= self._feeds.keys()
+            await self._live.tell_viewers(sorted(viewers))

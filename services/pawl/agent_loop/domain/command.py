@@ -83,6 +83,12 @@ class Pause(msgspec.Struct, frozen=True, kw_only=True):
     resumes: bool = False
 
 
+class Completed(msgspec.Struct, frozen=True, kw_only=True):
+    """Somebody outside has completed a call: the registry knows how it ended."""
+
+    call_id: CallId
+
+
 class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
     """The run that does a call has ended: how, what it answered, and what it used."""
 
@@ -94,7 +100,9 @@ class AgentEnded(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
 
 
-CommandKind: TypeAlias = ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | AgentEnded
+CommandKind: TypeAlias = (
+    ToolResult | Decide | Steer | Cancel | Resolve | Progress | TopUp | Pause | Completed | AgentEnded
+)
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):

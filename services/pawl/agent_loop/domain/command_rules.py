@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import asking, delegation, program, proposals, settle
+from pawl.agent_loop.domain import asking, completing, delegation, program, proposals, settle
 from pawl.agent_loop.domain.call import (
     ApprovalRequest,
     Call,
@@ -21,6 +21,7 @@ from pawl.agent_loop.domain.command import (
     CallResolution,
     Cancel,
     Command,
+    Completed,
     Decide,
     Pause,
     Progress,
@@ -62,6 +63,8 @@ def apply_command(state: State, command: Command, now: float) -> State:
             return replace(state, loop=replace(state.loop, tokens_added=added, top_up_deadline_time=None))
         case Pause() as pause:
             return program.of(state.run).paused(state, command.time, resumes=pause.resumes)
+        case Completed():
+            return completing.completed(state, command.kind.call_id)
         case AgentEnded() as ended:
             return delegation.ended(state, ended, now)
         case Progress():
@@ -232,10 +235,12 @@ def _granted(state: State, call: Call) -> State:
         job,
         arguments_json=call.arguments_json,
         interval_seconds=series.interval_seconds,
-        iterations_max=series.iterations_max,
+        # An edit may say fewer than there are: then the one that it is about is the last.
+        iterations_max=max(series.iterations_max, call.round),
         end_time=series.end_time,
     )
-    return replace(state, run=replace(state.run, job=job, grant=Grant(series=series, call_id=call.call_id)))
+    grant = Grant(series=series, call_id=call.call_id, approvals=approval.approvals)
+    return replace(state, run=replace(state.run, job=job, grant=grant))
 
 
 def _approval(approval: ApprovalRequest, command: Command, decision: Decide) -> ApprovalRequest:

@@ -58,7 +58,7 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
             return before is not None and before.sha256 != _digest(found)
         if self.equals_json:
             wanted = msgspec.json.decode(self.equals_json)
-            return type(found) is type(wanted) and bool(found == wanted)
+            return _kind(found) is _kind(wanted) and bool(found == wanted)
         if isinstance(found, bool) or not isinstance(found, int | float):
             return False
         return (self.below is not None and found < self.below) or (self.above is not None and found > self.above)
@@ -81,6 +81,11 @@ class Condition(msgspec.Struct, frozen=True, kw_only=True):
         return expression.evaluate(self.expression, value=found, previous=previous, fired=fired)
 
 
+def _kind(value: Any) -> type:
+    """Return the type of a value as JSON has them: 20 and 20.0 are one number, and true is none."""
+    return float if type(value) is int else type(value)
+
+
 def _digest(value: Any) -> str:
     return hashlib.sha256(_encode(value)).hexdigest()[:16]
 
@@ -96,6 +101,27 @@ def find(data: Any, pointer: str) -> Any:
         else:
             return None
     return data
+
+
+def written(condition: Condition) -> dict[str, Any]:
+    """Return a condition as `read` takes it; what says several things, or none, is as wrong there."""
+    kinds = {
+        "below": condition.below,
+        "above": condition.above,
+        "equals": _value(condition.equals_json) if condition.equals_json else None,
+        "changed": condition.changed or None,
+        "cel": condition.expression or None,
+    }
+    said = {kind: value for kind, value in kinds.items() if value is not None}
+    return {"path": condition.pointer, **said} if condition.pointer else said
+
+
+def _value(data: bytes) -> Any:
+    """Return a value of JSON; of what is none a list, which is as wrong in a condition."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return []
 
 
 def read(said: object) -> Condition | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from pawl.agent_loop.domain import budget, delegation, program, settle, step
+from pawl.agent_loop.domain import budget, completing, delegation, program, settle, step
 from pawl.agent_loop.domain.call import Call, CallState, ExecutionContext, OfferFallback
 from pawl.agent_loop.domain.decision import (
     CheckFallback,
@@ -192,7 +192,7 @@ def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
     lapsed = tuple(settle.expired(call, state.run.options, now) for call in overdue if not _falls_back(call))
     if lapsed:
         return Settle(calls=lapsed)
-    startable = tuple(call for call in state.open_calls if _can_start(call, state))
+    startable = tuple(call for call in state.open_calls if _can_start(call, state, now))
     delegable = next((call for call in startable if call.context is ExecutionContext.AGENT), None)
     if delegable is not None:
         named = delegation.named(delegable)
@@ -204,24 +204,27 @@ def _go_on_with_calls(state: State, following: Wait, now: float) -> Decision:
     times = [*_deadlines(state, after=now), *([] if following.until is None else [following.until])]
     if state.under_way:
         return Wait(until=min([_timeout_at(state, now), *times]))
-    return _park(state, following.waits, min(times, default=None))
+    return _park(state, following.waits, min(times, default=None), now)
 
 
 def _falls_back(call: Call) -> bool:
     return call.state is CallState.OFFERED and call.offer_fallback is OfferFallback.BACKEND_TOOL
 
 
-def _can_start(call: Call, state: State) -> bool:
+def _can_start(call: Call, state: State, now: float) -> bool:
     if call.call_id in state.under_way or call.call_id in state.loop.in_doubt:
         return False
     if call.state is CallState.RUNNING:
-        # Its worker is gone. The registry knows whether it ran, by its id.
-        return True
+        # Its worker is gone, or it was completed. The registry knows what became of it, by its id.
+        return not completing.awaits(state, call, now)
     return call.state is CallState.RUNNABLE and program.of(state.run).may_start(call, state)
 
 
-def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None) -> Park:
-    waits = tuple(kind for kind in WaitKind if any(_WAITS.get(call.state) is kind for call in state.open_calls))
+def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None, now: float) -> Park:
+    kinds = {_WAITS.get(call.state) for call in state.open_calls}
+    if completing.times(state, now):
+        kinds.add(WaitKind.COMPLETION)
+    waits = tuple(kind for kind in WaitKind if kind in kinds)
     if any(call.call_id in state.loop.in_doubt for call in state.open_calls):
         return Park(state=RunState.NEEDS_ATTENTION, waits=(), wake_time=wake_time)
     return Park(state=RunState.WAITING, waits=(*waits, *others) or (WaitKind.TIME,), wake_time=wake_time)
@@ -229,4 +232,4 @@ def _park(state: State, others: tuple[WaitKind, ...], wake_time: float | None) -
 
 def _deadlines(state: State, *, after: float) -> list[float]:
     times = (call.deadline_time for call in state.open_calls)
-    return [time for time in times if time is not None and time > after]
+    return [*(time for time in times if time is not None and time > after), *completing.times(state, after)]

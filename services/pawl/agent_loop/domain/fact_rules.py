@@ -6,7 +6,7 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import answering, asking, program, proposals, settle
+from pawl.agent_loop.domain import answering, asking, completing, program, proposals, settle
 from pawl.agent_loop.domain.call import REPEATABLE, Call, CallState, ExecutionContext, Question
 from pawl.agent_loop.domain.decision import Propose
 from pawl.agent_loop.domain.event import OwnerEvent, Warned
@@ -76,6 +76,8 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
         is_running = call.state is CallState.RUNNING and state.run.state is not RunState.CANCELLING
         question = fact.ended.question or Question(question="What is the answer?")
         return asking.asked(state, call, question, now) if is_running else state
+    if fact.ended.outcome is Outcome.AWAITING_COMPLETION:
+        return completing.begun(state, call, fact.ended.completion_seconds_left, now)
     policy = state.run.options.unknown_outcome_policy
     if (
         fact.ended.outcome is Outcome.UNKNOWN
@@ -85,6 +87,7 @@ def _executed(state: State, fact: CallExecuted, now: float) -> State:
     ):
         doubted = (*state.loop.in_doubt, call.call_id)
         return replace(state, loop=replace(state.loop, in_doubt=doubted))
+    state = completing.ended(state, call.call_id)
     return _settle(state, settle.executed(call, fact.ended, now, state.loop.notes.get(call.call_id, "")))
 
 
@@ -92,6 +95,7 @@ def _stopped(state: State, fact: CallStopped, now: float) -> tuple[State, tuple[
     call = state.calls[fact.call_id]
     if call.settled:
         return state, ()
+    state = completing.ended(state, call.call_id)
     call = settle.stopped(call, fact.answer, now, state.loop.notes.get(call.call_id, ""))
     state = state.with_calls([call])
     if call.result is None or call.result.error_reason != settle.NOT_STOPPED:

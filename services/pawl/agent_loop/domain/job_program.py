@@ -22,6 +22,8 @@ from pawl.chassis import strict_json
 
 # Somebody was asked and did not want it: nobody is asked again.
 _NOT_WANTED: Final = frozenset({CallState.REJECTED, CallState.EXPIRED})
+# A rule says no, before the call or in between: as long as it is there every iteration would fail.
+_DENIED: Final = frozenset({"NOT_ALLOWED", "PERMISSION_DENIED"})
 # A due time that was reached but for a rounding error was reached.
 _TINY: Final = 1e-6
 
@@ -77,7 +79,10 @@ def concluded(state: State, *, goes_on: bool) -> State:  # noqa: ARG001  # its r
 
 
 def reported(base: State, after: State) -> State:
-    """Return the state with what the iteration came to that a step settles, to be told if it is to be."""
+    """Return the state with what the iteration came to that a step settles, to be told if it is to be.
+
+    A series of which a rule denies an iteration is paused, and says so: its user resumes it once it may go on.
+    """
     job, cursor = after.run.job, after.loop.cursor
     if job is None or not isinstance(cursor, JobCursor):
         return after
@@ -93,10 +98,13 @@ def reported(base: State, after: State) -> State:
     call = max(settled, key=lambda each: each.round)
     said = jobs.said(call)
     judged = monitor.judged(job, cursor, call, said)
-    told = monitor.told(job, cursor, judged, said, after.run.output_text)
+    denial = _denial(call) if job.interval_seconds else ""
+    told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial)
     judged, tells = monitor.tells(job, cursor, judged, call, said)
     after = replace(after, run=replace(after.run, output_text=told), loop=replace(after.loop, cursor=judged))
-    return replace(after, tells_iteration=call.round) if tells else after
+    if denial:
+        after = paused(after, call.end_time or 0.0, resumes=False)
+    return replace(after, tells_iteration=call.round) if tells or denial else after
 
 
 def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
@@ -112,12 +120,22 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
 
 
-def _failure(call: Call) -> RunFailure:
-    result = call.result
+def _denial(call: Call) -> str:
+    """Return why a rule denies a call; empty if none does."""
+    is_denied = call.state is CallState.FAILED and call.result is not None and call.result.error_reason in _DENIED
+    return _message(call) if is_denied else ""
+
+
+def _message(call: Call) -> str:
+    """Return the error that a call has ended with, as it is told."""
     said = None
-    if result is not None:
+    if (result := call.result) is not None:
         content = strict_json.loads(result.content_json, bytes_max=len(result.content_json) or 1)
         said = content.get("error") if isinstance(content, dict) else content
-    message = said if isinstance(said, str) and said else f"The call ended {call.state}."
+    return (said if isinstance(said, str) and said else f"The call ended {call.state}.")[:1000]
+
+
+def _failure(call: Call) -> RunFailure:
+    result, message = call.result, _message(call)
     reason = result.error_reason if result is not None and result.error_reason else str(call.state)
-    return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message[:1000])
+    return RunFailure(failure_class=FailureClass.TOOL, reason=reason, message=message)

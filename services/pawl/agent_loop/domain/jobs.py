@@ -26,9 +26,10 @@ from pawl.agent_loop.domain.run import (
     UnknownOutcomePolicy,
 )
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import Tool, Verdict
+from pawl.agent_loop.domain.tool import Disposition, Tool, Verdict
 from pawl.chassis import strict_json
 from pawl.chassis.ids import CallId
+from pawl.errors import InvalidArguments, PermissionDenied, ToolNotFound
 
 OPEN_MAX: Final = 10
 """Most jobs of a conversation that are open at once (ASYNC-7)."""
@@ -42,9 +43,13 @@ SILENT: Final = "[silent]"
 """The answer of a model that has nothing to say."""
 
 _IN_BACKGROUND: Final = frozenset({ExecutionContext.BACKEND, ExecutionContext.AGENT})
+_NEEDS_USER: Final = "This tool needs the user, or the user's own program: it cannot run in the background."
+_REFUSALS: Final = {"TOOL_NOT_FOUND": ToolNotFound, "NOT_ALLOWED": PermissionDenied}
 _NOT_SO: Final = "It was run at once, and not in the background: {}."
 
 
+BEGIN: Final = loop_state.write(LoopState(cursor=JobCursor()))
+"""The state of the worker with which the run of a job begins."""
 WAITED_FOR: Final = frozenset({ExecutionContext.HUMAN, ExecutionContext.FRONTEND, ExecutionContext.AGENT})
 """The places of tools for which a run waits, and a turn that notices have begun does not."""
 
@@ -113,7 +118,7 @@ def detached(
             state = state.with_calls([_refused(call, "DUPLICATE_CALL", message, now)])
             continue
         begun[key] = call.call_id
-        state = _begun(state, call, wish, verdict.async_timeout_seconds or TIMEOUT_SECONDS, now)
+        state = _begun(state, call, wish, verdict, now)
     if not state.run.is_turn:
         return state
     message = "Nobody has asked for this answer, so nobody is asked now. Say what you would do; the user decides."
@@ -173,6 +178,66 @@ def may_become_silent(said: str) -> bool:
     return SILENT.startswith(said.strip().lower())
 
 
+def wished(wish: Wish, tool_name: str, arguments_json: bytes, now: float) -> Job:
+    """Return the job that makes a call as it is wished."""
+    return Job(
+        tool_name=tool_name,
+        arguments_json=arguments_json,
+        begin_time=now,
+        interval_seconds=wish.interval_seconds,
+        iterations_max=wish.iterations_max,
+        end_time=now + wish.duration_seconds if wish.duration_seconds else None,
+        delay_first=wish.delay_first,
+        timeout_seconds=TIMEOUT_SECONDS,
+        estimated_minutes=wish.estimated_minutes,
+        reports=wish.reports,
+        report_iterations=wish.report_iterations,
+        report_seconds=wish.report_seconds,
+        until=wish.until,
+        when=wish.when,
+        failures_told=wish.failures_told,
+    )
+
+
+def admitted(job: Job, wish: Wish, verdict: Verdict) -> Job:
+    """Return a job that a user starts, as the verdict on its first call leaves it.
+
+    Raises:
+        ToolNotFound, PermissionDenied, InvalidArguments: it may not be; the message says what would do.
+    """
+    if verdict.disposition is Disposition.REFUSE:
+        raise _REFUSALS.get(verdict.error_reason, InvalidArguments)(verdict.error_message)
+    if verdict.context not in _IN_BACKGROUND:
+        raise InvalidArguments(_NEEDS_USER)
+    if verdict.without_background:
+        raise InvalidArguments(f"{job.tool_name} does not run in the background.")
+    return replace(
+        _under_policy(job, wish, verdict),
+        arguments_json=verdict.arguments_json,
+        timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
+        delegates=verdict.context is ExecutionContext.AGENT,
+    )
+
+
+def _under_policy(job: Job, wish: Wish, verdict: Verdict) -> Job:
+    """Return a job of which the conversation is told what its tool says, if nobody has said anything else.
+
+    Who watches for something wants to hear of that alone, and of a call that is made once there is the end only.
+    """
+    policy = verdict.reports
+    if policy is None or wish.says_reports or wish.until is not None or wish.when is not None:
+        return job
+    if not job.interval_seconds and policy.reports is not JobReports.NONE:
+        return job
+    said = {name: getattr(policy, name) for name in policy.__struct_fields__}
+    return replace(job, **said)
+
+
+def title(job: Job) -> str:
+    """Return what stands in the conversation of a job."""
+    return f"{job.tool_name} (in the background)"
+
+
 def draft(run: Run, job: Job, now: float) -> Call:
     """Return the call of the next iteration, PROPOSED."""
     number = run.round + 1
@@ -191,50 +256,37 @@ def draft(run: Run, job: Job, now: float) -> Call:
     )
 
 
-def _begun(state: State, call: Call, wish: Wish, timeout_seconds: float, now: float) -> State:
+def _begun(state: State, call: Call, wish: Wish, verdict: Verdict, now: float) -> State:
     """Return the state with the call DETACHED, and the run that goes on with it; or FAILED, if it cannot be so."""
     if call.context not in _IN_BACKGROUND:
-        message = "This tool needs the user, or the user's own program: it cannot run in the background."
-        return state.with_calls([_refused(call, "INVALID_ARGUMENTS", message, now)])
+        return state.with_calls([_refused(call, "INVALID_ARGUMENTS", _NEEDS_USER, now)])
     open_jobs = state.open_jobs or 0
     if open_jobs >= OPEN_MAX:
         message = f"{OPEN_MAX} jobs of this conversation are open: stop one, or wait until one ends."
         return state.with_calls([_refused(call, "TOO_MANY_JOBS", message, now)])
     run, run_id = state.run, delegation.child_run_id(call)
-    job = Job(
-        tool_name=call.tool_name,
-        arguments_json=call.arguments_json,
-        begin_time=now,
-        interval_seconds=wish.interval_seconds,
-        iterations_max=wish.iterations_max,
-        end_time=now + wish.duration_seconds if wish.duration_seconds else None,
-        delay_first=wish.delay_first,
-        timeout_seconds=timeout_seconds,
-        estimated_minutes=wish.estimated_minutes,
-        reports=wish.reports,
-        report_iterations=wish.report_iterations,
-        report_seconds=wish.report_seconds,
-        until=wish.until,
-        when=wish.when,
+    job = replace(
+        _under_policy(wished(wish, call.tool_name, call.arguments_json, now), wish, verdict),
+        timeout_seconds=verdict.async_timeout_seconds or TIMEOUT_SECONDS,
         delegates=call.context is ExecutionContext.AGENT,
     )
     begun = Delegation(
         call_id=call.call_id,
         run_id=run_id,
-        text=f"{call.tool_name} (in the background)",
+        text=title(job),
         options=run.options,
         above=(),
         user_roles=run.user_roles,
         agent=run.agent,
         job=job,
-        loop_state=loop_state.write(LoopState(cursor=JobCursor())),
+        loop_state=BEGIN,
     )
     handle: dict[str, Any] = {"job_id": run_id, "state": "RUNNING"}
     if call.state is CallState.AWAITING_APPROVAL:
         handle["state"] = "AWAITING_APPROVAL"
     if wish.estimated_minutes:
         handle["estimated_minutes"] = wish.estimated_minutes
-    are_told = "are not told" if wish.reports is JobReports.NONE else "are told"
+    are_told = "are not told" if job.reports is JobReports.NONE else "are told"
     told = (
         f"It goes on in the background, and you {are_told} what it comes to. Do not wait for it, and do not repeat it."
     )
@@ -271,7 +323,7 @@ def _told(notice: Notice) -> dict[str, Any]:
     """Return what the model is given of a notice."""
     told: dict[str, Any] = {"job_id": notice.run_id, "tool": notice.job.tool_name}
     if notice.occasion:
-        told |= {"state": "RUNNING", "iteration": notice.occasion}
+        told |= {"state": "PAUSED" if notice.paused else "RUNNING", "iteration": notice.occasion}
     else:
         told["state"] = str(notice.state)
         if notice.job.interval_seconds:

@@ -89,6 +89,8 @@ class JobCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, t
     fired: int = 0
     """The times that it became so and was told."""
     fired_time: float = 0.0
+    held_time: float | None = None
+    """Since when what it watches for is so; None if it is not."""
     digest: tuple[Digested, ...] = ()
     """The iterations since the last digest that was told, those that came to the same together; the last ones only."""
     digest_left_out: int = 0
@@ -124,6 +126,9 @@ class LoopState(msgspec.Struct, frozen=True, kw_only=True):
     """The times an operator found that an open call of unknown outcome had not happened and shall run, by call id."""
     answers: dict[CallId, tuple[Answer, ...]] = field(default_factory=dict)
     """The outcomes of the questions that tools of open calls have asked, in order, by call id."""
+    completions: dict[CallId, float] = field(default_factory=dict)
+    """The times at which the registry is asked again for calls that somebody outside completes, by call id; 0 once one
+    was completed."""
     failure: RunFailure | None = None
     """The failure with which the run will end once all of its work has stopped."""
     partial_text: str = ""

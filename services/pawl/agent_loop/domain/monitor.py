@@ -16,7 +16,7 @@ from pawl.agent_loop.domain.loop_state import Digested, JobCursor
 from pawl.agent_loop.domain.run import Job, JobReports, Monitor
 
 FAILURES_TOLD: Final = 3
-"""The failures one after the other after which a job that watches for something says that it sees nothing."""
+"""The failures one after the other after which a job that watches for something says so, if it was not told when."""
 DIGESTED_MAX: Final = 8
 """Most results of a digest; those before are counted."""
 _DIGESTED_BYTES_MAX: Final = 200
@@ -51,16 +51,19 @@ def tells(job: Job, before: JobCursor, after: JobCursor, call: Call, said: str) 
         case JobReports.END:
             is_due = False
     watches = job.until is not None or job.when is not None
-    is_blind = watches and after.failed_in_a_row == FAILURES_TOLD
+    is_blind = watches and after.failed_in_a_row == (job.failures_told or FAILURES_TOLD)
     if not (is_due or is_blind or after.fired > before.fired):
         return after, False
     after = replace(after, told_sha256=digest)
     return (replace(after, digest=(), digest_left_out=0, digest_time=now) if is_due else after), True
 
 
-def told(job: Job, before: JobCursor, after: JobCursor, said: str, told_before: str) -> str:
-    """Return the output of a job after an iteration that came to `said`; before it that was `told_before`."""
-    outcome: dict[str, Any] = {}
+def told(job: Job, before: JobCursor, after: JobCursor, said: str, told_before: str, *, paused: str = "") -> str:
+    """Return the output of a job after an iteration that came to `said`; before it that was `told_before`.
+
+    `paused` is why it begins no other one; empty if it does.
+    """
+    outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
         outcome["met"] = after.met
     if job.when is not None:
@@ -89,8 +92,8 @@ def is_over(job: Job, cursor: JobCursor) -> bool:
 def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) -> JobCursor:
     """Return the cursor after a result: a monitor fires when its condition becomes true, not while it stays so.
 
-    What becomes true within the pause, and is still true after it, fires then. A condition that comes to nothing is
-    neither true nor false.
+    What becomes true within the pause, and is still true after it, fires then; so does what has to be true for some
+    time, once it has been. A condition that comes to nothing is neither true nor false.
     """
     if monitor is None:
         return cursor
@@ -100,8 +103,11 @@ def fired(monitor: Monitor | None, cursor: JobCursor, content: Any, now: float) 
         holds = condition.is_met(content, before, cursor.fired)
     except ExpressionError as error:
         return replace(cursor, problem=f"{cursor.problem} when: {error}".strip())
+    # By a clock that went back nobody knows for how long: from now on, then.
+    since = now if cursor.held_time is None else min(cursor.held_time, now)
+    cursor = replace(cursor, held_time=since if holds else None)
     may = not cursor.fired or has_passed(cursor.fired_time, now, monitor.pause_seconds)
-    may = may and cursor.fired < monitor.firings_max
+    may = may and cursor.fired < monitor.firings_max and has_passed(since, now, monitor.hold_seconds)
     if holds and may and (cursor.is_armed or condition.changed):
         return replace(cursor, fired=cursor.fired + 1, fired_time=now, is_armed=False)
     if holds and condition.changed:

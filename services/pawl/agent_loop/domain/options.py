@@ -79,6 +79,16 @@ def complete(asked: AskedOptions, defaults: RunDefaults) -> RunOptions:
     return RunOptions(**msgspec.structs.asdict(asked) | settled)
 
 
+def as_deployed(options: RunOptions, approvals_required: int) -> RunOptions:
+    """Return the options of a run that is under way, of whose gated calls the deployment now wants so many approvals.
+
+    Who raises that number means what goes on, too; lowered, it is as it was when the run was started.
+    """
+    if approvals_required <= max(1, options.approvals_required):
+        return options
+    return msgspec.structs.replace(options, approvals_required=approvals_required)
+
+
 def _check_names(asked: AskedOptions) -> None:
     if len(asked.model) > NAME_CHARACTERS_MAX or not asked.model.isprintable():
         raise InvalidField("model must be printable, at most 256 characters", field="options.model")

@@ -112,7 +112,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series
     A call that may run at once is RUNNABLE; when it starts is a matter of its
     batch. One that has run already, because it only reads, is settled.
     """
-    limits = options.limits
+    limits, people = options.limits, max(1, verdict.approvals_required, options.approvals_required)
     call = replace(
         call,
         tool_version=verdict.tool_version,
@@ -131,7 +131,9 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series
     if series is not None:
         series = replace(series, digest=verdict.series_digest, grant_call_id=CallId(""))
     if series is not None and verdict.series_digest and verdict.disposition is not Disposition.APPROVE:
-        granted = ApprovalRequest(digest=verdict.digest, cause=verdict.approval_cause, series=series)
+        granted = ApprovalRequest(
+            digest=verdict.digest, cause=verdict.approval_cause, approvals_required=people, series=series
+        )
         call = replace(call, approval=granted)
     match verdict.disposition:
         case Disposition.REFUSE:
@@ -144,7 +146,7 @@ def judged(call: Call, verdict: Verdict, options: RunOptions, now: float, series
                     digest=verdict.digest,
                     preview=verdict.preview,
                     cause=verdict.approval_cause,
-                    approvals_required=max(1, verdict.approvals_required, options.approvals_required),
+                    approvals_required=people,
                     series=series if verdict.series_digest else None,
                 ),
                 deadline_time=now + limits.approval_expiry_seconds,

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 from msgspec import field
 
-from pawl.agent_loop.domain.call import Series
+from pawl.agent_loop.domain.call import Decided, Series
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.limits import TOKENS_MAX, Limits
 from pawl.chassis.ids import DEFAULT_AGENT, CallId, ClientId, ConversationId, CredentialId, RunId, StoreId, UserId
@@ -45,6 +45,7 @@ class WaitKind(StrEnum):
     AGENT_QUOTA = "AGENT_QUOTA"
     TIME = "TIME"
     PAUSED = "PAUSED"
+    COMPLETION = "COMPLETION"
 
 
 class StopCause(StrEnum):
@@ -242,12 +243,21 @@ class JobReports(StrEnum):
     NONE = "NONE"
 
 
+class ReportPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """The iterations of its jobs of which a tool has the conversation told; the fields are those of `Job`."""
+
+    reports: JobReports
+    report_iterations: int = 0
+    report_seconds: float = 0.0
+
+
 class Monitor(msgspec.Struct, frozen=True, kw_only=True):
     """A condition that a job tells of each time it becomes so; see pawl.event.v1.JobMonitor."""
 
     condition: Condition
     pause_seconds: float = 0.0
     firings_max: int
+    hold_seconds: float = 0.0
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -268,6 +278,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     when: Monitor | None = None
     report_iterations: int = 0
     report_seconds: float = 0.0
+    failures_told: int = 0
+    """0 for as many as are usual."""
 
 
 class Grant(msgspec.Struct, frozen=True, kw_only=True):
@@ -275,7 +287,12 @@ class Grant(msgspec.Struct, frozen=True, kw_only=True):
 
     series: Series
     call_id: CallId
+    approvals: tuple[Decided, ...] = ()
     ended: bool = False
+
+    def covers(self, approvals_required: int) -> bool:
+        """Return whether iterations may begin under it, where so many people must approve a gated call by now."""
+        return not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)
 
 
 class Notice(msgspec.Struct, frozen=True, kw_only=True):
@@ -288,6 +305,8 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     output_text: str
     failure: RunFailure | None
+    paused: bool = False
+    """True if it begins no iteration until somebody resumes it."""
 
 
 class Undo(msgspec.Struct, frozen=True, kw_only=True):
@@ -390,11 +409,11 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def series(self) -> Series | None:
-        """The iterations of a job, with the grant that covers them if one does; None for any other run."""
+        """The iterations of a job, with the grant that covers them if one does by now; None for any other run."""
         job, grant = self.job, self.grant
         if job is None or not self.is_job or not job.interval_seconds:
             return None
-        is_granted = grant is not None and not grant.ended
+        is_granted = grant is not None and grant.covers(self.options.approvals_required)
         return Series(
             digest=grant.series.digest if grant is not None and is_granted else "",
             interval_seconds=job.interval_seconds,

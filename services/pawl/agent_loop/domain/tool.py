@@ -18,6 +18,7 @@ from pawl.agent_loop.domain.call import (
     Series,
     ToolCategory,
 )
+from pawl.agent_loop.domain.run import ReportPolicy
 from pawl.chassis.ids import CallId, CredentialId, UserId
 
 
@@ -122,6 +123,8 @@ class Outcome(StrEnum):
     UNKNOWN = "UNKNOWN"
     INPUT_REQUIRED = "INPUT_REQUIRED"
     """It has not ended: the tool asks a person something."""
+    AWAITING_COMPLETION = "AWAITING_COMPLETION"
+    """It has not ended: its tool has, and somebody outside completes it."""
 
 
 class ExecutionProgress(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,6 +141,8 @@ class ExecutionResult(msgspec.Struct, frozen=True, kw_only=True):
     result: CallResult
     question: Question | None = None
     """The question of the tool, with INPUT_REQUIRED."""
+    completion_seconds_left: float = 0.0
+    """The time in which somebody may complete it, with AWAITING_COMPLETION."""
 
 
 class ReadTimeouts(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +180,8 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """True if the tool does not run in the background."""
     async_timeout_seconds: float = 0.0
     """The time that it may take there; 0 if it has none of its own."""
+    reports: ReportPolicy | None = None
+    """The iterations of its jobs that are told where nobody says so; None for each."""
     series_digest: str = ""
     """The digest by which its series can be granted; of a call that may begin, of the grant that covers it."""
     result: ExecutionResult | None = None

@@ -8,7 +8,7 @@ from pawl.agent.v1 import jobs_pb2 as pb
 from pawl.agent.v1 import jobs_pb2_grpc
 from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.public_values import RunView
-from pawl.agent_loop.rpc import convert
+from pawl.agent_loop.rpc import convert, convert_jobs
 from pawl.chassis.auth import require_user
 from pawl.chassis.ids import ConversationId, RunId, check_id
 from pawl.chassis.rpc_kinds import Context
@@ -27,6 +27,11 @@ class JobServicer(jobs_pb2_grpc.JobServiceServicer):
 
     def __init__(self, jobs: Jobs) -> None:
         self._jobs = jobs
+
+    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
+        asked, digest = convert_jobs.asked(request)
+        job = await self._jobs.start(require_user(), convert.request_id(request), asked, digest)
+        return pb.StartJobResponse(job=_job(job))
 
     async def GetJob(self, request: pb.GetJobRequest, context: Context) -> pb.GetJobResponse:
         return pb.GetJobResponse(job=_job(await self._jobs.get(require_user(), _job_id(request))))

@@ -36,6 +36,10 @@ class OperatorServicer(operator_pb2_grpc.OperatorServiceServicer):
         run = await self._operators.end(*_act(request))
         return pb.EndRunResponse(state=_document(run).state)
 
+    async def EndJobs(self, request: pb.EndJobsRequest, context: Context) -> pb.EndJobsResponse:
+        job_ids = await self._operators.end_jobs(require_user(), convert.request_id(request), request.reason)
+        return pb.EndJobsResponse(job_ids=job_ids)
+
 
 def _act(request: pb.RedriveRunRequest | pb.EndRunRequest) -> tuple[Principal, RequestId, RunId, str]:
     """Return who acts, with which command, on which run, and why."""

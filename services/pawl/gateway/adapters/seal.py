@@ -1,38 +1,45 @@
-"""The seal of sessions: what a browser keeps can be read and made by nobody but the gateways of a deployment."""
+"""The seal of what a browser keeps: nobody but the gateways of a deployment can read and make it."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final, TypeVar
 
 import msgspec
 from cryptography.fernet import InvalidToken
 
 from pawl.chassis import browser_seal
 from pawl.errors import Unauthenticated
+from pawl.gateway.domain.openid import Attempt, Renewal
 from pawl.gateway.domain.session import Session
 
-_WRITE = msgspec.json.Encoder()
-_READ = msgspec.json.Decoder(Session)
+Sealed = Session | Attempt | Renewal
+S = TypeVar("S", Session, Attempt, Renewal)
+
+
+_PURPOSES: Final[Mapping[type[Sealed], str]] = {Session: "session", Attempt: "login", Renewal: "renewal"}
 
 
 class Seal:
-    """Seals and opens sessions, and opens the codes that log a browser in once."""
+    """Seals and opens what a browser keeps, and opens the codes that log a browser in once."""
 
     def __init__(self, keys: str) -> None:
         self._keys = keys
-        self._sessions = browser_seal.box(keys, "session")
+        self._boxes = {kind: browser_seal.box(keys, purpose) for kind, purpose in _PURPOSES.items()}
         self._used: dict[str, float] = {}
 
-    def close(self, session: Session) -> str:
-        """Return a session as text for a cookie."""
-        return self._sessions.encrypt(_WRITE.encode(session)).decode()
+    def close(self, content: Sealed) -> str:
+        """Return a session, or what leads to one, as text for a cookie."""
+        return self._boxes[type(content)].encrypt(msgspec.json.encode(content)).decode()
 
-    def open(self, sealed: str) -> Session:
-        """Return the session.
+    def open(self, sealed: str, kind: type[S]) -> S:
+        """Return what was sealed.
 
         Raises:
-            Unauthenticated: no gateway with one of these keys has sealed it so.
+            Unauthenticated: no gateway with one of these keys has sealed it so, and as that.
         """
         try:
-            return _READ.decode(self._sessions.decrypt(sealed.encode()))
+            return msgspec.json.decode(self._boxes[kind].decrypt(sealed.encode()), type=kind)
         except (InvalidToken, msgspec.DecodeError, UnicodeEncodeError):
             raise Unauthenticated("This session was not made here: log in.") from None
 

@@ -72,7 +72,7 @@ class HttpServer:
         self.address = ""
 
     def set_health(self, *, serving: bool) -> None:
-        """Take note that a service behind is away: calls say so themselves."""
+        """Go on: `/healthz` says what is away, and so does each call that needs it."""
 
     async def __aenter__(self) -> Self:
         host, port = split_address(self._listen)

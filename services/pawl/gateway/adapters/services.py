@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from functools import partial
 from types import ModuleType
 from typing import Any, Final, TypeAlias
 
@@ -21,10 +22,11 @@ from pawl.agent.v1 import (
     schedule_pb2,
     trigger_pb2,
 )
+from pawl.chassis.ids import is_id
 from pawl.chassis.roles import CALLERS, READERS
-from pawl.errors import InvalidField, MethodNotFound
+from pawl.errors import InvalidField, MethodNotFound, PawlError
 from pawl.notify.v1 import channel_pb2, notify_pb2, preference_pb2
-from pawl.tool.v1 import audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
+from pawl.tool.v1 import audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -38,13 +40,17 @@ PEERS: Final[Mapping[str, tuple[ModuleType, ...]]] = {
         schedule_pb2,
         trigger_pb2,
     ),
-    "tool_registry": (audit_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
+    "tool_registry": (audit_pb2, completion_pb2, document_pb2, memory_pb2, rule_pb2, source_pb2, tool_pb2),
     "notifier": (channel_pb2, notify_pb2, preference_pb2),
 }
 """The services, and the files that describe what they serve to people."""
+UNSUBSCRIBE: Final = "pawl.notify.v1.ChannelService/UnsubscribeChannel"
 DELIVER_WEBHOOK: Final = "pawl.agent.v1.TriggerService/DeliverWebhook"
+COMPLETE_CALL: Final = "pawl.tool.v1.CompletionService/CompleteCall"
 WHO_AM_I: Final = "pawl.agent.v1.AgentService/WhoAmI"
+GET_RUN: Final = "pawl.agent.v1.AgentService/GetRun"
 WATCH_RUN: Final = "pawl.agent.v1.AgentService/WatchRun"
+_DEADLINE_SECONDS: Final = 10.0
 
 
 class Method(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,9 +138,40 @@ class Services:
         return found
 
 
+class Stores:
+    """Calls methods for stores, with the key that the gateway has for each, of those who bring none of their own."""
+
+    def __init__(self, services: Services, key_of: Callable[[str], Metadata | None]) -> None:
+        self._services = services
+        self._key_of = key_of
+
+    def calls(self, store_id: str, absent: type[PawlError]) -> Callable[[str, Message], Awaitable[Any]]:
+        """Return what calls methods by their names for a store; each raises as `Services.call`.
+
+        Raises:
+            PawlError: `absent`, of a store for which there is no key.
+        """
+        metadata = self._key_of(store_id) if is_id(store_id) else None
+        if metadata is None:
+            raise absent
+        return partial(self._services.call, metadata=metadata, timeout_seconds=_DEADLINE_SECONDS)
+
+
 def webhook(trigger_id: str, headers: Mapping[str, str], body: bytes, request_id: str) -> Message:
     """Return the request that brings a webhook to its trigger."""
     return trigger_pb2.DeliverWebhookRequest(trigger_id=trigger_id, headers=headers, body=body, request_id=request_id)
+
+
+def completion(token: str, *, result_json: bytes | None, error: str) -> Message:
+    """Return the request that brings a call its end: a result, or else an error."""
+    if result_json is None:
+        return completion_pb2.CompleteCallRequest(token=token, error=error)
+    return completion_pb2.CompleteCallRequest(token=token, result_json=result_json)
+
+
+def unsubscribing(token: str) -> Message:
+    """Return the request that ends e-mails by the token of their link."""
+    return channel_pb2.UnsubscribeChannelRequest(token=token)
 
 
 def _callable(channel: grpc.aio.Channel, method: Method) -> Any:

@@ -7,7 +7,7 @@ lives on a cookie must say that a page of the gateway made it; one that brings i
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -15,6 +15,18 @@ from pawl.errors import ForeignHost, ForeignOrigin, InvalidField, PawlError
 
 JSON: Final = "application/json"
 _OWN: Final = frozenset({"same-origin", "none"})
+_ONCE: Final = frozenset(
+    {
+        "authorization",
+        "content-length",
+        "content-type",
+        "host",
+        "webhook-id",
+        "webhook-signature",
+        "webhook-timestamp",
+    }
+)
+"""Headers by which a webhook is judged and read: of two, another one might read the other."""
 
 
 def check_host(host: str, allowed: Collection[str]) -> None:
@@ -28,6 +40,26 @@ def check_host(host: str, allowed: Collection[str]) -> None:
     if host_name(host) in allowed or host.lower() in allowed or is_loopback(host):
         return
     raise ForeignHost("This gateway does not answer to that host: add it to PAWL_GATEWAY_HOSTS if it should.")
+
+
+def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Return headers by their names, which are in lower case; what came several times is one list (RFC 9110, 5.3).
+
+    Proxies add a header to one of its name that is there, `x-forwarded-for` and `via` for example.
+
+    Raises:
+        InvalidField: a header came twice of which there can be one.
+    """
+    found: dict[str, str] = {}
+    for name, value in headers:
+        if name not in found:
+            found[name] = value
+        elif name in _ONCE:
+            raise InvalidField(f"The header {name} came twice.", field="headers")
+        else:
+            # Cookies are a list of their own (RFC 9113, 8.2.3).
+            found[name] += f"{'; ' if name == 'cookie' else ', '}{value}"
+    return found
 
 
 def check_page(method: str, headers: Mapping[str, str]) -> None:

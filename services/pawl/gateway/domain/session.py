@@ -11,7 +11,6 @@ from pawl.errors import InvalidField, SessionExpired
 COOKIE_BYTES_MAX: Final = 3900
 """Most bytes of a cookie, by which browsers keep it whole."""
 NAME: Final = "pawl_session"
-NAME_SECURE: Final = "__Host-pawl_session"
 
 
 class Session(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,6 +21,8 @@ class Session(msgspec.Struct, frozen=True, kw_only=True):
     """Unix seconds."""
     store: str = ""
     user: str = ""
+    renewal_id: str = ""
+    """The id of the renewal with which it goes on; empty for none."""
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -42,9 +43,9 @@ def metadata(key: str, *, store: str = "", user: str = "") -> tuple[tuple[str, s
     return (("authorization", f"Bearer {key}"), *((name, value) for name, value in named if value))
 
 
-def cookie_name(*, secure: bool) -> str:
-    """Return the name of the cookie; over HTTPS one that no other host and no page without TLS can set."""
-    return NAME_SECURE if secure else NAME
+def cookie_name(name: str = NAME, *, secure: bool) -> str:
+    """Return the name of a cookie; over HTTPS one that no other host and no page without TLS can set."""
+    return f"__Host-{name}" if secure else name
 
 
 def check_live(session: Session, now: float) -> Session:

@@ -24,10 +24,11 @@ def answer(content: Any, *, status: int = 200, headers: Mapping[str, str] | None
     return Response(msgspec.json.encode(content), status, headers, media_type=door.JSON)
 
 
-def refusal(error: PawlError) -> Response:
-    """Return the answer that an error is."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.kind == "UNAUTHENTICATED" else None
-    return answer(told(error), status=door.http_status(error), headers=headers)
+def refusal(error: PawlError, *, status: int = 0, headers: Mapping[str, str] | None = None) -> Response:
+    """Return the answer that an error is; `status` stands in for that of its kind."""
+    if error.kind == "UNAUTHENTICATED":
+        headers = {"WWW-Authenticate": "Bearer", **(headers or {})}
+    return answer(told(error), status=status or door.http_status(error), headers=headers)
 
 
 def told(error: PawlError) -> dict[str, Any]:

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any, Final
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from pawl.chassis import logs
+from pawl.chassis.http_server import Page
 from pawl.chassis.ids import IdSource
 from pawl.errors import ForeignHost, Internal, MethodNotFound, PawlError
 from pawl.gateway.adapters.metrics import Counters
 from pawl.gateway.adapters.services import Services, find, write
 from pawl.gateway.domain import door
+from pawl.gateway.http.agui import AgUi
 from pawl.gateway.http.answers import answer, read_json, refusal
 from pawl.gateway.http.callers import Callers
 from pawl.gateway.http.hooks import Hooks
+from pawl.gateway.http.openid import OpenIdLogins
 from pawl.gateway.http.pages import Pages
 from pawl.gateway.http.streams import Streams
+from pawl.gateway.http.unsubscribing import Unsubscribing
 
 _DEADLINE_SECONDS: Final = 15.0
 _DEADLINE_SECONDS_MAX: Final = 60.0
@@ -36,7 +41,10 @@ _HEADERS: Final = (
     (b"x-content-type-options", b"nosniff"),
 )
 
-_STREAMS: Final = frozenset({"/stream", "/runs/{run_id}/events"})
+_STREAMS: Final = frozenset({"/stream", "/runs/{run_id}/events", "/agui"})
+
+_SHARED: Final = frozenset({"/agui", "/agui/cancel"})
+"""The addresses that take a key with each request, and no cookie: pages of other origins may use them."""
 
 _log = logs.get_logger(__name__)
 
@@ -54,7 +62,8 @@ class Calls:
         metadata = self._callers.credential(request)
         method = find(f"{request.path_params['service']}/{request.path_params['method']}", streams=False)
         asked = method.read(await read_json(request, self._bytes_max))
-        seconds = _DEADLINE_SECONDS
+        # Who waits for the end of a run is not cut off before.
+        seconds = _DEADLINE_SECONDS + max(0.0, min(_DEADLINE_SECONDS_MAX, getattr(asked, "wait_seconds", 0.0)))
         if (given := request.headers.get("connect-timeout-ms", "")).isdecimal() and len(given) <= 10:  # noqa: PLR2004
             seconds = min(int(given) / 1000, _DEADLINE_SECONDS_MAX)
         return answer(write(await self._services.call(method.name, asked, metadata, timeout_seconds=seconds)))
@@ -63,12 +72,16 @@ class Calls:
 def application(
     *,
     callers: Callers,
+    logins: OpenIdLogins,
     services: Services,
     streams: Streams,
     hooks: Hooks,
+    unsubscribing: Unsubscribing,
     counters: Counters,
     ids: IdSource,
     hosts: Collection[str],
+    origins: Collection[str],
+    health: Page,
     bytes_max: int,
 ) -> ASGIApp:
     """Return the application that the server serves."""
@@ -82,27 +95,66 @@ def application(
 
     async def miss(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 404
-        text = f"{request.method} does not go with this address." if status == 405 else "There is nothing here."  # noqa: PLR2004
-        response = refusal(MethodNotFound(text))
-        response.status_code = status
-        return response
+        if status != 405:  # noqa: PLR2004
+            return refusal(MethodNotFound("There is nothing here."), status=status)
+        allowed = ", ".join(_methods(routes[:-1], request) or _methods(routes, request))
+        text = f"{request.method} does not go with this address: it takes {allowed}."
+        return refusal(MethodNotFound(text), status=status, headers={"Allow": allowed})
 
+    async def show(request: Request) -> Response:
+        # It takes every address, also those whose own routes take another method.
+        if _methods(routes[:-1], request):
+            raise HTTPException(405)
+        return await pages.page(request)
+
+    async def check(_: Request) -> Response:
+        page = health()
+        return Response(page.body, int(page.status[:3]), media_type=page.content_type)
+
+    agui, pages = AgUi(callers, services, streams, bytes_max=bytes_max), Pages()
     routes = [
         Route("/rpc/{service}/{method}", Calls(callers, services, bytes_max=bytes_max).call, methods=["POST"]),
         Route("/stream", streams.many, methods=["POST"]),
         Route("/runs/{run_id}/events", streams.run, methods=["GET"]),
+        Route("/agui", agui.run, methods=["POST"]),
+        Route("/agui/cancel", agui.cancel, methods=["POST"]),
         Route("/login", callers.log_in, methods=["POST"]),
+        Route("/login/providers", logins.list, methods=["GET"]),
+        Route("/login/openid/{name}", logins.begin, methods=["GET"]),
+        Route("/login/return", logins.finish, methods=["GET"]),
+        Route("/login/renew", logins.renew, methods=["POST"]),
         Route("/logout", callers.log_out, methods=["POST"]),
         Route("/hooks/{store_id}/{trigger_id}", hooks.deliver, methods=["POST"]),
-        Route("/healthz", _healthy, methods=["GET"]),
-        Route("/{path:path}", Pages().page, methods=["GET"]),
+        Route("/completions/{store_id}/{token}", hooks.complete, methods=["POST"]),
+        Route("/unsubscribe/{store_id}/{token}", unsubscribing.ask, methods=["GET"]),
+        Route("/unsubscribe/{store_id}/{token}", unsubscribing.end, methods=["POST"]),
+        Route("/healthz", check, methods=["GET"]),
+        Route("/{path:path}", show, methods=["GET"]),
     ]
     handlers: dict[Any, Any] = {PawlError: fail, HTTPException: miss, Exception: fail}
-    return _Door(Starlette(routes=routes, exception_handlers=handlers), counters, hosts)
+    return _Door(_shared(Starlette(routes=routes, exception_handlers=handlers), origins), counters, hosts)
 
 
-async def _healthy(_: Request) -> Response:
-    return answer({"serving": True})
+def _methods(routes: Sequence[Route], request: Request) -> list[str]:
+    """Return the methods that the routes of an address take."""
+    here = (route for route in routes if route.path_regex.match(request.url.path))
+    return sorted(set[str]().union(*(route.methods or () for route in here)))
+
+
+def _shared(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
+    """Return the application that lets pages of `origins` read what the shared addresses answer."""
+    opened = CORSMiddleware(
+        app,
+        allow_origins=origins,
+        allow_methods=["POST"],
+        allow_headers=["Authorization", "pawl-store", "pawl-user"],
+        allow_private_network=True,
+    )
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        await (opened if scope["path"] in _SHARED else app)(scope, receive, send)
+
+    return serve if origins else app
 
 
 class _Door:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 import msgspec
+from google.protobuf.message import Message
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -19,6 +20,9 @@ from pawl.gateway.http.answers import answer, read_json
 
 _DEADLINE_SECONDS: Final = 10.0
 _BYTES_MAX: Final = 16 * 1024
+LOGIN_PATH: Final = "/login"
+RENEWAL: Final = "pawl_renewal"
+"""The cookie by which a session of an identity provider goes on; only what is below LOGIN_PATH is sent it."""
 
 
 class _Login(msgspec.Struct, forbid_unknown_fields=True):
@@ -46,15 +50,33 @@ class Callers:
             SessionExpired: the session is over.
             ForeignOrigin: it has a session, and another page may have made it.
         """
-        key = door.bearer(request.headers.get("authorization"))
-        if key is not None:
-            store, user = request.headers.get("pawl-store", ""), request.headers.get("pawl-user", "")
-            return session.metadata(key, store=store, user=user)
-        sealed = request.cookies.get(session.cookie_name(secure=_is_secure(request)))
+        if (shown := _shown(request)) is not None:
+            return shown
+        return session.check_live(self.session(request), self._clock.now()).metadata
+
+    def session(self, request: Request) -> Session:
+        """Return the session of the browser that a request comes from, also when that is over.
+
+        Raises:
+            Unauthenticated: it has none, or one that was not made here.
+            ForeignOrigin: another page may have made the request.
+        """
+        sealed = request.cookies.get(session.cookie_name(secure=is_secure(request)))
         if not sealed:
             raise Unauthenticated("Log in, or send Authorization: Bearer KEY.")
         door.check_page(request.method, request.headers)
-        return session.check_live(self._seal.open(sealed), self._clock.now()).metadata
+        return self._seal.open(sealed, Session)
+
+    def bearer(self, request: Request) -> Metadata:
+        """Return the metadata of the calls that a request with a key is for; the session of a browser does not count.
+
+        Raises:
+            Unauthenticated: it has no key.
+            InvalidField: see `credential`.
+        """
+        if (shown := _shown(request)) is None:
+            raise Unauthenticated("Send Authorization: Bearer KEY: sessions of browsers do not count here.")
+        return shown
 
     async def log_in(self, request: Request) -> Response:
         """Give a session to a browser whose user has a key, and say who that is."""
@@ -68,22 +90,33 @@ class Callers:
         if not (key := said.key.strip()):
             raise InvalidField("A login needs a key.", field="key")
         found = Session(key=key, store=said.store, user=said.user, end_time=self._clock.now() + self._session_seconds)
-        metadata = found.metadata
-        sealed = session.check_sealed(self._seal.close(found))
-        who = await self._services.call(
-            WHO_AM_I, PUBLIC[WHO_AM_I].request(), metadata, timeout_seconds=_DEADLINE_SECONDS
-        )
-        response = answer(write(who))
-        secure = _is_secure(request)
+        response = answer(write(await self.who(found)))
+        self.give(request, response, found)
+        return response
+
+    async def who(self, found: Session) -> Message:
+        """Return who has a session, if its key counts and a cookie can hold it.
+
+        Raises:
+            InvalidField: it has what no key and no name has, or is too long.
+            Unauthenticated: it does not count.
+        """
+        session.check_sealed(self._seal.close(found))
+        asked = PUBLIC[WHO_AM_I].request()
+        who: Message = await self._services.call(WHO_AM_I, asked, found.metadata, timeout_seconds=_DEADLINE_SECONDS)
+        return who
+
+    def give(self, request: Request, response: Response, found: Session) -> None:
+        """Let the browser that gets a response keep a session, also when that is over: then it may be renewed."""
+        secure = is_secure(request)
         response.set_cookie(
             session.cookie_name(secure=secure),
-            sealed,
+            self._seal.close(found),
             max_age=int(self._session_seconds),
             httponly=True,
             samesite="strict",
             secure=secure,
         )
-        return response
 
     async def log_out(self, request: Request) -> Response:
         """Have the browser forget its session."""
@@ -91,7 +124,16 @@ class Callers:
         response = answer({})
         for secure in (False, True):
             response.delete_cookie(session.cookie_name(secure=secure), httponly=True, samesite="strict", secure=secure)
+        response.delete_cookie(RENEWAL, path=LOGIN_PATH, httponly=True, samesite="strict", secure=is_secure(request))
         return response
+
+
+def _shown(request: Request) -> Metadata | None:
+    """Return the metadata that the key in the headers stands for, if there is one."""
+    if (key := door.bearer(request.headers.get("authorization"))) is None:
+        return None
+    store, user = request.headers.get("pawl-store", ""), request.headers.get("pawl-user", "")
+    return session.metadata(key, store=store, user=user)
 
 
 def _own_address(request: Request) -> str:
@@ -100,6 +142,6 @@ def _own_address(request: Request) -> str:
     return join_address(host, port)
 
 
-def _is_secure(request: Request) -> bool:
+def is_secure(request: Request) -> bool:
     """Return whether the cookie is for HTTPS only: everywhere but on this machine."""
     return request.url.scheme == "https" or not door.is_loopback(request.headers.get("host", ""))

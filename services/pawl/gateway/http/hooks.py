@@ -1,44 +1,58 @@
-"""Webhooks from outside, as they come in, for the triggers of a store."""
+"""Deliveries from outside without a credential: webhooks for triggers of a store, and ends of its calls."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 from typing import Final
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from pawl.chassis.ids import is_id
-from pawl.errors import InvalidField, TriggerNotFound
-from pawl.gateway.adapters.services import DELIVER_WEBHOOK, Metadata, Services, webhook, write
+from pawl.chassis.strict_json import dumps_canonical, loads
+from pawl.errors import CompletionNotFound, InvalidField, TriggerNotFound
+from pawl.gateway.adapters.services import (
+    COMPLETE_CALL,
+    DELIVER_WEBHOOK,
+    Stores,
+    completion,
+    webhook,
+    write,
+)
+from pawl.gateway.domain.door import joined
 from pawl.gateway.http.answers import answer, read_body
 
 BODY_BYTES_MAX: Final = 256 * 1024
-_DEADLINE_SECONDS: Final = 10.0
 
 
 class Hooks:
-    """Brings webhooks to the triggers that they are for, which judge them. Each store has a key for that."""
+    """Brings webhooks to the triggers that judge them, and ends of calls to whom the token is for."""
 
-    def __init__(self, services: Services, key_of: Callable[[str], Metadata | None]) -> None:
-        self._services = services
-        self._key_of = key_of
+    def __init__(self, stores: Stores) -> None:
+        self._stores = stores
 
     async def deliver(self, request: Request) -> Response:
         """Answer `POST /hooks/{store_id}/{trigger_id}`: 200 with the fire once it is durable."""
-        store_id, trigger_id = request.path_params["store_id"], request.path_params["trigger_id"]
-        metadata = self._key_of(store_id) if is_id(store_id) else None
-        if metadata is None or not is_id(trigger_id):
+        trigger_id = request.path_params["trigger_id"]
+        call = self._stores.calls(request.path_params["store_id"], TriggerNotFound)
+        if not is_id(trigger_id):
             raise TriggerNotFound
-        headers: dict[str, str] = {}
-        for name, value in request.headers.items():
-            if name in headers:
-                raise InvalidField(f"The header {name[:64]} came twice.", field="headers")
-            headers[name] = value
+        headers = joined(request.headers.items())
         body = await read_body(request, BODY_BYTES_MAX)
         # Of a sender that gives no id, the same body is the same event.
         request_id = f"hook_{hashlib.sha256(trigger_id.encode() + body).hexdigest()[:40]}"
-        message = webhook(trigger_id, headers, body, request_id)
-        fire = await self._services.call(DELIVER_WEBHOOK, message, metadata, timeout_seconds=_DEADLINE_SECONDS)
-        return answer(write(fire))
+        return answer(write(await call(DELIVER_WEBHOOK, webhook(trigger_id, headers, body, request_id))))
+
+    async def complete(self, request: Request) -> Response:
+        """Answer `POST /completions/{store_id}/{token}`: 200 once the call has the end in the body, for good."""
+        token = request.path_params["token"]
+        call = self._stores.calls(request.path_params["store_id"], CompletionNotFound)
+        said = loads(await read_body(request, BODY_BYTES_MAX), bytes_max=BODY_BYTES_MAX)
+        match said:
+            case {"result": result, **more} if not more:
+                message = completion(token, result_json=dumps_canonical(result), error="")
+            case {"error": str(error), **more} if not more:
+                message = completion(token, result_json=None, error=error)
+            case _:
+                raise InvalidField('The body must be {"result": ...} or {"error": "..."}.', field="body")
+        return answer(write(await call(COMPLETE_CALL, message)))

@@ -1,14 +1,15 @@
 """Streams of server-sent events: several of gRPC in one, because browsers open six connections to a host.
 
-A message that waits to be sent holds up the streams that it came from, so a slow reader costs its own messages and no
-memory.
+A message that waits to be sent holds up the stream that it came from, so a slow reader costs its own messages and no
+memory. What was sent is let go of at once: the next may take hours, and a thousand tabs wait for it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
-from typing import Any, Final
+import contextvars
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any, Final, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -17,9 +18,19 @@ from starlette.types import Receive, Scope, Send
 
 from pawl.chassis import logs, tasks
 from pawl.chassis.ids import is_id
-from pawl.errors import Internal, InvalidField, InvalidId, Overloaded, PawlError, ShuttingDown
+from pawl.errors import (
+    Internal,
+    InvalidField,
+    InvalidId,
+    NotFound,
+    Overloaded,
+    PawlError,
+    PermissionDenied,
+    ShuttingDown,
+    Unauthenticated,
+)
 from pawl.gateway.adapters.metrics import Counters
-from pawl.gateway.adapters.services import WATCH_RUN, Metadata, Method, Services, find, write
+from pawl.gateway.adapters.services import GET_RUN, WATCH_RUN, Method, Services, find, write
 from pawl.gateway.http.answers import read_json, told
 from pawl.gateway.http.callers import Callers
 
@@ -28,8 +39,8 @@ WATCHED_MAX: Final = 16
 STREAM_SECONDS_MAX: Final = 3600.0
 """The age at which a stream ends, for whoever reads it to come back with a credential that still counts."""
 HEARTBEAT_SECONDS: Final = 15.0
-_WAITING_MAX: Final = 4
 _BYTES_MAX: Final = 64 * 1024
+_LOOK_SECONDS: Final = 15.0
 
 _log = logs.get_logger(__name__)
 
@@ -43,10 +54,15 @@ class _Wishes(msgspec.Struct, forbid_unknown_fields=True):
     subscriptions: dict[str, _Subscription]
 
 
-class _Event(msgspec.Struct):
+class Event(msgspec.Struct):
+    """One server-sent event; its data become JSON."""
+
     data: Any
     id: str = ""
     name: str = ""
+
+
+Sources: TypeAlias = Sequence[AsyncGenerator[Event, None]]
 
 
 class Streams:
@@ -60,7 +76,8 @@ class Streams:
         self._counters = counters
         self._closing = closing
         self._streams_max = streams_max
-        self._open = 0
+        self._open: set[asyncio.Timeout] = set()
+        self._ending: asyncio.Task[None] | None = None
 
     async def many(self, request: Request) -> Response:
         """Answer `POST /stream` with the messages of all subscriptions, each with its key."""
@@ -73,10 +90,18 @@ class Streams:
             raise InvalidField(f"Subscribe to 1 to {WATCHED_MAX} streams.", field="subscriptions")
         found = {key: find(wish.method, streams=True) for key, wish in wishes.items()}
         asked = {key: (found[key], found[key].read(wish.request)) for key, wish in wishes.items()}
-        return self._respond(_each(asked, self._services, metadata))
+        return self.respond(
+            *(
+                _messages(key, method, self._services.watch(method.name, message, metadata))
+                for key, (method, message) in asked.items()
+            )
+        )
 
     async def run(self, request: Request) -> Response:
-        """Answer `GET /runs/{run_id}/events` with the events of a run, from the one after `Last-Event-ID`."""
+        """Answer `GET /runs/{run_id}/events` with the events of a run, from the one after `Last-Event-ID`.
+
+        One that is not there is an error before anything is sent: an `EventSource` would ask for it for ever.
+        """
         metadata = self._callers.credential(request)
         run_id = request.path_params["run_id"]
         if not is_id(run_id):
@@ -84,124 +109,146 @@ class Streams:
         after = request.headers.get("last-event-id") or request.query_params.get("after_seq") or "0"
         if not (after.isascii() and after.isdecimal() and len(after) <= len(str(2**63))):
             raise InvalidField("Last-Event-ID must be the seq of an event.", field="last-event-id")
-        method = find(WATCH_RUN, streams=True)
+        get, method = find(GET_RUN, streams=False), find(WATCH_RUN, streams=True)
+        try:
+            asked = get.read({"runId": run_id})
+            await self._services.call(get.name, asked, metadata, timeout_seconds=_LOOK_SECONDS)
+        except (NotFound, PermissionDenied, Unauthenticated):
+            raise
+        except PawlError:
+            pass  # It is tried again by who reads, as long as the stream begins.
         watched = method.read({"runId": run_id, "afterSeq": after})
-        return self._respond(_events(self._services.watch(method.name, watched, metadata)))
+        return self.respond(_events(self._services.watch(method.name, watched, metadata)))
 
-    def _respond(self, events: AsyncIterator[_Event]) -> Response:
+    def respond(
+        self, *sources: AsyncGenerator[Event, None], on_leave: Callable[[], Awaitable[object]] | None = None
+    ) -> Response:
+        """Return the answer that sends the events of all sources; if its reader goes before, `on_leave` is called.
+
+        Raises:
+            ShuttingDown, Overloaded: none can be opened now.
+        """
         if self._closing.is_set():
             raise ShuttingDown
-        if self._open >= self._streams_max:
+        if len(self._open) >= self._streams_max:
             raise Overloaded("Too many streams are open: close some, or try again.")
-        return _EventStream(self, events)
+        return _EventStream(self, sources, on_leave)
 
-    async def serve(self, events: AsyncIterator[_Event], send: Send) -> None:
-        """Send events until there are no more, the stream is old, or the process ends."""
-        self._open += 1
+    async def serve(self, sources: Sources, send: Send, leaving: asyncio.Task[Any]) -> bool:
+        """Send events as they come until there are no more, the stream is old, or the process ends.
+
+        Returns False if the reader leaves before.
+        """
+        if self._ending is None:
+            # One for all streams, in the context of none of them.
+            self._ending = asyncio.get_running_loop().create_task(self._end_all(), context=contextvars.Context())
+        scope = asyncio.timeout(0 if self._closing.is_set() else STREAM_SECONDS_MAX)
         self._counters.streams.inc()
         try:
-            async with asyncio.timeout(STREAM_SECONDS_MAX):
-                await self._send_all(events, send)
+            async with scope:
+                self._open.add(scope)
+                return await self._send_all(sources, send, leaving)
         except TimeoutError:
-            return
+            return True
         finally:
-            self._open -= 1
+            self._open.discard(scope)
             self._counters.streams.dec()
 
-    async def _send_all(self, events: AsyncIterator[_Event], send: Send) -> None:
-        closing = asyncio.ensure_future(self._closing.wait())
-        waiting = asyncio.ensure_future(anext(events, None))
+    async def _end_all(self) -> None:
+        await self._closing.wait()
+        for scope in self._open:
+            if not scope.expired():
+                scope.reschedule(0)
+
+    async def _send_all(self, sources: Sources, send: Send, leaving: asyncio.Task[Any]) -> bool:
+        waiting: dict[asyncio.Task[Any], AsyncGenerator[Event, None]] = {_next(source): source for source in sources}
         try:
-            while True:
-                await asyncio.wait({closing, waiting}, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                if closing.done():
-                    return
-                if not waiting.done():
+            while waiting:
+                done, _ = await asyncio.wait(
+                    {leaving, *waiting}, timeout=HEARTBEAT_SECONDS, return_when=asyncio.FIRST_COMPLETED
+                )
+                if leaving.done():
+                    return False
+                if not done:
                     await _send(send, b":\n\n")
-                    continue
-                event = waiting.result()
-                if event is None:
-                    return
-                await _send(send, _line(event))
-                self._counters.events.inc()
-                waiting = asyncio.ensure_future(anext(events, None))
+                while done:
+                    event, source = (task := done.pop()).result(), waiting.pop(task)
+                    del task
+                    if event is not None:
+                        await _send(send, _line(event))
+                        del event
+                        self._counters.events.inc()
+                        waiting[_next(source)] = source
+            return True
         finally:
-            await tasks.end([closing, waiting])
-            await events.aclose()  # type: ignore[attr-defined]  # they are generators
+            await tasks.end(waiting)
+            for source in sources:
+                await source.aclose()
 
 
 class _EventStream(Response):
     media_type = "text/event-stream"
 
-    def __init__(self, streams: Streams, events: AsyncIterator[_Event]) -> None:
+    def __init__(self, streams: Streams, sources: Sources, on_leave: Callable[[], Awaitable[object]] | None) -> None:
         super().__init__(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._streams = streams
-        self._events = events
+        self._sources = sources
+        self._on_leave = on_leave
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         if scope["method"] == "HEAD":
             await send({"type": "http.response.body", "body": b""})
             return
-        sending = asyncio.ensure_future(self._streams.serve(self._events, send))
         leaving = asyncio.ensure_future(_gone(receive))
         try:
-            await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
-            if sending.done():
-                sending.result()
+            if await self._streams.serve(self._sources, send, leaving):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
+            elif self._on_leave is not None:
+                await self._on_leave()
         finally:
-            await tasks.end([sending, leaving])
+            await tasks.end([leaving])
 
 
-async def _each(
-    asked: Mapping[str, tuple[Method, Any]], services: Services, metadata: Metadata
-) -> AsyncIterator[_Event]:
-    """Yield the messages of all streams as they come, then how each ended."""
-    queue: asyncio.Queue[_Event] = asyncio.Queue(_WAITING_MAX)
-
-    async def read(key: str, method: Method, request: Any) -> None:
-        try:
-            async for message in services.watch(method.name, request, metadata):
-                await queue.put(_Event(data={"key": key, "message": write(message)}))
-            end: dict[str, Any] = {}
-        except PawlError as error:
-            end = {"error": told(error)}
-        except Exception:  # noqa: BLE001  # the others go on
-            _log.exception("stream.failed", method=method.name)
-            end = {"error": told(Internal())}
-        await queue.put(_Event(name="end", data={"key": key, **end}))
-
-    reading: set[asyncio.Task[None]] = set()
-    for key, (method, request) in asked.items():
-        tasks.start(reading, read(key, method, request), name=f"stream.{method.name}")
-    left = len(asked)
+async def _messages(key: str, method: Method, responses: AsyncIterator[Any]) -> AsyncGenerator[Event, None]:
+    """Yield the messages of a stream, each with its key, then how it ended."""
+    end: dict[str, Any] = {}
     try:
-        while left:
-            event = await queue.get()
-            left -= event.name == "end"
-            yield event
-    finally:
-        await tasks.end(reading)
+        async for message in responses:
+            yield Event(data={"key": key, "message": write(message)})
+            del message
+    except PawlError as error:
+        end = {"error": told(error)}
+    except Exception:  # noqa: BLE001  # the others go on
+        _log.exception("stream.failed", method=method.name)
+        end = {"error": told(Internal())}
+    yield Event(name="end", data={"key": key, **end})
 
 
-async def _events(responses: AsyncIterator[Any]) -> AsyncIterator[_Event]:
+async def _events(responses: AsyncIterator[Any]) -> AsyncGenerator[Event, None]:
     """Yield the events of a run, each with its seq as its id, then how the stream ended."""
     try:
         async for response in responses:
             if response.HasField("gap"):
-                yield _Event(name="gap", data=write(response.gap))
+                yield Event(name="gap", data=write(response.gap))
             for event in response.events:
-                yield _Event(id=str(event.seq), data=write(event))
-        yield _Event(name="end", data={})
+                yield Event(id=str(event.seq), data=write(event))
+                del event
+            del response
+        yield Event(name="end", data={})
     except PawlError as error:
-        yield _Event(name="end", data={"error": told(error)})
+        yield Event(name="end", data={"error": told(error)})
 
 
-def _line(event: _Event) -> bytes:
+def _line(event: Event) -> bytes:
     head = (f"id: {event.id}\n" if event.id else "") + (f"event: {event.name}\n" if event.name else "")
     return head.encode() + b"data: " + msgspec.json.encode(event.data) + b"\n\n"
+
+
+def _next(source: AsyncGenerator[Event, None]) -> asyncio.Task[Any]:
+    """Wait for the next event of a source; None after the last."""
+    return asyncio.ensure_future(anext(source, None))
 
 
 async def _send(send: Send, data: bytes) -> None:

@@ -89,8 +89,7 @@ class PostgresJournal:
             LiveEvent(store_id=event.store_id, run_id=event.run_id, seq=event.seq, payload=self._encode(event))
             for event in unit.events.rows
         ]
-        lifecycle = [event for event in unit.events.rows if event.lifecycle_type]
-        outbox = lifecycle if self._keeps_lifecycle else []
+        outbox = self._outbox(unit) if self._keeps_lifecycle else []
         await _store(connection, unit, events, outbox, self._usage_of)
         work_ready = unit.work_ready or await _place_is_wanted(connection, unit)
         return Written(
@@ -100,6 +99,11 @@ class PostgresJournal:
             work_ready=work_ready,
             lifecycle_count=len(outbox),
         )
+
+    def _outbox(self, unit: UnitOfWork) -> list[tuple[Event, bytes | None]]:
+        """Return what the life cycle tells; with its bytes what stands in no log."""
+        of_logs = [(event, None) for event in unit.events.rows if event.lifecycle_type]
+        return [*of_logs, *((event, self._encode(event)) for event in unit.off_log.rows)]
 
 
 async def _place_is_wanted(connection: Connection, unit: UnitOfWork) -> bool:
@@ -112,7 +116,7 @@ async def _store(
     connection: Connection,
     unit: UnitOfWork,
     events: Sequence[LiveEvent],
-    outbox: Sequence[Event],
+    outbox: Sequence[tuple[Event, bytes | None]],
     usage_of: Callable[[bytes], Used],
 ) -> None:
     """Write all that the operations changed, in one round trip."""
@@ -141,7 +145,7 @@ async def _store(
         *_created(tables.LANES, unit.lanes.created()),
         *_changed(tables.LANES, unit.lanes.changed()),
         *_created(tables.EVENTS, events),
-        *_created(tables.OUTBOX, outbox),
+        *_created(tables.OUTBOX, [event for event, _ in outbox], [payload for _, payload in outbox]),
         *([usage.addition(counts)] if counts else []),
     ]
     if writes:

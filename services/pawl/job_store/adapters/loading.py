@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pawl.chassis.database import Connection
-from pawl.chassis.ids import CallKey, RunKey, StoreId
+from pawl.chassis.ids import CallKey, RunKey
 from pawl.job_store.adapters import segments, tables, trigger_loading
 from pawl.job_store.domain.rows import (
     ClientKey,
@@ -19,6 +19,7 @@ from pawl.job_store.domain.rows import (
     ConversationKey,
     ConversationRow,
     Queue,
+    QueueKey,
     RequestKey,
     RequestRow,
 )
@@ -119,18 +120,26 @@ JOIN (
 ) AS k USING (store_id, run_id, command_id)
 """
 
-# How many runs wait to begin in some stores, as far as it matters, and how many have a place.
+# How many runs wait to begin in some stores, as far as it matters, and how many have a place. A job that waits for the
+# time of its first iteration is one of them once that has come (`RunRow.wants_to_begin`).
 _QUEUED: Final = """
-SELECT k.store_id, k.places, (
+SELECT k.store_id, k.in_background, k.places, (
     SELECT count(*) FROM (
         SELECT FROM job_store.runs AS r
-        WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active AND NOT r.in_background
-            AND (r.generation = 0 OR r.reports_to <> '') LIMIT $3
+        WHERE r.state = 1 AND r.store_id = k.store_id AND NOT r.active AND r.in_background = k.in_background
+            AND (r.generation = 0 OR r.reports_to <> '') LIMIT $4
     ) AS queued
+) + (
+    SELECT count(*) FROM (
+        SELECT FROM job_store.runs AS r
+        WHERE k.in_background AND r.store_id = k.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now()
+            AND r.state = 3 AND r.round = 0 AND (r.generation = 0 OR r.reports_to <> '') LIMIT $4
+    ) AS late
 ) AS queued, (
-    SELECT count(*) FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.active AND NOT r.in_background
+    SELECT count(*) FROM job_store.runs AS r
+    WHERE r.store_id = k.store_id AND r.active AND r.in_background = k.in_background
 ) AS active
-FROM unnest($1::text[], $2::bigint[]) AS k (store_id, places)
+FROM unnest($1::text[], $2::boolean[], $3::bigint[]) AS k (store_id, in_background, places)
 """
 
 # A key that is not there any more has ended, too.
@@ -151,8 +160,8 @@ SELECT pg_advisory_xact_lock(hashtext('job_store.queues'), key)
 FROM (SELECT DISTINCT hashtext(store_id) AS key FROM unnest($1::text[]) AS k (store_id) ORDER BY key) AS keys
 """
 
-_QueueLimits: TypeAlias = Mapping[StoreId, tuple[int, int]]
-"""Of each store how many runs may wait for a place, and how many places it has."""
+_QueueLimits: TypeAlias = Mapping[QueueKey, tuple[int, int]]
+"""Of each queue how many runs may wait for a place, and how many places it has."""
 
 # Fewer places than these may be taken by groups that are being written at the same time: 32 of 128 operations.
 _QUEUED_AT_ONCE_MAX: Final = 4096
@@ -169,7 +178,7 @@ async def load(connection: Connection, ids: Ids, named: Sequence[RowKeys]) -> Un
         lanes, events = _distinct(named, lambda keys: keys.lanes), _distinct(named, lambda keys: keys.trigger_events)
         named = [*named, await trigger_loading.load(connection, unit, triggers, lanes, events)]
     named = await _owned(connection, named)
-    limits = {store: (most, places) for store, most, places in _distinct(named, lambda keys: keys.queues)}
+    limits = {queue: (most, places) for queue, most, places in _distinct(named, lambda keys: keys.queues)}
     queues = await _lock_queues(connection, limits) if limits else {}
     named = await _with_keyed(connection, named)
     requests = await _load_requests(connection, unit, named)
@@ -305,34 +314,37 @@ def _endings(named: Sequence[RowKeys], conversations: Sequence[ConversationRow])
     return endings
 
 
-async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[StoreId, Queue]:
+async def _lock_queues(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
     """Return the queues; those that are nearly full are left out: who creates runs there takes turns.
 
     Before anything is loaded: whoever waited for another one must see what that one has made, else the second copy
     of a request would find the queue full and not the run of the first.
     """
     queues = await _count_queued(connection, limits)
-    close = [store for store, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[store][0]]
+    close = [key for key, queue in queues.items() if queue.waiting + _QUEUED_AT_ONCE_MAX > limits[key][0]]
     if close:
-        await connection.execute(_LOCK_QUEUES, close)
-    return {store: queue for store, queue in queues.items() if store not in close}
+        await connection.execute(_LOCK_QUEUES, [key.store_id for key in close])
+    return {key: queue for key, queue in queues.items() if key not in close}
 
 
 async def _load_queues(
-    connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[StoreId, Queue]
+    connection: Connection, unit: UnitOfWork, limits: _QueueLimits, queues: Mapping[QueueKey, Queue]
 ) -> None:
     """Load what was counted. Where it is close it is counted now, when nobody can end a run of what is locked."""
-    close = {store: limit for store, limit in limits.items() if store not in queues}
+    close = {key: limit for key, limit in limits.items() if key not in queues}
     counted = await _count_queued(connection, close) if close else {}
-    for store, queue in (*queues.items(), *counted.items()):
-        unit.queues.load(store, queue)
+    for key, queue in (*queues.items(), *counted.items()):
+        unit.queues.load(key, queue)
 
 
-async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[StoreId, Queue]:
+async def _count_queued(connection: Connection, limits: _QueueLimits) -> dict[QueueKey, Queue]:
     places = [places for _, places in limits.values()]
-    records = await connection.fetch(_QUEUED, list(limits), places, max(map(sum, limits.values())))
+    columns = _columns(QueueKey, limits)
+    records = await connection.fetch(_QUEUED, *columns, places, max(map(sum, limits.values())))
     return {
-        record["store_id"]: Queue(queued=record["queued"], active=record["active"], places=record["places"])
+        QueueKey(record["store_id"], record["in_background"]): Queue(
+            queued=record["queued"], active=record["active"], places=record["places"]
+        )
         for record in records
     }
 

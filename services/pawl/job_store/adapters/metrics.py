@@ -45,7 +45,12 @@ class PrometheusMeter:
         self._due_events = metrics.gauge(
             "due_events", "Events that need not wait any more and that nobody has claimed."
         )
-        self._jobs = metrics.gauge("jobs", "Open jobs and the runs below them: working, waiting, late.", ("state",))
+        self._jobs = metrics.gauge(
+            "jobs", "Open jobs and the runs below them: working, queued, waiting, late.", ("state",)
+        )
+        self._notices = metrics.gauge(
+            "notices", "What jobs tell conversations and no model has answered: pending, entered.", ("state",)
+        )
         self._due_schedules = metrics.gauge("due_schedules", "Schedules that are due and that nobody has claimed.")
 
     def group_written(self, *, operations: int, seconds: float) -> None:
@@ -86,8 +91,10 @@ class PrometheusMeter:
                     self._over_limit.labels("user").set(count)
                 case "over_store_limit":
                     self._over_limit.labels("store").set(count)
-                case "working" | "waiting" | "late":
+                case "working" | "queued" | "waiting" | "late":
                     self._jobs.labels(name).set(count)
+                case "notices_pending" | "notices_entered":
+                    self._notices.labels(name.removeprefix("notices_")).set(count)
                 case "due_schedules":
                     self._due_schedules.set(count)
                 case "due_events":

@@ -28,7 +28,7 @@ _NO_HURRY: Final = "SET LOCAL synchronous_commit = off"
 _RELAY_LOCK: Final = "SELECT pg_try_advisory_xact_lock(hashtext('job_store.outbox'))"
 _WAIT_FOR_RELAY: Final = "SELECT pg_advisory_xact_lock(hashtext('job_store.outbox'))"
 _OUTBOX: Final = """
-SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, e.payload
+SELECT o.id, o.store_id, o.run_id, o.event_id, o.type, o.time, coalesce(o.payload, e.payload) AS payload
 FROM job_store.outbox AS o LEFT JOIN job_store.events AS e USING (store_id, run_id, seq)
 ORDER BY o.id LIMIT $1
 """
@@ -38,8 +38,8 @@ WITH stored AS (
     DELETE FROM job_store.outbox AS o USING unnest($1::bigint[], $2::bigint[]) AS k (id, stream_seq)
     WHERE o.id = k.id RETURNING o.*, k.stream_seq
 )
-INSERT INTO job_store.sent (id, store_id, run_id, seq, event_id, type, "time", stream_create_time, stream_seq)
-SELECT id, store_id, run_id, seq, event_id, type, "time", $3, stream_seq FROM stored
+INSERT INTO job_store.sent (id, store_id, run_id, seq, event_id, type, "time", payload, stream_create_time, stream_seq)
+SELECT id, store_id, run_id, seq, event_id, type, "time", payload, $3, stream_seq FROM stored
 """
 _RECALL: Final = """
 WITH lost AS (
@@ -47,8 +47,8 @@ WITH lost AS (
         SELECT id FROM job_store.sent WHERE stream_create_time <> $1 OR stream_seq > $2 ORDER BY id LIMIT $3
     ) RETURNING *
 )
-INSERT INTO job_store.outbox (id, store_id, run_id, seq, event_id, type, "time") OVERRIDING SYSTEM VALUE
-SELECT id, store_id, run_id, seq, event_id, type, "time" FROM lost
+INSERT INTO job_store.outbox (id, store_id, run_id, seq, event_id, type, "time", payload) OVERRIDING SYSTEM VALUE
+SELECT id, store_id, run_id, seq, event_id, type, "time", payload FROM lost
 """
 _RECALLED_ROWS: Final = 10_000
 _PAUSES: Final = " UNION ALL ".join(

@@ -10,7 +10,8 @@ from pawl.chassis.ids import DEFAULT_AGENT, StoreId, UserId
 from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import RunFilter
 from pawl.job_store.domain import labels
-from pawl.job_store.domain.states import RunState
+from pawl.job_store.domain.command import Cancel
+from pawl.job_store.domain.states import CommandOutcome, RunState, StopCause
 
 # The statements are made from constants of this package only.
 # ruff: noqa: S608
@@ -34,6 +35,13 @@ _ALONG: Final = {
     "runs_jobs_of_user": "reports_to <> ''",
 }
 
+# Those that a command of an operator has stopped are known by what the ledger keeps of it.
+_RUNNING_OR_STOPPED: Final = f"""reports_to <> '' AND (
+    state < 10 AND stop_cause IS NULL OR stop_cause = {StopCause.OPERATOR} AND EXISTS (
+        SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id
+        AND c.command_id = $16 AND c.name = '{Cancel.name}' AND c.outcome = {CommandOutcome.ACCEPTED}
+    ))"""
+
 
 def _between(*, oldest_first: bool) -> str:
     """Return what a row has to fulfil: behind the cursor $7, $8, and not behind the far end $9."""
@@ -48,10 +56,10 @@ def _order(*, oldest_first: bool) -> str:
     return f"create_time {direction}, run_id {direction}"
 
 
-def _along(found_by: str, *, oldest_first: bool) -> str:
+def _along(found_by: str, *, oldest_first: bool, of: str = "user_id = $4") -> str:
     return paging.statement(
         tables.RUNS,
-        where=f"""store_id = $3 AND user_id = $4 AND {found_by} AND {_FILTERS}
+        where=f"""store_id = $3 AND {of} AND {found_by} AND {_FILTERS}
             AND {_between(oldest_first=oldest_first)}""",
         order=_order(oldest_first=oldest_first),
         size=tables.RUN_BYTES,
@@ -81,6 +89,10 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
         index: {each: _along(found_by, oldest_first=each) for each in (False, True)}
         for index, found_by in _ALONG.items()
     },
+    # Whoever wants these is an operator, and not often: they are found among all jobs of the store.
+    "running_jobs_of_store": {
+        each: _along(_RUNNING_OR_STOPPED, oldest_first=each, of="$4 = ''") for each in (False, True)
+    },
     "runs_of_user_in_state": {each: _in_states(oldest_first=each) for each in (False, True)},
 }
 """The statements by the index that each is for, and by whether the oldest comes first."""
@@ -88,6 +100,8 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
 
 def _index(wanted: RunFilter) -> str:
     """Return the index that finds the fewest rows beside those that are wanted."""
+    if wanted.running_jobs_of_store:
+        return "running_jobs_of_store"
     if wanted.reports_to:
         return "runs_jobs"
     if wanted.parent_run_id:
@@ -113,7 +127,7 @@ def selected(
         near, far = far, near
     # No id comes before the empty one: from a time on, and before a time, are positions.
     position = after or (near, "")
-    arguments = (
+    arguments: tuple[Any, ...] = (
         store_id,
         user_id,
         wanted.conversation_id,
@@ -127,4 +141,6 @@ def selected(
         wanted.reports_to,
         wanted.jobs_only,
     )
+    if wanted.running_jobs_of_store:
+        arguments = (*arguments, wanted.stopped_by)
     return LISTS[_index(wanted)][wanted.oldest_first], arguments

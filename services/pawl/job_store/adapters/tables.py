@@ -87,6 +87,9 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_same("timestamptz", "update_time", "title_at"),
         Column("labels", "text", _labels),
         Column("background", "bytea", lambda row: _packed(None if row.background == NO_BACKGROUND else row.background)),
+        # For whoever counts those of all.
+        Column("notices_pending", "integer", lambda row: row.background.pending),
+        Column("notices_entered", "integer", lambda row: row.background.entered),
     ],
     key_length=2,
 )
@@ -105,6 +108,8 @@ SEGMENTS: Final[Columns[SegmentRow]] = Columns(
 def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
+    for name in ("notices_pending", "notices_entered"):
+        del fields[name]
     is_writable, sharing = fields.pop("writable"), Sharing(fields["sharing"])
     fields["sharing"] = Sharing.WRITE if is_writable and sharing is Sharing.READ else sharing
     queue, interrupting = (tuple(fields.pop(name).split(",")) for name in ("queue", "interrupting"))
@@ -303,6 +308,7 @@ OUTBOX: Final[Columns[Event]] = Columns(
         *_fixed("timestamptz", "time"),
     ],
     key_length=3,
+    beside=("payload", "bytea", None),
     gathered=True,
 )
 

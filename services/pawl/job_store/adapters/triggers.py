@@ -47,14 +47,23 @@ USING (store_id, trigger_id)
 _WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.trigger_lanes"
 
 
+# The one of each store that is longest due. Whoever is about to claim the same leaves it out.
 _CLAIM_MAILBOXES: Final = f"""
-UPDATE job_store.triggers SET claim_at = now() + $2::interval WHERE (store_id, trigger_id) IN (
-    SELECT store_id, trigger_id FROM job_store.triggers
-    WHERE claim_at <= now() ORDER BY claim_at LIMIT $1 FOR UPDATE SKIP LOCKED
+WITH first AS MATERIALIZED (
+    SELECT DISTINCT ON (store_id) store_id, trigger_id FROM job_store.triggers
+    WHERE claim_at <= now() AND store_id <> ALL($3::text[]) ORDER BY store_id, claim_at
+), due AS MATERIALIZED (
+    SELECT t.store_id, t.trigger_id FROM job_store.triggers AS t JOIN first USING (store_id, trigger_id)
+    WHERE t.claim_at <= now() ORDER BY t.claim_at LIMIT $1 FOR UPDATE OF t SKIP LOCKED
 )
+UPDATE job_store.triggers SET claim_at = now() + $2::interval
+WHERE (store_id, trigger_id) IN (SELECT store_id, trigger_id FROM due)
 RETURNING {tables.TRIGGERS.names}
 """
-_MAILBOX_WAIT: Final = "SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.triggers"
+_MAILBOX_WAIT: Final = """
+SELECT extract(epoch FROM min(claim_at) - clock_timestamp())::float8 FROM job_store.triggers
+WHERE store_id <> ALL($1::text[])
+"""
 _READING: Final = timedelta(seconds=60)
 """The time for which a mailbox that is being read is kept from others."""
 
@@ -87,9 +96,10 @@ class PostgresTriggers(PostgresStarters[TriggerRow]):
         seconds: float | None = await self._database.fetchval(_WAIT)
         return seconds
 
-    async def claim_mailboxes(self, *, mailboxes_max: int) -> Sequence[TriggerRow]:
-        return tuple(map(tables.trigger, await self._database.fetch(_CLAIM_MAILBOXES, mailboxes_max, _READING)))
+    async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
+        rows = await self._database.fetch(_CLAIM_MAILBOXES, mailboxes_max, _READING, busy_stores)
+        return tuple(map(tables.trigger, rows))
 
-    async def mailbox_wait_seconds(self) -> float | None:
-        seconds: float | None = await self._database.fetchval(_MAILBOX_WAIT)
+    async def mailbox_wait_seconds(self, busy_stores: Sequence[StoreId]) -> float | None:
+        seconds: float | None = await self._database.fetchval(_MAILBOX_WAIT, busy_stores)
         return seconds

@@ -24,12 +24,25 @@ WHERE state = 3 AND offer_client_id <> '' AND offer_expire_time <= now() AND res
 ORDER BY offer_expire_time LIMIT $1
 """
 
-_OPEN_RUNS: Final = "SELECT state, count(*) AS runs FROM job_store.runs WHERE state < 10 GROUP BY state"
-# Of the background. What is late was due and nobody has taken it, for want of a worker or of a place.
-_JOBS: Final = """
-SELECT (SELECT count(*) FROM job_store.runs WHERE active AND in_background) AS working, count(*) AS waiting,
-    count(*) FILTER (WHERE claim_at < now() - interval '5 s') AS late
-FROM job_store.runs WHERE in_background AND claim_at IS NOT NULL AND NOT active
+# Of the background, what is queued could begin; what waits has a time at which it goes on, for its next iteration or if
+# nobody decides. What is late was due and nobody has taken it, for want of a worker or of a place.
+_OPEN_RUNS: Final = """
+SELECT state, count(*) AS runs,
+    count(*) FILTER (WHERE in_background AND active) AS working,
+    count(*) FILTER (WHERE is_job AND (state = 1 OR (round = 0 AND claim_at <= now()))) AS queued,
+    count(*) FILTER (WHERE is_job AND state <> 1 AND (round > 0 OR claim_at > now())) AS waiting,
+    count(*) FILTER (WHERE is_job AND claim_at < now() - interval '5 s') AS late
+FROM (SELECT *, in_background AND NOT active AND claim_at IS NOT NULL AS is_job FROM job_store.runs) AS r
+WHERE state < 10 GROUP BY state
+"""
+_JOBS: Final = ("working", "queued", "waiting", "late")
+# What is told to nobody any more is left out. Counting stops here, too.
+_NOTICES: Final = """
+SELECT coalesce(sum(notices_pending), 0) AS notices_pending, coalesce(sum(notices_entered), 0) AS notices_entered
+FROM (
+    SELECT notices_pending, notices_entered FROM job_store.conversations
+    WHERE notices_pending + notices_entered > 0 AND user_id <> '' LIMIT 100000
+) AS told
 """
 # Counting stops here: more is "very many" to whoever looks.
 _BACKLOG: Final = """
@@ -84,14 +97,15 @@ class PostgresLedgerStats:
 
     async def count(self) -> Mapping[str, float]:
         async with self._database.transaction() as connection:
-            runs = {record["state"]: record["runs"] for record in await connection.fetch(_OPEN_RUNS)}
-            jobs = await connection.fetchrow(_JOBS)
+            runs = {record["state"]: record for record in await connection.fetch(_OPEN_RUNS)}
+            notices = await connection.fetchrow(_NOTICES)
             # Two of its parts have no index: with nested loops only, its time would grow with their product.
             await connection.execute("SET LOCAL enable_hashjoin = on")
             backlog = await connection.fetchrow(_BACKLOG, self._limits.per_store, self._limits.per_user)
-        counts = {state.name: float(runs.get(state, 0)) for state in RunState if not state.is_terminal}
-        more = [record for record in (backlog, jobs) if record is not None]
-        return counts | {name: float(count) for record in more for name, count in record.items()}
+        states = dict.fromkeys((state.name for state in RunState if not state.is_terminal), 0)
+        states |= {RunState(state).name: record["runs"] for state, record in runs.items()}
+        jobs = {name: sum(record[name] for record in runs.values()) for name in _JOBS}
+        return {name: float(count) for each in (states, jobs, backlog, notices) for name, count in (each or {}).items()}
 
 
 def _keys(record: Record) -> tuple[RunKey, CallKey]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final, Generic, Protocol, TypeVar
 
-from pawl.chassis.ids import CallKey, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.ids import CallKey, CommandId, ConversationId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.rows import (
     CallRow,
@@ -110,6 +110,10 @@ class RunFilter:
     reports_to: ConversationId = ConversationId("")
     """The conversation that jobs report to."""
     jobs_only: bool = False
+    running_jobs_of_store: bool = False
+    """True for jobs of all users that nobody has stopped and that have not ended: then it says nothing but the next."""
+    stopped_by: CommandId = CommandId("")
+    """The command whose jobs are wanted, too, if it has stopped them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,11 +65,11 @@ class TriggerRepository(Protocol):
     async def wait_seconds(self) -> float | None:
         """Return after how many seconds the next event can be claimed; None if there is none."""
 
-    async def claim_mailboxes(self, *, mailboxes_max: int) -> Sequence[TriggerRow]:
-        """Claim triggers whose mailboxes are to be read, the longest due first."""
+    async def claim_mailboxes(self, *, mailboxes_max: int, busy_stores: Sequence[StoreId]) -> Sequence[TriggerRow]:
+        """Claim a trigger of each store whose mailbox is to be read, the longest due, and none of these stores."""
 
-    async def mailbox_wait_seconds(self) -> float | None:
-        """Return after how many seconds the next mailbox can be claimed; None if there is none."""
+    async def mailbox_wait_seconds(self, busy_stores: Sequence[StoreId]) -> float | None:
+        """Return after how many seconds the next mailbox of others can be claimed; None if there is none."""
 
 
 class Triggers:
@@ -205,12 +205,17 @@ class Triggers:
             return claimed, 0.0
         return claimed, pause_seconds(await self._repository.wait_seconds(), len(claimed))
 
-    async def claim_mailboxes(self, mailboxes_max: int) -> tuple[Sequence[TriggerRow], float]:
-        """Claim triggers whose mailboxes are to be read; return them, and after how many seconds there may be more."""
-        claimed = await self._repository.claim_mailboxes(mailboxes_max=mailboxes_max)
+    async def claim_mailboxes(
+        self, mailboxes_max: int, busy_stores: Sequence[StoreId]
+    ) -> tuple[Sequence[TriggerRow], float]:
+        """Claim a trigger of each store whose mailbox is to be read, of none of the busy ones.
+
+        Return them, and after how many seconds there may be more.
+        """
+        claimed = await self._repository.claim_mailboxes(mailboxes_max=mailboxes_max, busy_stores=busy_stores)
         if len(claimed) == mailboxes_max:
             return claimed, 0.0
-        return claimed, pause_seconds(await self._repository.mailbox_wait_seconds(), len(claimed))
+        return claimed, pause_seconds(await self._repository.mailbox_wait_seconds(busy_stores), len(claimed))
 
     async def note_mailbox(
         self, trigger: TriggerKey, generation: int, place: MailPlace | None, reason: str, *, has_more: bool

@@ -30,5 +30,15 @@ class Background(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     turn_times: tuple[datetime, ...] = ()
 
+    @property
+    def pending(self) -> int:
+        """The number of notices of which no model was told."""
+        return sum(not each.entered_by for each in self.notices)
+
+    @property
+    def entered(self) -> int:
+        """The number of notices of which a model was told that has not answered them."""
+        return len(self.notices) - self.pending
+
 
 NO_BACKGROUND: Final = Background()

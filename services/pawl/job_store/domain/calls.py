@@ -8,7 +8,7 @@ or as many people as it needs, each with a credential of their own (I9, I10).
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import datetime
 from typing import Any, Final
 
@@ -183,14 +183,19 @@ def is_approved(run: RunRow, call: CallRow) -> bool:
         return False
     if call.approvals_required == 1:
         return True
+    of_it = (each for each in call.approvals if (each.digest, each.series) == (decision.digest, decision.series))
+    return approvers(run, of_it) >= call.approvals_required
+
+
+def approvers(run: RunRow, approvals: Iterable[Decision]) -> int:
+    """Return how many different people have given the approvals, none of them whoever started the run."""
     users, credentials, counted = people_of(run), {run.credential_id} - SHARED_CREDENTIALS, 0
-    for approval in call.approvals:
-        is_another = users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials
-        if is_another and (approval.digest, approval.series) == (decision.digest, decision.series):
+    for approval in approvals:
+        if users.isdisjoint(people_of(approval)) and approval.credential_id not in credentials:
             users |= people_of(approval)
             credentials |= {approval.credential_id} - SHARED_CREDENTIALS
             counted += 1
-    return counted >= call.approvals_required
+    return counted
 
 
 def people_of(acted: RunRow | Decision) -> set[UserId]:

@@ -286,7 +286,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         if self.state is RunState.NEEDS_ATTENTION:
             attention = Attention(reason=AttentionReason.UNKNOWN_OUTCOME, since_time=now)
         moved = replace(run, state=self.state, waits=waits, attention=attention)
-        steps.insert(0 if self.state is RunState.RUNNING else len(steps), RunChanged(from_state=run.state, run=moved))
+        changed = RunChanged(from_state=run.state, from_waits=run.waits, run=moved)
+        steps.insert(0 if self.state is RunState.RUNNING else len(steps), changed)
         return moved
 
     def _with_lease(self, unit: UnitOfWork, run: RunRow, unread: list[CommandRow]) -> RunRow:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKey
+from pawl.chassis.ids import DEFAULT_AGENT, CallId, ConversationId, RunId, RunKey, UserId
 from pawl.errors import IllegalTransition
 from pawl.job_store.domain import jobs, stop, turn
 from pawl.job_store.domain.events import RunChanged
-from pawl.job_store.domain.rows import CallRow, ConversationRow, RunRow
+from pawl.job_store.domain.rows import CallRow, ConversationKey, ConversationRow, RunRow
 from pawl.job_store.domain.states import CallState, StopCause
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 
@@ -47,18 +47,13 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     if unit.runs.get(RunKey(parent.store_id, delegation.run_id)) is not None:
         raise IllegalTransition(f"run {delegation.run_id} is there already")
     if delegation.is_job:
-        jobs.count_begun(unit, parent)
-    conversation = unit.put_conversation(
-        ConversationRow(
-            store_id=parent.store_id,
-            conversation_id=ConversationId(unit.ids.new("conv")),
-            user_id=parent.user_id,
-            create_time=unit.now,
-            update_time=unit.now,
-            made_title=delegation.made_title,
-            parent_run_id=parent.run_id,
-            parent_conversation_id=parent.conversation_id,
-        )
+        jobs.count_begun(unit, unit.conversation_of(parent))
+    conversation = own_conversation(
+        unit,
+        ConversationKey(parent.store_id, parent.conversation_id),
+        user_id=parent.user_id,
+        made_title=delegation.made_title,
+        parent_run_id=parent.run_id,
     )
     budget = (delegation.token_budget, delegation.token_ceiling)
     run = turn.queued(conversation, delegation.run_id, delegation.message, delegation.options, budget, now=unit.now)
@@ -79,6 +74,24 @@ def begin(unit: UnitOfWork, parent: RunRow, delegation: Delegation) -> None:
     if delegation.loop_state:
         unit.loop_states.put(run.key, delegation.loop_state)
     turn.give(unit, conversation, run, before=(RunChanged(from_state=None, run=run),))
+
+
+def own_conversation(
+    unit: UnitOfWork, above: ConversationKey, *, user_id: UserId, made_title: str, parent_run_id: RunId
+) -> ConversationRow:
+    """Make the conversation of a run that works for the conversation `above`; it is erased with that."""
+    return unit.put_conversation(
+        ConversationRow(
+            store_id=above.store_id,
+            conversation_id=ConversationId(unit.ids.new("conv")),
+            user_id=user_id,
+            create_time=unit.now,
+            update_time=unit.now,
+            made_title=made_title,
+            parent_run_id=parent_run_id,
+            parent_conversation_id=above.conversation_id,
+        )
+    )
 
 
 def give_up(unit: UnitOfWork, call: CallRow, cancel: bytes) -> None:

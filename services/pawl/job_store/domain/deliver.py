@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import RunKey
 from pawl.errors import TriggerNotFound
-from pawl.job_store.domain import schedules, triggers
+from pawl.job_store.domain import log, schedules, triggers
 from pawl.job_store.domain.fire import REASON_CHARACTERS_MAX, Start, started
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap
@@ -100,6 +100,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             event = self._event(start, received, unit.now)
             unit.trigger_events.put(event.key, event)
             row = schedules.with_fire(row, event.fire)
+            log.tell_fire(unit, row, event.fire)
         is_given_up = self._is_given_up(row)
         if is_given_up:
             note = f"{row.failures} fires in a row were refused or failed"
@@ -148,6 +149,7 @@ class Deliver(msgspec.Struct, frozen=True, kw_only=True):
             )
             unit.trigger_events.put(replaced.key, replaced)
             row = schedules.with_fire(row, replaced.fire)
+            log.tell_fire(unit, row, replaced.fire)
         debounce = timedelta(seconds=row.definition.debounce_seconds)
         first = lane.first_time or unit.now
         lane = self._waiting(lane, first, min(unit.now + debounce, first + DEBOUNCES_MAX * debounce))

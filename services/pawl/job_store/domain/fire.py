@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, RunId, RunKey
 from pawl.errors import PawlError, PermissionDenied, RequestIdReused, ScheduleNotFound
-from pawl.job_store.domain import inbox, schedules, stop
+from pawl.job_store.domain import inbox, log, schedules, stop
 from pawl.job_store.domain.rows import RunRow
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, ScheduleKey, ScheduleRow, StarterRow
 from pawl.job_store.domain.states import RunState, StopCause
@@ -70,6 +70,7 @@ class Fire(msgspec.Struct, frozen=True, kw_only=True):
         if self.backfill_time is not None:
             row = replace(row, last_run_id=before.last_run_id, last_run_counted=before.last_run_counted)
         unit.schedules.put(row.key, self._advanced(row, unit.now))
+        log.tell_fire(unit, row, row.fires[0])
         return row.fires[0]
 
     def _advanced(self, row: ScheduleRow, now: datetime) -> ScheduleRow:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from pawl.errors import DigestMismatch, DigestRequired, GrantNotOffered
 from pawl.job_store.domain import call_table
 from pawl.job_store.domain.approval import Grant
-from pawl.job_store.domain.calls import CallChange, arguments_sha256
+from pawl.job_store.domain.calls import CallChange, approvers, arguments_sha256
 from pawl.job_store.domain.rows import CallRow, RunRow
 from pawl.job_store.domain.states import CallState, DecisionKind
 
@@ -38,11 +38,12 @@ def check_shown(call: CallRow, digest: str, kind: DecisionKind, *, for_series: b
 
 
 def covers(run: RunRow, change: CallChange) -> bool:
-    """Return whether a new call may begin under the grant of its run."""
+    """Return whether a new call may begin under the grant of its run, which as many have given as it needs by now."""
     grant = run.grant
     return (
         grant is not None
         and not grant.ended
+        and (change.approvals_required <= 1 or approvers(run, grant.approvals) >= change.approvals_required)
         and change.series == grant.series
         and (change.tool_name, change.tool_version) == (grant.tool_name, grant.tool_version)
         and arguments_sha256(change.arguments) == grant.arguments_sha256

@@ -25,6 +25,7 @@ CANCEL: Final = "cancel"
 TOP_UP: Final = "top_up"
 PAUSE: Final = "pause"
 AGENT_ENDED: Final = "agent_ended"
+COMPLETED: Final = "completed"
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):

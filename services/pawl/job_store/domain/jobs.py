@@ -48,17 +48,17 @@ class Entered(msgspec.Struct, frozen=True, kw_only=True):
     occasion: int
 
 
-def count_begun(unit: UnitOfWork, parent: RunRow) -> None:
-    """Count a job that `parent` begins.
+def count_begun(unit: UnitOfWork, conversation: ConversationRow) -> ConversationRow:
+    """Count a job that begins and reports to `conversation`; return that.
 
     Raises:
-        IllegalTransition: its conversation has as many as it may have.
+        IllegalTransition: it has as many as it may have.
     """
-    conversation = unit.conversation_of(parent)
     background = conversation.background
     if background.open_jobs >= OPEN_MAX:
         raise IllegalTransition(f"{OPEN_MAX} jobs of the conversation are open")
-    unit.put_conversation(replace(conversation, background=replace(background, open_jobs=background.open_jobs + 1)))
+    background = replace(background, open_jobs=background.open_jobs + 1)
+    return unit.put_conversation(replace(conversation, background=background))
 
 
 def tell(unit: UnitOfWork, job: RunRow, occasion: int) -> None:
@@ -127,7 +127,7 @@ def left(unit: UnitOfWork, run: RunRow) -> None:
 
 def has_news(unit: UnitOfWork, run: RunRow) -> bool:
     """Return whether jobs have told the conversation of a run something that no model was told."""
-    return any(not each.entered_by for each in unit.conversation_of(run).background.notices)
+    return unit.conversation_of(run).background.pending > 0
 
 
 def has_begun(run: RunRow) -> bool:

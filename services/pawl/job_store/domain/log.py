@@ -1,4 +1,4 @@
-"""Writing the log of a run: seq, time, id and type of each event are given here and nowhere else."""
+"""Writing events: seq, time, id and type of each are given here and nowhere else."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from pawl.job_store.domain.events import Event, EventBody, RunChanged
+from pawl.job_store.domain.events import Event, EventBody, RunChanged, StarterFired
 from pawl.job_store.domain.rows import RunRow
+from pawl.job_store.domain.schedules import FireOutcome, FireRow, ScheduleRow, StarterRow
 from pawl.job_store.domain.unit_of_work import UnitOfWork
 
 
@@ -40,3 +41,23 @@ def write(unit: UnitOfWork, run: RunRow, bodies: Sequence[EventBody], *, attempt
     unit.events.add(events)
     update_time = unit.now if events else run.update_time
     return unit.put_run(replace(run, last_seq=seq, update_time=update_time, state_time=state_time))
+
+
+def tell_fire(unit: UnitOfWork, starter: StarterRow, fire: FireRow) -> None:
+    """Have the life cycle tell what became of a fire; nothing of one that waits: what becomes of it follows."""
+    if fire.outcome is FireOutcome.WAITING:
+        return
+    name = "schedule" if isinstance(starter, ScheduleRow) else "trigger"
+    body = StarterFired(starter=name, name=starter.name, user_id=starter.user_id, fire=fire)
+    event = Event(
+        store_id=starter.store_id,
+        conversation_id=fire.conversation_id,
+        run_id=fire.run_id,
+        seq=0,
+        time=unit.now,
+        attempt=0,
+        event_id=unit.ids.new("evt"),
+        type=body.type,
+        body=body,
+    )
+    unit.off_log.add([event])

@@ -317,6 +317,16 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         """True if the run waits to begin: no worker has it."""
         return self.state is RunState.QUEUED and not self.is_active
 
+    def wants_to_begin(self, now: datetime) -> bool:
+        """Return whether the run counts as one that waits for a place of its store to begin; turns never do.
+
+        A job that waits for the time of its first iteration does not, and does once that has come: its place is taken
+        only then.
+        """
+        is_due = self.claim_at is not None and self.claim_at <= now
+        is_late = self.in_background and self.state is RunState.WAITING and not self.round and is_due
+        return not self.is_turn and (self.is_queued or (is_late and not self.is_active))
+
     @property
     def is_stopping(self) -> bool:
         """True if somebody has stopped the run and it has not ended: nothing new starts (I12)."""
@@ -328,10 +338,17 @@ class RunRow(msgspec.Struct, frozen=True, kw_only=True):
         return self.attention is not None and self.attention.reason is AttentionReason.QUARANTINED
 
 
-class Queue(msgspec.Struct, frozen=True, kw_only=True):
-    """The runs of a store that no worker has begun, those that take one of its places, and its places, in numbers.
+class QueueKey(msgspec.Struct, frozen=True, order=True, gc=False):
+    """The key of a queue: what people wait for, and what goes on in the background, have places of their own."""
 
-    Those of the background are not counted, nor turns that have not begun.
+    store_id: StoreId
+    in_background: bool
+
+
+class Queue(msgspec.Struct, frozen=True, kw_only=True):
+    """The runs of a store that could begin and have not, those that take one of its places, and its places, in numbers.
+
+    See `RunRow.wants_to_begin`.
     """
 
     queued: int

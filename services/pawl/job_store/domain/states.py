@@ -137,6 +137,7 @@ class WaitKind(IntEnum):
     AGENT_QUOTA = 6
     TIME = 7
     PAUSED = 8
+    COMPLETION = 9
 
 
 class WaitReason(IntEnum):
@@ -156,3 +157,4 @@ class WaitReason(IntEnum):
     AGENT_QUOTA = 12
     TIME = 13
     PAUSED = 14
+    COMPLETION = 15

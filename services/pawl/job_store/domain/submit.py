@@ -28,6 +28,7 @@ from pawl.job_store.domain.rows import (
     ConversationKey,
     ConversationRow,
     OwnTools,
+    QueueKey,
     RequestKey,
     RequestRow,
     RunRow,
@@ -96,6 +97,8 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that come with the run."""
     loop_state: bytes = b""
     """The state of its worker with which it begins; empty for none."""
+    new_conversation_id: ConversationId = ConversationId("")
+    """The id of the conversation that it makes, if it names none; empty for any."""
     only_repeat: bool = False
     """True if it is refused as things are now, for lack of its agent for one: no run is made, one that was is given."""
 
@@ -109,7 +112,7 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
             conversations=(conversation,) if self.conversation_id else (),
             keyed=(self._client_key,) if self.key_hash else (),
             runs=(RunKey(self.store_id, self.undoes),) if self.undoes else (),
-            queues=((self.store_id, self.store_queue_max, self.store_places),),
+            queues=((QueueKey(self.store_id, in_background=False), self.store_queue_max, self.store_places),),
         )
 
     def apply(self, unit: UnitOfWork) -> Submitted:
@@ -176,7 +179,9 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         return unit.put_conversation(
             ConversationRow(
                 store_id=self.store_id,
-                conversation_id=self.conversation_id or ConversationId(unit.ids.new("conv")),
+                conversation_id=self.conversation_id
+                or self.new_conversation_id
+                or ConversationId(unit.ids.new("conv")),
                 user_id=self.user_id,
                 create_time=unit.now,
                 update_time=unit.now,
@@ -247,20 +252,10 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         queue_max = self.queue_max if is_own else (self.queue_max + 1) // 2
         if len(conversation.queue) >= queue_max:
             raise QueueFull(f"{queue_max} messages wait in this conversation already")
-        of_store = unit.queues.get(self.store_id)
-        if of_store is not None and of_store.waiting >= self.store_queue_max:
-            raise QueueFull(f"{self.store_queue_max} runs wait in this store already: try again when some have begun")
+        self.check_queue(unit)
         budget = (self.token_budget, self.token_ceiling)
         run = turn.queued(conversation, RunId(unit.ids.new("run")), self.message, self.options, budget, now=unit.now)
-        run = replace(
-            run,
-            user_id=self.user_id,
-            credential_id=self.credential_id,
-            delegate_user_id=self.delegate_user_id,
-            people=self.people,
-            agent_name=self.agent_name,
-            labels=self.labels,
-        )
+        run = self.signed(run)
         if self.own_tools is not None:
             run = replace(run, own_tools=self.own_tools)
             unit.loop_states.put(run.key, self.loop_state)
@@ -273,6 +268,32 @@ class Submit(msgspec.Struct, frozen=True, kw_only=True):
         interrupting = (*interrupting, run.run_id) if first else interrupting
         unit.put_conversation(replace(conversation, queue=queue, interrupting=interrupting, update_time=unit.now))
         return Submitted(run=write(unit, run, [created]), steered=False)
+
+    def check_queue(self, unit: UnitOfWork, *, in_background: bool = False) -> None:
+        """Refuse a run of which too many wait for a place of the store already.
+
+        Raises:
+            QueueFull: so many do.
+        """
+        of_store = unit.queues.get(QueueKey(self.store_id, in_background=in_background))
+        if of_store is None or of_store.waiting < self.store_queue_max:
+            return
+        waiting, way = ("jobs", "stop some, or try") if in_background else ("runs", "try")
+        raise QueueFull(
+            f"{self.store_queue_max} {waiting} wait in this store already: {way} again when some have begun"
+        )
+
+    def signed(self, run: RunRow) -> RunRow:
+        """Return a new run with whose act it is, its agent and its labels."""
+        return replace(
+            run,
+            user_id=self.user_id,
+            credential_id=self.credential_id,
+            delegate_user_id=self.delegate_user_id,
+            people=self.people,
+            agent_name=self.agent_name,
+            labels=self.labels,
+        )
 
     def _command(self, unit: UnitOfWork, run: RunRow, name: str, payload: bytes) -> CommandRow:
         return inbox.arrived(

@@ -53,11 +53,11 @@ def check(timing: Timing) -> None:
         InvalidField: it cannot; the field is named, and of a cron expression the part.
     """
     if bool(timing.cron) == bool(timing.interval_seconds):
-        raise InvalidField("give either cron or interval_seconds", field="definition.cron")
+        raise InvalidField("give either `cron` or `interval_seconds`", field="definition.cron")
     if timing.cron:
         _check_cron(timing)
     elif timing.time_zone:
-        raise InvalidField("time_zone goes with cron: intervals have none", field="definition.time_zone")
+        raise InvalidField("time_zone goes with `cron`: intervals have none", field="definition.time_zone")
     if timing.interval_seconds > INTERVAL_SECONDS_MAX:
         raise _too_much("interval_seconds", INTERVAL_SECONDS_MAX)
     if timing.offset_seconds and timing.offset_seconds >= timing.interval_seconds:
@@ -227,4 +227,4 @@ def _interval_times(timing: Timing, after: datetime) -> Iterator[datetime]:
 
 
 def _too_much(name: str, most: int) -> InvalidField:
-    return InvalidField(f"{name} may be at most {most}", field=f"definition.{name}")
+    return InvalidField(f"{name} may be at most {most} s", field=f"definition.{name}")

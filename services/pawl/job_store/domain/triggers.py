@@ -234,7 +234,7 @@ def check(asked: TriggerDefinition) -> None:
     if asked.mailbox is not None:
         _check_mailbox(asked.mailbox)
     elif asked.webhook is None:
-        raise InvalidField("say what fires it: webhook or mailbox", field="definition.webhook")
+        raise InvalidField("say what fires it: `webhook` or `mailbox`", field="definition.webhook")
     if asked.text.count(PLACEHOLDER) > 1:
         raise InvalidField(f"{PLACEHOLDER} stands in the text more than once", field="definition.text")
     if asked.conversation_key and asked.conversation_pointer:
@@ -244,7 +244,7 @@ def check(asked: TriggerDefinition) -> None:
         _check_pointer(getattr(asked, name), f"definition.{name}")
     if asked.debounce_seconds > DEBOUNCE_SECONDS_MAX:
         raise InvalidField(
-            f"debounce_seconds may be at most {DEBOUNCE_SECONDS_MAX}", field="definition.debounce_seconds"
+            f"debounce_seconds may be at most {DEBOUNCE_SECONDS_MAX} s", field="definition.debounce_seconds"
         )
 
 

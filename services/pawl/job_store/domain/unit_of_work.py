@@ -27,6 +27,7 @@ from pawl.job_store.domain.rows import (
     ConversationRow,
     MessageRow,
     Queue,
+    QueueKey,
     RequestKey,
     RequestRow,
     RunRow,
@@ -126,10 +127,10 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     turn, and if jobs tell it something, those; with a request that made a
     conversation comes that one. `ends` names runs that may end: with them come their
     conversation, the run whose turn is next, and the call that they do, with its run;
-    the latter also with the active run of a conversation. `queues` are stores in which
-    a run may be created, each with the most runs that may wait there for a place, and how many places it has: their
-    queues come along. All runs that wait in the conversations of `stopped`, which `conversations` names too, come
-    with them, to be stopped, if those are that user's. `keyed` names conversations by the keys of clients: those that
+    the latter also with the active run of a conversation. `queues` are those in which
+    a run may be created, each with the most runs that may wait there for a place, and how many places it has.
+    All runs that wait in the conversations of `stopped`, which `conversations` names too, come with them, to be
+    stopped, if those are that user's. `keyed` names conversations by the keys of clients: those that
     are there come as if they were named themselves. `schedules` come alone. With `triggers` comes the run of their last
     fire, with `lanes` that of their last event, which may be stopped, and the event that waits. Of `paths`, which lead
     through conversations that are named, it is counted what is there. With `owner` none of this comes, and nothing is
@@ -147,7 +148,7 @@ class RowKeys(msgspec.Struct, frozen=True, kw_only=True):
     calls: tuple[CallKey, ...] = ()
     commands_of: tuple[RunKey, ...] = ()
     commands: tuple[CommandKey, ...] = ()
-    queues: tuple[tuple[StoreId, int, int], ...] = ()
+    queues: tuple[tuple[QueueKey, int, int], ...] = ()
     schedules: tuple[ScheduleKey, ...] = ()
     triggers: tuple[TriggerKey, ...] = ()
     trigger_events: tuple[EventKey, ...] = ()
@@ -161,9 +162,9 @@ class UnitOfWork:
 
     `now` is the time of their transaction, `ids` gives them new ids.
     `loop_states` are new states of workers by run, `wakeups` the workers to be told
-    of a command, `trims` what is removed of jobs, of which `iterations_kept` stay, `work_ready` says that a run became
-    claimable. `queues` has the stores whose queue was loaded. `kept` says of each path up to which number the newest
-    summary on it stands for it, and how many messages follow that.
+    of a command, `off_log` what the life cycle alone tells, `trims` what is removed of jobs, of which `iterations_kept`
+    stay, `work_ready` says that a run became claimable. `queues` has those that were loaded. `kept` says of
+    each path up to which number the newest summary on it stands for it, and how many messages follow that.
     """
 
     now: datetime
@@ -177,7 +178,7 @@ class UnitOfWork:
         self.calls: Table[CallKey, CallRow] = Table(undo)
         self.commands: Table[CommandKey, CommandRow] = Table(undo)
         self.loop_states: Table[RunKey, bytes] = Table(undo)
-        self.queues: Table[StoreId, Queue] = Table(undo)
+        self.queues: Table[QueueKey, Queue] = Table(undo)
         self.schedules: Table[ScheduleKey, ScheduleRow] = Table(undo)
         self.triggers: Table[TriggerKey, TriggerRow] = Table(undo)
         self.trigger_events: Table[EventKey, EventRow] = Table(undo)
@@ -185,6 +186,7 @@ class UnitOfWork:
         self.messages: Entries[MessageRow] = Entries(undo)
         self.segments: Entries[SegmentRow] = Entries(undo)
         self.events: Entries[Event] = Entries(undo)
+        self.off_log: Entries[Event] = Entries(undo)
         self.wakeups: Entries[Wakeup] = Entries(undo)
         self.trims: Entries[Trim] = Entries(undo)
         self.iterations_kept = ITERATIONS_KEPT
@@ -236,12 +238,12 @@ class UnitOfWork:
     def put_run(self, run: RunRow) -> RunRow:
         """Create or change a run; returns it."""
         before = self.runs.get(run.key)
-        # Nobody waits for a turn that notices begin: it keeps nobody out.
-        queued = not run.is_turn and run.is_queued - (before is not None and before.is_queued)
+        queued = run.wants_to_begin(self.now) - (before is not None and before.wants_to_begin(self.now))
         active = run.is_active - (before is not None and before.is_active)
-        queue = self.queues.get(run.store_id)
-        if queue is not None and (queued or active) and not run.in_background:
-            self.queues.put(run.store_id, replace(queue, queued=queue.queued + queued, active=queue.active + active))
+        queue_key = QueueKey(run.store_id, run.in_background)
+        queue = self.queues.get(queue_key)
+        if queue is not None and (queued or active):
+            self.queues.put(queue_key, replace(queue, queued=queue.queued + queued, active=queue.active + active))
         self.runs.put(run.key, run)
         return run
 

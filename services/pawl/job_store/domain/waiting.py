@@ -36,6 +36,7 @@ _REASONS: Final[Mapping[int, WaitReason]] = MappingProxyType(
         WaitKind.AGENT_QUOTA: _W.AGENT_QUOTA,
         WaitKind.TIME: _W.TIME,
         WaitKind.PAUSED: _W.PAUSED,
+        WaitKind.COMPLETION: _W.COMPLETION,
     }
 )
 _REASONS_OF_CALLS: Final[Mapping[CallState, WaitReason]] = MappingProxyType(
@@ -60,6 +61,7 @@ _REMEDIES: Final[Mapping[WaitReason, str]] = MappingProxyType(
         _W.AGENT_QUOTA: "It goes on by itself when the day (UTC) is over, or an admin gives the agent more tokens.",
         _W.TIME: "It goes on by itself at that time.",
         _W.PAUSED: "Its user resumes it: pawl jobs resume JOB, or JobService.ResumeJob.",
+        _W.COMPLETION: "Whoever has the token of the call completes it (CompletionService.CompleteCall).",
         _W.STOPPING: "Its worker settles what is open by itself.",
     }
 )
@@ -234,7 +236,10 @@ def _waited_for(situation: Situation) -> dict[WaitReason, list[CallRow]]:
     """Return the open calls that wait for somebody, or for a run, by what they wait for."""
     found: dict[WaitReason, list[CallRow]] = {}
     run = situation.run
+    awaits_completion = WaitKind.COMPLETION in run.waits and not _is_due(situation)
     for call in situation.calls:
+        if awaits_completion and call.state is CallState.RUNNING and not call.reserved_by:
+            found.setdefault(_W.COMPLETION, []).append(call)
         reason = _REASONS_OF_CALLS.get(call.state)
         waits = call.state is CallState.DELEGATED and not call.reserved_by
         if reason is not None and (waits or is_pending(run, call)):
@@ -273,6 +278,8 @@ def _part(run: RunRow, reason: WaitReason, calls: Sequence[CallRow]) -> str:
             return "the time of its next iteration"
         case _W.PAUSED:
             return "its user to resume it: it is paused"
+        case _W.COMPLETION:
+            return f"somebody outside to complete {_tools(calls) or 'a call'}"
         case _W.AGENT:
             shown = [call.child_run_id for call in calls[:_TOOLS_MAX]]
             return _listed([f"run {child}" for child in shown], len(calls)) or "another run"

@@ -75,7 +75,8 @@ def put_grant(message: run_pb2.Run, row: RunRow) -> None:
     message.grant.CopyFrom(granted)
     job = message.job
     job.interval_seconds = grant.series.interval_seconds
-    job.iterations_max = grant.series.iterations_max
+    # It may have been granted for fewer than it has made.
+    job.iterations_max = max(grant.series.iterations_max, row.round)
     job.ClearField("end_time")
     if granted.series.HasField("end_time"):
         job.end_time.CopyFrom(granted.series.end_time)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pawl.chassis.ids import ConversationId, RunId, UserId, check_agent_name, check_id
+from pawl.chassis.ids import CommandId, ConversationId, RunId, UserId, check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.errors import InvalidField
 from pawl.job.v1 import ledger_pb2
@@ -26,6 +26,11 @@ def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter
 
 def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
     """Return which runs a ListRuns asks for, and in which order."""
+    if request.running_jobs_of_store:
+        if request.user_id:
+            raise InvalidField("the jobs of a store are of all users", field="user_id")
+        stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
+        return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
     waits, states = (
         wait_kinds(request.waits),
         tuple(sorted({enum_member(RunState, state, "states") for state in request.states})),

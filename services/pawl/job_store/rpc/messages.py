@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Final, TypeVar, assert_never
+from typing import Final, TypeVar
 
 from google.protobuf.message import Message as ProtoMessage
 from google.protobuf.timestamp_pb2 import Timestamp
 from msgspec.structs import astuple
 
 from pawl.chassis.ids import CallId
-from pawl.chassis.translate import Exceptions, Translator, kinds_of
+from pawl.chassis.translate import Exceptions, Translator
 from pawl.errors import InvalidField
-from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, event_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
+from pawl.event.v1 import agent_pb2, call_pb2, conversation_pb2, gap_pb2, message_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2, titles_pb2
 from pawl.job_store.app.reading import Claimed, LogGap
 from pawl.job_store.domain import inbox, stop
-from pawl.job_store.domain.events import (
-    CallChanged,
-    Event,
-    MessageAdded,
-    OperatorActed,
-    OwnerEvent,
-    RunChanged,
-    ToolProgressed,
-    ToppedUp,
-)
 from pawl.job_store.domain.forks import Head
 from pawl.job_store.domain.rows import (
     TOKENS_MAX,
@@ -76,7 +66,9 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
         *("last_message_number", "sharing", "shows_arguments"),
     }
 )
-_TOLD: Final = frozenset({"run_id", "job", "state", "stop_cause", "output_text", "failure", "round", "end_time"})
+_TOLD: Final = frozenset(
+    {"run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"}
+)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 _WIRE: Final = Translator(lambda unknown: ValueError(f"{unknown.value} is none of ours"))
@@ -178,12 +170,7 @@ CONVERSATION: Final = _WIRE.struct(
         ),
     ),
 )
-_EVENT: Final = _WIRE.struct(
-    Event, event_pb2.RunEvent, Exceptions(of_struct=("body",), of_message=kinds_of(event_pb2.RunEvent, "kind"))
-)
 _WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
-_TOPPED_UP: Final = _WIRE.struct(ToppedUp, event_pb2.RunToppedUp)
-_ACTED: Final = _WIRE.struct(OperatorActed, event_pb2.OperatorActed)
 CLAIMED: Final = _WIRE.struct(Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_new",), of_message=("loaded",)))
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
 
@@ -448,37 +435,3 @@ def used_on_day(row: UsedOnDay) -> agent_pb2.AgentUsage:
     """Return the use of an agent on a day."""
     usage = _USAGE.write(row.used)
     return agent_pb2.AgentUsage(day=row.day.isoformat(), runs=row.used.runs, users=row.users, usage=usage)
-
-
-def encode_event(event: Event) -> bytes:
-    """Return the bytes of an event: those that every watcher gets."""
-    body, entry, rest = event.body, _EVENT.write(event), b""
-    match body:
-        case OwnerEvent():
-            # Parts of one message, one after the other, are that message; the header is its beginning.
-            rest = body.body
-        case RunChanged():
-            if body.from_state is not None:
-                entry.run_changed.from_state = body.from_state.value  # type: ignore[assignment]
-            entry.run_changed.run.CopyFrom(run(body.run))
-        case CallChanged():
-            if body.from_state is not None:
-                entry.call_changed.from_state = body.from_state.value  # type: ignore[assignment]
-            entry.call_changed.call.CopyFrom(call(body.call, result_bytes_max=EVENT_RESULT_BYTES_MAX))
-            entry.call_changed.duration_seconds = body.duration_seconds
-        case MessageAdded():
-            entry.message_added.message.CopyFrom(message(body.message, body.user_id))
-        case ToolProgressed():
-            progress = entry.tool_progress
-            progress.call_id = body.call.call_id
-            progress.tool_name = body.call.tool_name
-            progress.message = body.message
-            if body.fraction is not None:
-                progress.fraction = body.fraction
-        case ToppedUp():
-            entry.run_topped_up.CopyFrom(_TOPPED_UP.write(body))
-        case OperatorActed():
-            entry.operator_acted.CopyFrom(_ACTED.write(body))
-        case _:
-            assert_never(body)
-    return entry.SerializeToString() + rest

@@ -42,6 +42,7 @@ from pawl.job_store.domain.command import (
     TopUp,
 )
 from pawl.job_store.domain.commit import Commit, NewMessage
+from pawl.job_store.domain.completion import NoteCompletion
 from pawl.job_store.domain.conversations import key_hash, made_title
 from pawl.job_store.domain.decisions import Decide
 from pawl.job_store.domain.delegation import Delegation
@@ -238,6 +239,14 @@ def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
         credential_id=check_id(request.credential_id, "credential_id", optional=True),
         delegate_user_id=check_id(request.delegate_user_id, "delegate_user_id", optional=True),
         people=_people(request.people),
+    )
+
+
+def note_completion(request: ledger_pb2.NoteCompletionRequest) -> NoteCompletion:
+    """Return the operation of a NoteCompletion."""
+    completed = ledger_pb2.CompletedCommand(call_id=call_key(request).call_id)
+    return NoteCompletion(
+        run=run_key(request), payload=ledger_pb2.Command(completed=completed).SerializeToString(deterministic=True)
     )
 
 

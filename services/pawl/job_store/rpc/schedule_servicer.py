@@ -8,7 +8,7 @@ from typing import Final
 from pawl.chassis.ids import RunId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc_kinds import Context
-from pawl.chassis.translate import Exceptions, Translator
+from pawl.chassis.translate import Translator
 from pawl.errors import InvalidField
 from pawl.event.v1 import schedule_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -19,6 +19,7 @@ from pawl.job_store.domain.fire import Fire
 from pawl.job_store.domain.schedules import Definition, FireRow, Overlap, Owner, ScheduleKey, ScheduleRow, owner_of
 from pawl.job_store.domain.states import RunState
 from pawl.job_store.rpc import operations
+from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
 
 CLAIMED_MAX: Final = 512
@@ -29,9 +30,6 @@ _WIRE: Final = Translator(
 )
 _DEFINITION: Final = _WIRE.struct(Definition, schedule_pb2.ScheduleDefinition, field="definition")
 OWNER: Final = _WIRE.struct(Owner, pb.ScheduleOwner)
-FIRE: Final = _WIRE.struct(
-    FireRow, schedule_pb2.ScheduleFire, Exceptions(of_message=("run_state",), of_struct=("request_id",))
-)
 
 
 class ScheduleLedgerServicer(schedules_pb2_grpc.ScheduleLedgerServiceServicer):

@@ -24,7 +24,7 @@ from pawl.job_store.domain.command import Receipt
 from pawl.job_store.domain.states import CommandOutcome
 from pawl.job_store.domain.submit import Submit, Submitted
 from pawl.job_store.domain.waiting import explain, explain_all
-from pawl.job_store.rpc import conversations, filters, messages, operations, own_tools, parts
+from pawl.job_store.rpc import conversations, filters, job_messages, messages, operations, own_tools, parts
 
 RUNS_PER_CLAIM_MAX: Final = 64
 RUNS_LOADED_MAX: Final = 4
@@ -52,6 +52,11 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         size_bytes = request.ByteSize()
         submitted = await self._submit(own_tools.start(request, self._ledger.limits), size_bytes)
         return pb.StartRunResponse(run=_placed(submitted), steered=submitted.steered)
+
+    async def StartJob(self, request: pb.StartJobRequest, context: Context) -> pb.StartJobResponse:
+        size_bytes = request.ByteSize()
+        submitted = await self._submit(job_messages.start(request, self._ledger.limits), size_bytes)
+        return pb.StartJobResponse(run=messages.run(submitted.run))
 
     async def _submit(self, operation: Submit, size_bytes: int) -> Submitted:
         submitted: Submitted = await self._ledger.group_commit.run(
@@ -150,6 +155,13 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         stopped = receipt.outcome in {CommandOutcome.ACCEPTED, CommandOutcome.DUPLICATE}
         return pb.StopJobResponse(run=messages.run(receipt.run), stopped=stopped)
 
+    async def NoteCompletion(self, request: pb.NoteCompletionRequest, context: Context) -> pb.NoteCompletionResponse:
+        operation = operations.note_completion(request)
+        await self._ledger.group_commit.run(
+            operation, size_bytes=request.ByteSize(), lane=Lane.PEOPLE, store_id=operation.run.store_id
+        )
+        return pb.NoteCompletionResponse()
+
     async def ListCommands(
         self, request: pb.ListCommandsRequest, context: Context
     ) -> AsyncIterator[pb.ListCommandsResponse]:
@@ -195,7 +207,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         return pb.GetRunResponse(run=_with_calls(run, view), own_tools=tools)
 
     async def ListRuns(self, request: pb.ListRunsRequest, context: Context) -> pb.ListRunsResponse:
-        store_id, user_id = check_id(request.store_id, "store_id"), check_id(request.user_id, "user_id")
+        store_id = check_id(request.store_id, "store_id")
+        user_id = check_id(request.user_id, "user_id", optional=request.running_jobs_of_store)
         wanted = filters.run_filter(request)
         conversation_id, states, *others = astuple(wanted)
         # Of the version before, which knows no others, the tokens go on.

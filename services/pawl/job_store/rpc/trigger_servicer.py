@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from pawl.chassis.ids import RunId, check_id
+from pawl.chassis.ids import RunId, StoreId, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.rpc_kinds import Context
 from pawl.chassis.translate import Translator
@@ -28,8 +28,9 @@ from pawl.job_store.domain.triggers import (
     TriggerRow,
 )
 from pawl.job_store.rpc import operations
+from pawl.job_store.rpc.events import FIRE
 from pawl.job_store.rpc.messages import timestamp
-from pawl.job_store.rpc.schedule_servicer import FIRE, OWNER, fire_message, owner_of_message
+from pawl.job_store.rpc.schedule_servicer import OWNER, fire_message, owner_of_message
 
 CLAIMED_MAX: Final = 64
 _LANE_CHARACTERS_MAX: Final = 64
@@ -113,7 +114,10 @@ class TriggerLedgerServicer(triggers_pb2_grpc.TriggerLedgerServiceServicer):
     async def ClaimMailboxes(self, request: pb.ClaimMailboxesRequest, context: Context) -> pb.ClaimMailboxesResponse:
         if not 1 <= request.mailboxes_max <= CLAIMED_MAX:
             raise InvalidField(f"mailboxes_max is from 1 to {CLAIMED_MAX}", field="mailboxes_max")
-        claimed, wait_seconds = await self._triggers.claim_mailboxes(request.mailboxes_max)
+        if len(request.busy_store_ids) > CLAIMED_MAX:
+            raise InvalidField(f"at most {CLAIMED_MAX} stores are busy", field="busy_store_ids")
+        busy_stores = [StoreId(check_id(each, "busy_store_ids")) for each in request.busy_store_ids]
+        claimed, wait_seconds = await self._triggers.claim_mailboxes(request.mailboxes_max, busy_stores)
         mailboxes = [
             pb.DueMailbox(due=_due(row), place=pb.MailPlace(uid_validity=row.uid_validity, uid=row.last_uid))
             for row in claimed

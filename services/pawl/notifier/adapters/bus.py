@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from itertools import chain
 from typing import Final
 
+import msgspec
+
+from pawl.chassis import logs
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.ids import RunId, StoreId, UserId, is_id
+from pawl.errors import Unavailable
 from pawl.notifier.domain.delivery import ChannelEvent
 from pawl.notifier.domain.notification import Inbox, Notification
 from pawl.notify.v1 import channel_pb2, notify_pb2
 
 _ALL: Final = "pawl.v1.*.user.*.notifications"
+_VIEWERS: Final = "pawl.internal.v1.viewers"
+
+_log = logs.get_logger(__name__)
 
 
 class NatsAnnouncer:
@@ -70,3 +78,18 @@ async def hear(bus: Bus, wake: Callable[[Inbox], None]) -> None:
         wake(Inbox(store_id=StoreId(store_id), user_id=UserId(user_id)))
 
     await bus.subscribe(_ALL, on_message)
+
+
+async def hear_viewers(bus: Bus, note: Callable[[Collection[tuple[Inbox, RunId]]], Awaitable[None]]) -> None:
+    """Give `note` which users watch which runs, as agent-loop says it every 10 s; what cannot be noted is lost."""
+
+    async def on_message(_subject: str, data: bytes) -> None:
+        try:
+            said = msgspec.json.decode(data, type=list[tuple[StoreId, UserId, RunId]])
+            viewers = [(Inbox(store_id=store, user_id=user), run) for store, user, run in said]
+            if viewers and all(map(is_id, chain.from_iterable(said))):
+                await note(viewers)
+        except (msgspec.DecodeError, Unavailable) as error:
+            _log.debug("viewers.not_noted", error=type(error).__name__)
+
+    await bus.subscribe(_VIEWERS, on_message)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
 import asyncpg
 
 from pawl.chassis.database import Connection, DatabaseAdapter
+from pawl.chassis.ids import StoreId
 from pawl.errors import ChannelNotFound, DeliveryNotFound, InvalidField, RequestIdReused
+from pawl.notifier.adapters.postgres import ADD, added_columns, inbox_of
 from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.channel import (
     CHANNELS_MAX,
@@ -20,18 +23,24 @@ from pawl.notifier.domain.channel import (
     FORMER_SECRET_SECONDS,
     FORMER_SECRETS_MAX,
     UNCONFIRMED,
+    UNSUBSCRIBED,
     Channel,
     ChannelId,
     ChannelKind,
+    channel_of_token,
     code_of,
+    unsubscribe_token,
 )
 from pawl.notifier.domain.delivery import (
     CODE,
     TESTS_KEPT,
     ChannelDelivery,
+    DeliveryCount,
+    DeliveryFilter,
     DeliveryId,
     DeliveryState,
     body_of_own,
+    notice,
 )
 from pawl.notifier.domain.notification import Inbox, NotificationKind
 
@@ -70,6 +79,13 @@ WHERE store_id = $1 AND user_id = $2 AND webhook_id = $3
 RETURNING webhook_id
 """
 
+LOCK_INBOX: Final = "SELECT FROM notifier.inboxes WHERE store_id = $1 AND user_id = $2 FOR UPDATE"
+_FIND_OF_STORE: Final = "SELECT * FROM notifier.webhooks WHERE store_id = $1 AND webhook_id = $2"
+_DISABLE: Final = "UPDATE notifier.webhooks SET enabled = false, disable_reason = $2 WHERE webhook_id = $1"
+_TELL_DISABLED: Final = """
+INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, error)
+VALUES ('channel.disabled', $1, $2, $3, $4, $5)
+"""
 # Who disables or deletes a channel waits for who writes deliveries to it, and the other way round.
 LOCK: Final = f"{_FIND} FOR UPDATE"
 _WAITING_TEST: Final = """
@@ -88,10 +104,22 @@ INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user
 VALUES ($1, $2, $3, $4, $5, $6)
 RETURNING *
 """
+# Of each channel the newest: what a user has many of costs no more than a page of each. To the version before what is
+# skipped is dead.
 _DELIVERIES: Final = """
-SELECT * FROM notifier.webhook_deliveries
-WHERE webhook_id = $1 AND (insert_time, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
-ORDER BY insert_time DESC, delivery_id DESC LIMIT $4
+SELECT d.* FROM unnest($1::text[]) AS w (webhook_id)
+CROSS JOIN LATERAL (
+    SELECT * FROM notifier.webhook_deliveries AS each
+    WHERE each.webhook_id = w.webhook_id
+    AND (insert_time, delivery_id) < (coalesce($2, 'infinity'::timestamptz), $3)
+    AND ($4::text[] = '{}' OR CASE WHEN skipped AND due_time IS NULL THEN 'skipped' ELSE state END = ANY ($4))
+    ORDER BY insert_time DESC, delivery_id DESC LIMIT $5
+) AS d
+ORDER BY d.insert_time DESC, d.delivery_id DESC LIMIT $5
+"""
+_COUNT_DELIVERIES: Final = """
+SELECT CASE WHEN skipped AND due_time IS NULL THEN 'skipped' ELSE state END AS state, count(*)
+FROM notifier.webhook_deliveries WHERE webhook_id = ANY ($1::text[]) GROUP BY 1
 """
 # One at work stays with who is at it. Of codes there is a number, so they are not sent again like this.
 _RESEND: Final = """
@@ -101,7 +129,11 @@ UPDATE notifier.webhook_deliveries SET
     resent = true,
     tries = CASE WHEN claimed THEN tries ELSE 0 END,
     due_time = CASE WHEN claimed THEN due_time ELSE now() END
-WHERE store_id = $1 AND user_id = $2 AND delivery_id = $3 AND type <> 'channel.code'
+WHERE delivery_id IN (
+    SELECT delivery_id FROM notifier.webhook_deliveries
+    WHERE store_id = $1 AND user_id = $2 AND delivery_id = ANY ($3::text[]) AND type <> 'channel.code'
+    ORDER BY delivery_id FOR UPDATE
+)
 RETURNING *
 """
 
@@ -117,9 +149,9 @@ told AS (
     SELECT 'delivery.' || state, store_id, user_id, webhook_id, delivery_id, tries, status, last_error FROM changed
     WHERE number IS NOT NULL AND NOT skipped AND state IN ('delivered', 'dead')
 )
-SELECT delivery_id FROM changed
+SELECT delivery_id, failing_since IS NOT NULL AS is_failing FROM changed JOIN notifier.webhooks USING (webhook_id)
 """
-END_WAITING: Final = TELLING.format("""
+_END_WAITING: Final = TELLING.format("""
 UPDATE notifier.webhook_deliveries AS d
 SET state = 'dead', due_time = NULL, last_error = 'the channel was disabled', skipped = false
 WHERE webhook_id = $1 AND due_time IS NOT NULL AND NOT claimed AND number IS NOT NULL
@@ -206,7 +238,7 @@ class PostgresChannels(DatabaseAdapter):
                 row = await _send_code(connection, inbox, channel.url, code)
             if not channel.enabled:
                 await connection.execute(LOCK_WAITING, channel_id)
-                await connection.execute(END_WAITING, channel_id)
+                await connection.execute(_END_WAITING, channel_id)
         return channel_of(row)
 
     async def delete(self, inbox: Inbox, channel_id: ChannelId) -> None:
@@ -238,6 +270,25 @@ class PostgresChannels(DatabaseAdapter):
         told = "it is another one" if is_good else "it is no longer good: have another one sent"
         raise InvalidField(f"code: {told}", field="code")
 
+    async def unsubscribe(self, store_id: StoreId, token: str) -> None:
+        channel_id = channel_of_token(token)
+        row = await self._database.fetchrow(_FIND_OF_STORE, store_id, channel_id) if channel_id else None
+        inbox = inbox_of(_there(row))
+        async with self._database.transaction() as connection:
+            await connection.execute(LOCK_INBOX, inbox.store_id, inbox.user_id)
+            row = _there(await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id))
+            channel = channel_of(row)
+            made = unsubscribe_token(row["secret"], store_id, channel.channel_id, channel.url)
+            if channel.kind is not ChannelKind.EMAIL or not hmac.compare_digest(made.encode(), token.encode()):
+                raise ChannelNotFound
+            if not channel.enabled:
+                return
+            await connection.execute(LOCK_WAITING, channel_id)
+            await connection.execute(_DISABLE, channel_id, UNSUBSCRIBED)
+            disabled = replace(channel, enabled=False, disable_reason=UNSUBSCRIBED)
+            now: datetime = await connection.fetchval(NOW)
+            await end_disabled(connection, inbox, disabled, DeliveryId(""), notice_time=now)
+
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
         limits = (FORMER_SECRETS_MAX, FORMER_SECRET_SECONDS)
         _there(await self._database.fetchrow(_ROTATE, inbox.store_id, inbox.user_id, channel_id, secret, *limits))
@@ -258,16 +309,44 @@ class PostgresChannels(DatabaseAdapter):
         return _delivery(_there(row))
 
     async def deliveries(
-        self, inbox: Inbox, channel_id: ChannelId, before: tuple[datetime, str] | None, *, limit: int
+        self, inbox: Inbox, wanted: DeliveryFilter, before: tuple[datetime, str] | None, *, limit: int
     ) -> Sequence[ChannelDelivery]:
-        await self.channel(inbox, channel_id)
-        return list(map(_delivery, await self._database.fetch(_DELIVERIES, channel_id, *(before or (None, "")), limit)))
+        channel_ids = await self._ids(inbox, wanted.channel_id)
+        rows = await self._database.fetch(_DELIVERIES, channel_ids, *(before or (None, "")), list(wanted.states), limit)
+        return list(map(_delivery, rows))
 
-    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> ChannelDelivery:
-        row = await self._database.fetchrow(_RESEND, inbox.store_id, inbox.user_id, delivery_id)
-        if row is None:
-            raise DeliveryNotFound
-        return _delivery(row)
+    async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[DeliveryCount]:
+        rows = await self._database.fetch(_COUNT_DELIVERIES, await self._ids(inbox, channel_id))
+        found = {DeliveryState(row["state"]): row["count"] for row in rows}
+        return [DeliveryCount(state=state, count=found[state]) for state in DeliveryState if state in found]
+
+    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[ChannelDelivery]:
+        async with self._database.transaction() as connection:
+            rows = await connection.fetch(_RESEND, inbox.store_id, inbox.user_id, delivery_ids)
+            found = {row["delivery_id"]: _delivery(row) for row in rows}
+            if not found.keys() >= set(delivery_ids):
+                raise DeliveryNotFound
+        return [found[delivery_id] for delivery_id in delivery_ids]
+
+    async def _ids(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[ChannelId]:
+        """Return the ids of a channel of a user, or, if it is empty, of all."""
+        if channel_id:
+            return [(await self.channel(inbox, channel_id)).channel_id]
+        return [channel.channel_id for channel in await self.channels(inbox)]
+
+
+async def end_disabled(
+    connection: Connection, inbox: Inbox, channel: Channel, ended_by: DeliveryId, *, notice_time: datetime | None
+) -> None:
+    """End what waits for a channel that was disabled, tell NATS, and with a time its user.
+
+    The inbox, the channel and what waits for it are locked.
+    """
+    await connection.execute(_END_WAITING, channel.channel_id)
+    told = (inbox.store_id, inbox.user_id, channel.channel_id, ended_by, channel.disable_reason)
+    await connection.execute(_TELL_DISABLED, *told)
+    if notice_time is not None:
+        await connection.fetchval(ADD, *added_columns([notice(inbox, channel, ended_by, notice_time)]))
 
 
 async def _send_code(connection: Connection, inbox: Inbox, url: str, code: NewCode) -> asyncpg.Record:

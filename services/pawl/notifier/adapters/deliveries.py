@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Final
@@ -10,8 +10,17 @@ from typing import Final
 import asyncpg
 
 from pawl.chassis.database import Connection, DatabaseAdapter
-from pawl.notifier.adapters.channels import END_WAITING, LOCK, LOCK_WAITING, NOW, TELLING, channel_of
-from pawl.notifier.adapters.postgres import ADD, added_columns, inbox_of
+from pawl.chassis.ids import RunId
+from pawl.notifier.adapters.channels import (
+    LOCK,
+    LOCK_INBOX,
+    LOCK_WAITING,
+    NOW,
+    TELLING,
+    channel_of,
+    end_disabled,
+)
+from pawl.notifier.adapters.postgres import inbox_of
 from pawl.notifier.adapters.preferences import preferences_of
 from pawl.notifier.domain.channel import CODE_LASTS, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
@@ -19,6 +28,7 @@ from pawl.notifier.domain.delivery import (
     FAILING_TRIES_MAX,
     TEST,
     TRIES_MAX_AT_ONCE,
+    VIEWER_SECONDS,
     Attempt,
     Candidate,
     DeliveryId,
@@ -28,13 +38,12 @@ from pawl.notifier.domain.delivery import (
     Verdict,
     crowded,
     judge,
-    notice,
     plan,
 )
+from pawl.notifier.domain.notification import Inbox
 
-_LOCK_INBOX: Final = "SELECT FROM notifier.inboxes WHERE store_id = $1 AND user_id = $2 FOR UPDATE"
 # From one channel for which something waits to the next, and of each the oldest: what a long row holds costs nothing.
-_DUE: Final = """
+DUE: Final = """
 WITH RECURSIVE waiting AS (
     SELECT min(webhook_id) AS webhook_id FROM notifier.webhook_deliveries WHERE due_time IS NOT NULL
     UNION ALL
@@ -63,7 +72,7 @@ AND coalesce(tries, 0) < $8
 ORDER BY coalesce(tries, 0) + row_number() OVER (PARTITION BY store_id, user_id ORDER BY d.due_time), d.due_time
 LIMIT $9
 """
-_HOLD_DUE: Final = """
+HOLD_DUE: Final = """
 SELECT
     d.delivery_id, d.type, d.body, d.tries, d.claimed, d.number IS NULL OR d.resent AS is_asked, now() AS now,
     d.insert_time, d.put_off,
@@ -75,7 +84,11 @@ SELECT
         WHERE (sent.store_id, sent.user_id) = (d.store_id, d.user_id) AND sent.try_time > now() - interval '1 hour'
         AND by.url LIKE 'mailto:%'
     ) ELSE 0 END AS emails,
-    n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_over,
+    n.read_time IS NOT NULL AS is_read, n.over_time IS NOT NULL AS is_over, EXISTS (
+        SELECT FROM notifier.viewers AS v
+        WHERE (v.store_id, v.user_id, v.run_id) = (n.store_id, n.user_id, n.run_id)
+        AND v.seen_time > n.create_time - make_interval(secs => $3)
+    ) AS is_watched,
     w.url, w.after_seconds, w.enabled, w.secret, ARRAY(
         SELECT former FROM unnest(w.former_secrets, w.former_times) AS each (former, until) WHERE until > now()
     ) AS former_secrets,
@@ -115,9 +128,15 @@ UPDATE notifier.webhook_deliveries AS d SET
     status = $5, latency_ms = $6, last_error = $7
 WHERE delivery_id = $1 AND claimed AND due_time = $2
 """)
-_TELL_DISABLED: Final = """
-INSERT INTO notifier.channel_events (type, store_id, user_id, channel_id, delivery_id, error)
-VALUES ('channel.disabled', $1, $2, $3, $4, $5)
+# In one order, so that replicas that hear the same do not deadlock; who was noted a moment ago is not written again.
+_NOTE_VIEWERS: Final = """
+INSERT INTO notifier.viewers AS v (store_id, user_id, run_id)
+SELECT DISTINCT o.* FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, run_id)
+WHERE EXISTS (
+    SELECT FROM notifier.webhooks AS w WHERE (w.store_id, w.user_id) = (o.store_id, o.user_id) AND w.enabled
+)
+ORDER BY store_id, user_id, run_id
+ON CONFLICT (store_id, user_id, run_id) DO UPDATE SET seen_time = now() WHERE v.seen_time < now() - interval '5 seconds'
 """
 _SUCCEEDED: Final = """
 UPDATE notifier.webhooks SET failing_since = NULL WHERE webhook_id = $1 AND failing_since IS NOT NULL
@@ -148,7 +167,7 @@ class PostgresDeliveries(DatabaseAdapter):
 
     async def due(self, at_work: Sequence[Candidate], *, limit: int) -> Sequence[Candidate]:
         rows = await self._database.fetch(
-            _DUE,
+            DUE,
             crowded((each.host for each in at_work), "host"),
             crowded((each.inbox.store_id for each in at_work), "store"),
             [each.channel_id for each in at_work],
@@ -173,7 +192,7 @@ class PostgresDeliveries(DatabaseAdapter):
     async def claim(self, candidates: Sequence[Candidate], *, seconds: float) -> Sequence[Attempt]:
         by_id = {candidate.delivery_id: candidate for candidate in candidates}
         async with self._database.transaction() as connection:
-            rows = await connection.fetch(_HOLD_DUE, list(by_id), CODE_LASTS)
+            rows = await connection.fetch(HOLD_DUE, list(by_id), CODE_LASTS, VIEWER_SECONDS)
             if not rows:
                 return []
             plans = [(row, plan(_due(row), row["now"])) for row in rows]
@@ -200,12 +219,18 @@ class PostgresDeliveries(DatabaseAdapter):
         if outcome.is_success:
             # No lock on the channel, which has many at once.
             verdict = Verdict(state=DeliveryState.DELIVERED)
-            if await self._database.fetchrow(_SETTLE, *_settlement(attempt, outcome, verdict)) is None:
+            settled = await self._database.fetchrow(_SETTLE, *_settlement(attempt, outcome, verdict))
+            if settled is None:
                 return None
-            await self._database.execute(_SUCCEEDED, attempt.candidate.channel_id)
+            if settled["is_failing"]:
+                await self._database.execute(_SUCCEEDED, attempt.candidate.channel_id)
             return verdict
         async with self._database.transaction() as connection:
             return await _settle_failure(connection, attempt, outcome, chance)
+
+    async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
+        columns = zip(*((inbox.store_id, inbox.user_id, run_id) for inbox, run_id in viewers), strict=True)
+        await self._database.execute(_NOTE_VIEWERS, *map(list, columns))
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
         rows = await self._database.fetch(_COUNT_WAITING)
@@ -215,7 +240,7 @@ class PostgresDeliveries(DatabaseAdapter):
 
 async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Outcome, chance: float) -> Verdict | None:
     inbox, channel_id = attempt.candidate.inbox, attempt.candidate.channel_id
-    await connection.execute(_LOCK_INBOX, inbox.store_id, inbox.user_id)
+    await connection.execute(LOCK_INBOX, inbox.store_id, inbox.user_id)
     row = await connection.fetchrow(LOCK, inbox.store_id, inbox.user_id, channel_id)
     if row is None:
         return None
@@ -239,14 +264,9 @@ async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Out
     is_its_failure = outcome.is_receivers and not (is_test or is_former or attempt.is_lost)
     await connection.execute(_FAILED, channel_id, verdict.disable_reason, is_its_failure)
     if verdict.disable_reason:
-        await connection.execute(END_WAITING, channel_id)
-        ended_by = attempt.candidate.delivery_id
-        told = (inbox.store_id, inbox.user_id, channel_id, ended_by, verdict.disable_reason)
-        await connection.execute(_TELL_DISABLED, *told)
-    if verdict.disable_reason and not is_test:
         disabled = replace(channel_of(row), disable_reason=verdict.disable_reason)
-        draft = notice(inbox, disabled, attempt.candidate.delivery_id, now)
-        await connection.fetchval(ADD, *added_columns([draft]))
+        ended_by = attempt.candidate.delivery_id
+        await end_disabled(connection, inbox, disabled, ended_by, notice_time=None if is_test else now)
     return verdict
 
 
@@ -274,6 +294,7 @@ def _due(row: asyncpg.Record) -> Due:
         is_muted=row["is_muted"],
         is_read=row["is_read"],
         is_over=row["is_over"],
+        is_watched=row["is_watched"],
         after_seconds=row["after_seconds"],
         tries=row["tries"],
         create_time=row["insert_time"],

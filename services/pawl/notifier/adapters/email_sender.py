@@ -17,12 +17,16 @@ _FINAL: Final = range(500, 600)
 
 
 class Emails:
-    """See `ports.ChannelSender`. What the mail server has taken counts as delivered. Without one nothing is sent."""
+    """See `ports.ChannelSender`. What the mail server has taken counts as delivered. Without one nothing is sent.
 
-    def __init__(self, server: SmtpServer | None, sender: str, clock: Clock) -> None:
+    Messages have a link at `public_url` that ends them, if there is one.
+    """
+
+    def __init__(self, server: SmtpServer | None, sender: str, clock: Clock, public_url: str = "") -> None:
         self._server = server
         self._sender = sender
         self._clock = clock
+        self._public_url = public_url
 
     async def send(self, attempt: Attempt) -> Outcome:
         if self._server is None:
@@ -36,7 +40,7 @@ class Emails:
 
     async def _sent(self, server: SmtpServer, attempt: Attempt) -> Outcome:
         recipient = attempt.url.removeprefix("mailto:")
-        message = written(attempt, sender=self._sender)
+        message = written(attempt, sender=self._sender, public_url=self._public_url)
         try:
             await server.send(message, sender=self._sender, recipients=[recipient], seconds=TRY_SECONDS)
         except aiosmtplib.SMTPRecipientsRefused as refused:

@@ -42,10 +42,12 @@ _UNANSWERED_MAX: Final = 1000
 
 _WAITS: Final = (
     Translator(lambda unknown: ValueError(unknown.value))
-    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED"))
+    .enum(Wait, run_pb2.WaitKind, without=("AGENT", "TIME", "PAUSED", "COMPLETION"))
     .members
 )
-_FOR_NOBODY: Final = frozenset({run_pb2.WAIT_KIND_AGENT, run_pb2.WAIT_KIND_TIME, run_pb2.WAIT_KIND_PAUSED})
+_FOR_NOBODY: Final = frozenset(
+    {run_pb2.WAIT_KIND_AGENT, run_pb2.WAIT_KIND_TIME, run_pb2.WAIT_KIND_PAUSED, run_pb2.WAIT_KIND_COMPLETION}
+)
 
 _log = logs.get_logger(__name__)
 
@@ -220,7 +222,14 @@ def _run_change(event: event_pb2.RunEvent, time: datetime) -> RunChange:
         quarantined=run.attention.reason == run_pb2.ATTENTION_REASON_QUARANTINED,
         failure_message=run.failure.message,
         output_text=run.output_text,
-        does_call=run.parent_run_id != "",
+        does_call=bool(run.parent_run_id or run.reports_to_conversation_id),
         waits_for_nobody=not _FOR_NOBODY.isdisjoint(run.waits),
         is_turn=run.generation > 0,
+        job=run.job.tool_name,
+        reports_to=ConversationId(_heard_by(run)),
     )
+
+
+def _heard_by(run: run_pb2.Run) -> str:
+    """Return the conversation that is told of the end of a job; empty if none is."""
+    return "" if run.job.reports == run_pb2.JOB_REPORTS_NONE else run.reports_to_conversation_id

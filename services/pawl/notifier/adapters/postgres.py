@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import asynccontextmanager
 from typing import Final
 
 import asyncpg
 
-from pawl.chassis.database import DatabaseAdapter, affected
+from pawl.chassis.database import Database, DatabaseAdapter, affected
 from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.errors import NotificationNotFound
 from pawl.notifier.app.ports import PoisonEvent
 from pawl.notifier.domain.announcement import Over
@@ -46,15 +47,16 @@ WITH draft AS (
     FROM unnest(
         $1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[],
         $7::text[], $8::text[], $9::text[], $10::timestamptz[], $11::text[], $12::text[], $13::boolean[],
-        $14::text[], $15::text[], $16::text[]
+        $14::boolean[], $15::text[], $16::text[], $17::text[]
     ) WITH ORDINALITY AS d (
         store_id, user_id, notification_id, kind, run_id, conversation_id,
-        event_id, title, body, create_time, call_id, webhook_id, for_approvers,
+        event_id, title, body, create_time, call_id, webhook_id, for_approvers, is_job,
         told_kind, told_type, told_body, position
     )
     WHERE NOT EXISTS (
         SELECT FROM notifier.notifications AS n
-        WHERE (n.store_id, n.user_id, n.notification_id) = (d.store_id, d.user_id, d.notification_id)
+        WHERE n.notification_id = d.notification_id
+        AND (n.store_id, n.user_id) IS NOT DISTINCT FROM (d.store_id, d.user_id)
     ) AND NOT EXISTS (
         SELECT FROM notifier.erased_conversations AS e
         WHERE (e.store_id, e.conversation_id) = (d.store_id, d.conversation_id)
@@ -70,14 +72,14 @@ counter AS (
 added AS (
     INSERT INTO notifier.notifications (
         store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time,
-        call_id, webhook_id, for_approvers
+        call_id, webhook_id, for_approvers, is_job
     )
     SELECT
         draft.store_id,
         draft.user_id,
         counter.last_number + 1 - row_number() OVER (PARTITION BY draft.store_id, draft.user_id ORDER BY position DESC),
         notification_id, kind, run_id, conversation_id, event_id, title, body, create_time, call_id, webhook_id,
-        for_approvers
+        for_approvers, is_job
     FROM draft
     JOIN counter USING (store_id, user_id)
     RETURNING store_id, user_id, number, notification_id
@@ -161,6 +163,13 @@ UPDATE notifier.notifications SET over_time = now()
 WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM held)
 """
 
+_WAITING: Final = """
+SELECT DISTINCT store_id, user_id, conversation_id
+FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, conversation_id)
+JOIN notifier.notifications AS n USING (store_id, user_id, conversation_id)
+WHERE n.kind IN ('input_needed', 'attention_needed') AND n.over_time IS NULL AND NOT n.for_approvers
+"""
+
 _HOLD_UNPUBLISHED: Final = """
 SELECT * FROM notifier.notifications
 WHERE publish_time IS NULL
@@ -234,16 +243,23 @@ DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
 )
 """
 _FORGET_CODES: Final = "DELETE FROM notifier.codes_sent WHERE sent_time <= now() - interval '1 day'"
+# Longer than a delivery waits: a day, and the quiet hours of a week.
+_FORGET_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE seen_time < now() - interval '10 days'"
+_ERASE_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE store_id = $1 AND run_id = ANY ($2::text[])"
 _FORGET_APPROVERS: Final = "DELETE FROM notifier.approvers WHERE seen_time < now() - make_interval(secs => $1)"
 
 
 class PostgresStore(DatabaseAdapter):
-    """See `ports.Store`."""
+    """See `ports.Store`. What channels tell has links to `public_url`, if there is one."""
+
+    def __init__(self, database: Database, public_url: str = "") -> None:
+        super().__init__(database)
+        self._public_url = public_url
 
     async def add(self, drafts: Sequence[Draft]) -> int:
         for attempt in range(1, _ADD_ATTEMPTS + 1):
             try:
-                added: int = await self._database.fetchval(ADD, *added_columns(drafts))
+                added: int = await self._database.fetchval(ADD, *added_columns(drafts, self._public_url))
                 return added
             except asyncpg.UniqueViolationError:
                 # Another replica was given the same event. It has committed: the next attempt sees it.
@@ -256,6 +272,13 @@ class PostgresStore(DatabaseAdapter):
     async def note_over(self, over: Sequence[Over]) -> None:
         columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
         await self._database.execute(_NOTE_OVER, *columns, [each.run_ended for each in over])
+
+    async def waiting(
+        self, conversations: Collection[tuple[Inbox, ConversationId]]
+    ) -> AbstractSet[tuple[Inbox, ConversationId]]:
+        columns = zip(*((inbox.store_id, inbox.user_id, each) for inbox, each in conversations), strict=True)
+        rows = await self._database.fetch(_WAITING, *map(list, columns))
+        return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
         rows = await self._database.fetch(_READ_AFTER, inbox.store_id, inbox.user_id, number, limit, approves)
@@ -315,6 +338,7 @@ class PostgresStore(DatabaseAdapter):
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
         await self._database.execute(_FORGET_CODES)
+        await self._database.execute(_FORGET_VIEWERS)
         await self._database.execute(_FORGET_EVENTS, older_than_seconds)
         return affected(await self._database.execute(_FORGET, older_than_seconds, limit))
 
@@ -325,6 +349,7 @@ class PostgresStore(DatabaseAdapter):
             await connection.execute(_WAIT_FOR_WRITERS)
             await connection.execute(_MARK_ERASED, part.store_id, part.conversation_id)
         await self._database.execute(ERASE, part.store_id, part.conversation_id, list(part.run_ids))
+        await self._database.execute(_ERASE_VIEWERS, part.store_id, list(part.run_ids))
         await self._database.execute(_ERASE_MUTES, part.store_id, part.conversation_id)
         await self._database.execute(_UNMARK_OLD)
 
@@ -338,8 +363,8 @@ class PostgresStore(DatabaseAdapter):
         return found
 
 
-def added_columns(drafts: Sequence[Draft]) -> list[Sequence[object]]:
-    """Return the arguments of ADD."""
+def added_columns(drafts: Sequence[Draft], public_url: str = "") -> list[Sequence[object]]:
+    """Return the arguments of ADD; what channels tell has links to `public_url`."""
     columns: list[Sequence[object]] = [
         [draft.inbox.store_id for draft in drafts],
         [draft.inbox.user_id for draft in drafts],
@@ -347,14 +372,16 @@ def added_columns(drafts: Sequence[Draft]) -> list[Sequence[object]]:
     columns += ([_stored(name, draft) for draft in drafts] for name in _DRAFT)
     columns.append([draft.channel_id for draft in drafts])
     columns.append([draft.kind is NotificationKind.APPROVAL_NEEDED for draft in drafts])
+    columns.append([draft.kind is NotificationKind.JOB_ENDED for draft in drafts])
     columns.append([draft.kind for draft in drafts])
     columns.append([type_of(draft.kind) for draft in drafts])
-    columns.append([body_of(shown(draft)) for draft in drafts])
+    columns.append([body_of(shown(draft), public_url) for draft in drafts])
     return columns
 
 
-# The version before reads the rows, too, and knows neither kind.
+# The version before reads the rows, too, and knows none of these kinds.
 _STORED_AS: Final = {
+    NotificationKind.JOB_ENDED: NotificationKind.RUN_COMPLETED,
     NotificationKind.APPROVAL_NEEDED: NotificationKind.INPUT_NEEDED,
     NotificationKind.CHANNEL_DISABLED: NotificationKind.ATTENTION_NEEDED,
 }
@@ -373,6 +400,8 @@ def inbox_of(row: asyncpg.Record) -> Inbox:
 def _kind(row: asyncpg.Record) -> NotificationKind:
     if row["webhook_id"]:
         return NotificationKind.CHANNEL_DISABLED
+    if row["is_job"]:
+        return NotificationKind.JOB_ENDED
     return NotificationKind.APPROVAL_NEEDED if row["for_approvers"] else NotificationKind(row["kind"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
@@ -12,7 +12,7 @@ from typing import Final
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_requests import Egress
 from pawl.chassis.egress_rules import EgressRefused, read_target
-from pawl.chassis.ids import IdSource
+from pawl.chassis.ids import IdSource, StoreId
 from pawl.errors import InvalidField
 from pawl.notifier.app.ports import ChannelRepository, NewChannel, NewCode, Services
 from pawl.notifier.domain.channel import (
@@ -133,6 +133,15 @@ class Channels:
         await self._repository.send_code(inbox, channel_id, self._code(channel_id))
         self._on_due()
 
+    async def unsubscribe(self, store_id: StoreId, token: str) -> None:
+        """End an e-mail, as its reader asks by a link.
+
+        Raises:
+            ChannelNotFound: the token is of none of the store.
+        """
+        await self._repository.unsubscribe(store_id, token)
+        self._on_due()
+
     async def rotate(self, inbox: Inbox, channel_id: ChannelId) -> bytes:
         """Give a webhook another secret, and return it.
 
@@ -161,13 +170,13 @@ class Channels:
         self._on_due()
         return kept
 
-    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> ChannelDelivery:
-        """Send a delivery once more.
+    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[ChannelDelivery]:
+        """Send deliveries once more, all of them or none.
 
         Raises:
-            DeliveryNotFound: the user has none of that id.
+            DeliveryNotFound: the user has none of one of the ids.
         """
-        kept = await self._repository.resend(inbox, delivery_id)
+        kept = await self._repository.resend(inbox, delivery_ids)
         self._on_due()
         return kept
 

@@ -22,6 +22,7 @@ CLAIM_SECONDS: Final = 30.0
 _SETTLE_SECONDS: Final = 10.0
 _CANDIDATES: Final = 500
 _SWEEP_SECONDS: Final = 1.0
+_GATHER_SECONDS: Final = 0.01
 _COUNT_SECONDS: Final = 15.0
 
 _log = logs.get_logger(__name__)
@@ -65,6 +66,8 @@ class Deliveries:
                 self._due.clear()
                 try:
                     if await self._begin():
+                        # Those that end meanwhile make room for as many, which are then asked for and claimed together.
+                        await asyncio.sleep(_GATHER_SECONDS)
                         continue
                 except Unavailable as error:
                     _log.debug("deliveries.postponed", reason=error.reason)

@@ -14,6 +14,7 @@ from pawl.notifier.domain.announcement import (
     Change,
     RunChange,
     StarterPaused,
+    draft_job_end,
     draft_notification,
     draft_pause,
     draft_requests,
@@ -52,17 +53,38 @@ class Intake:
                 await self._reject(delivery)
         approvers = await self._approvers(changes)
         drafts: list[tuple[Delivery, Sequence[Draft]]] = []
+        ends: list[tuple[Delivery, Draft]] = []
         for delivery, change in changes:
             if isinstance(change, ApprovalAsked) and approvers is None:
                 await self._retry(delivery)
             elif found := _drafts(change, approvers or {}):
                 drafts.append((delivery, found))
+            elif isinstance(change, RunChange) and (end := draft_job_end(change)):
+                ends.append((delivery, end))
             else:
-                await delivery.accept()
-                self._counters.event_taken("ignored")
+                await self._ignore(delivery)
         if drafts:
             await self._add(drafts)
         await self._note_over([change for _, change in changes if change is not None])
+        if ends:
+            await self._tell_of_jobs(ends)
+
+    async def _tell_of_jobs(self, ends: Sequence[tuple[Delivery, Draft]]) -> None:
+        """Tell users of the ends of jobs of which their conversations cannot, since these wait for somebody."""
+        try:
+            waiting = await self._store.waiting({(draft.inbox, draft.conversation_id) for _, draft in ends})
+        except Exception as error:  # noqa: BLE001  # whatever it is, the events come again
+            if not isinstance(error, Unavailable):
+                _log.warning("intake.waiting_unknown", exc_info=True)
+            for delivery, _ in ends:
+                await self._retry(delivery)
+            return
+        told = [(delivery, [draft]) for delivery, draft in ends if (draft.inbox, draft.conversation_id) in waiting]
+        for delivery, draft in ends:
+            if (draft.inbox, draft.conversation_id) not in waiting:
+                await self._ignore(delivery)
+        if told:
+            await self._add(told)
 
     async def _note_over(self, changes: Sequence[Change]) -> None:
         """Note which needs are over, so that nobody is told of them any more; nothing depends on it."""
@@ -116,6 +138,10 @@ class Intake:
             await self._reject(delivery)
         else:
             await self._retry(delivery)
+
+    async def _ignore(self, delivery: Delivery) -> None:
+        await delivery.accept()
+        self._counters.event_taken("ignored")
 
     async def _retry(self, delivery: Delivery) -> None:
         delay = min(_RETRY_SECONDS * 2 ** min(delivery.attempt - 1, 10), _RETRY_SECONDS_MAX)

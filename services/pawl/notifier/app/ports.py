@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
 
-from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.notifier.domain.announcement import Change, Over
 from pawl.notifier.domain.channel import Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
@@ -16,6 +17,8 @@ from pawl.notifier.domain.delivery import (
     Candidate,
     ChannelDelivery,
     ChannelEvent,
+    DeliveryCount,
+    DeliveryFilter,
     DeliveryId,
     Outcome,
     Verdict,
@@ -42,6 +45,11 @@ class Store(Protocol):
 
     async def note_over(self, over: Sequence[Over]) -> None:
         """Note on what people were told that they are not needed for it any more. Noted again, nothing changes."""
+
+    async def waiting(
+        self, conversations: Collection[tuple[Inbox, ConversationId]]
+    ) -> AbstractSet[tuple[Inbox, ConversationId]]:
+        """Return those of some conversations of users in which a run needs somebody, as they were told."""
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
         """Return notifications with a greater number, oldest first."""
@@ -198,6 +206,15 @@ class ChannelRepository(Protocol):
             InvalidField: it has none, or the code is another one, or no longer good.
         """
 
+    async def unsubscribe(self, store_id: StoreId, token: str) -> None:
+        """Disable the e-mail of a store for whose address a token was made, and notify its user.
+
+        Of one that is disabled nothing changes.
+
+        Raises:
+            ChannelNotFound: the store has none.
+        """
+
     async def rotate(self, inbox: Inbox, channel_id: ChannelId, secret: bytes) -> None:
         """Give a channel another secret; those before sign for a day, too."""
 
@@ -205,15 +222,18 @@ class ChannelRepository(Protocol):
         """Keep a test of a channel, or return the one that waits. Of those that have ended the newest 20 stay."""
 
     async def deliveries(
-        self, inbox: Inbox, channel_id: ChannelId, before: tuple[datetime, str] | None, *, limit: int
+        self, inbox: Inbox, wanted: DeliveryFilter, before: tuple[datetime, str] | None, *, limit: int
     ) -> Sequence[ChannelDelivery]:
-        """Return deliveries of a channel before a time and an id (None: from the newest), newest first."""
+        """Return deliveries before a time and an id (None: from the newest), newest first."""
 
-    async def resend(self, inbox: Inbox, delivery_id: DeliveryId) -> ChannelDelivery:
-        """Have a delivery tried now, its tries counted anew; one at work goes on.
+    async def count_deliveries(self, inbox: Inbox, channel_id: ChannelId) -> Sequence[DeliveryCount]:
+        """Return how many deliveries of a channel, or with an empty id of all, are in each state."""
+
+    async def resend(self, inbox: Inbox, delivery_ids: Sequence[DeliveryId]) -> Sequence[ChannelDelivery]:
+        """Have deliveries tried now, their tries counted anew; one at work goes on. They come in the order of the ids.
 
         Raises:
-            DeliveryNotFound: the user has none of that id.
+            DeliveryNotFound: the user has none of one of the ids; then nothing is sent.
         """
 
 
@@ -240,6 +260,9 @@ class DeliveryQueue(Protocol):
 
         Where that disables the channel, its user is notified in the same transaction; not of what a test disables.
         """
+
+    async def note_viewers(self, viewers: Collection[tuple[Inbox, RunId]]) -> None:
+        """Note that users watch runs now, as far as they have channels."""
 
     async def count_waiting(self) -> Mapping[ChannelKind, tuple[int, float]]:
         """Return how many deliveries wait, to channels of each kind, and for how many seconds one is due.

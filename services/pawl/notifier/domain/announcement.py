@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Collection
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -54,6 +54,10 @@ class RunChange:
     """True if it waits for a run that does a call of it, or for its time."""
     is_turn: bool = False
     """True if a job has begun it, and no message."""
+    job: str = ""
+    """The tool of a job; empty of what is none."""
+    reports_to: ConversationId = ConversationId("")
+    """The conversation that is told of the end of a job; empty if none is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,6 +149,24 @@ def draft_notification(change: RunChange) -> Draft | None:
             return _draft(change, NotificationKind.ATTENTION_NEEDED, _attention(change))
         case _:
             return None
+
+
+def draft_job_end(change: RunChange) -> Draft | None:
+    """Return what a user is told of the end of a job if its conversation cannot speak of it; None if nobody need be.
+
+    Who has stopped it knows.
+    """
+    ends = {
+        "run.completed": "completed",
+        "run.failed": f"failed: {change.failure_message or 'the reason is in its log'}",
+        "run.expired": "expired: nobody answered in time",
+        "run.cancelled": "was ended by an operator" if change.ended_by_operator else "",
+    }
+    end = ends.get(change.type, "") if change.reports_to else ""
+    if not end:
+        return None
+    draft = _draft(change, NotificationKind.JOB_ENDED, f"{change.job} in the background {end}")
+    return replace(draft, conversation_id=change.reports_to)
 
 
 def draft_pause(paused: StarterPaused) -> Draft:

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Final, NewType
 from urllib.parse import urlsplit
 
+from pawl.chassis.ids import StoreId, is_id
 from pawl.errors import InvalidField
 from pawl.notifier.domain.notification import NotificationKind, NotificationKinds
 
@@ -34,6 +35,7 @@ CODE_LASTS: Final = timedelta(hours=1)
 CODES_MAX_A_DAY: Final = {"address": 3, "user": 10, "store": 100}
 """Codes that are sent in 24 hours to one address, whoever asks, for one user, and for one store."""
 UNCONFIRMED: Final = "its address is not confirmed"
+UNSUBSCRIBED: Final = "somebody unsubscribed by the link in one of its e-mails"
 
 # No quotes, no comments, no routes: whatever could be read in two ways.
 _EMAIL: Final = re.compile(
@@ -99,6 +101,18 @@ def code_of(secret: bytes, url: str) -> str:
     """Return the code that confirms an address, for as long as its channel has this secret."""
     digest = hmac.digest(secret, f"confirm {url}".encode(), hashlib.sha256)
     return f"{int.from_bytes(digest[:8]) % 10**CODE_DIGITS:0{CODE_DIGITS}}"
+
+
+def unsubscribe_token(secret: bytes, store_id: StoreId, channel_id: ChannelId, url: str) -> str:
+    """Return the token that ends e-mails to an address: nobody makes one without the secret of their channel."""
+    digest = hmac.digest(secret, f"unsubscribe {store_id} {channel_id} {url}".encode(), hashlib.sha256)
+    return f"{channel_id}.{digest.hex()}"
+
+
+def channel_of_token(token: str) -> ChannelId | None:
+    """Return the channel that a token names, if it names one; whether it is of that channel is another question."""
+    channel_id = token.partition(".")[0]
+    return ChannelId(channel_id) if is_id(channel_id) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

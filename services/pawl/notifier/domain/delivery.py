@@ -15,6 +15,7 @@ import msgspec
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.notifier.domain.channel import UNCONFIRMED, Channel, ChannelId
+from pawl.notifier.domain.link import link_to
 from pawl.notifier.domain.notification import Draft, EventId, Inbox, NotificationId, NotificationKind
 from pawl.notifier.domain.preferences import Preferences, quiet_until
 
@@ -41,6 +42,9 @@ JITTER: Final = 0.1
 _PAUSES: Final = tuple(after - before for before, after in pairwise(AGES))
 RETRY_AFTER_SECONDS_MAX: Final = _PAUSES[-1]
 """The longest wait that a receiver can ask for; where the schedule has a longer one, that."""
+
+VIEWER_SECONDS: Final = 30.0
+"""The time for which somebody who was seen to watch a run counts as its viewer."""
 
 FAILING_MAX: Final = timedelta(days=3)
 """The time without success after which a delivery that is given up disables its channel."""
@@ -81,6 +85,22 @@ class ChannelDelivery:
     status: int = 0
     latency_milliseconds: int = 0
     last_error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryCount:
+    """The number of deliveries in a state."""
+
+    state: DeliveryState
+    count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryFilter:
+    """The deliveries that somebody looks for: of one channel or, if its id is empty, all; in some states or all."""
+
+    channel_id: ChannelId
+    states: tuple[DeliveryState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +246,8 @@ class Due:
     is_read: bool
     is_over: bool
     """True if its user is needed no more for what it tells."""
+    is_watched: bool
+    """True if its user watched the run when it happened, or has since."""
     after_seconds: int
     tries: int
     create_time: datetime
@@ -264,12 +286,21 @@ def plan(due: Due, now: datetime) -> Plan:
         return Plan(state=DeliveryState.SKIPPED, reason="its conversation is muted")
     if due.preferences.kinds and due.type not in map(type_of, due.preferences.kinds):
         return Plan(state=DeliveryState.SKIPPED, reason="its kind is not wanted")
-    if (due.after_seconds or due.was_put_off) and (due.is_read or due.is_over):
-        return Plan(state=DeliveryState.SKIPPED, reason="it was read" if due.is_read else "nobody is needed any more")
+    if (due.after_seconds or due.was_put_off) and (reason := _of_no_use(due)):
+        return Plan(state=DeliveryState.SKIPPED, reason=reason)
     first_time = due.create_time + timedelta(seconds=due.after_seconds)
     if due.tries == 0 and first_time > now:
         return Plan(until_time=first_time)
     return Plan(until_time=quiet_until(due.preferences.quiet, now) or _next_email(due, now))
+
+
+def _of_no_use(due: Due) -> str:
+    """Return why its user has no use any more for what was told to the inbox; empty if there is some."""
+    if due.is_read:
+        return "it was read"
+    if due.is_over:
+        return "nobody is needed any more"
+    return "the run was watched" if due.is_watched else ""
 
 
 def _next_email(due: Due, now: datetime) -> datetime | None:
@@ -302,8 +333,8 @@ def type_of(kind: NotificationKind) -> str:
     return "channel.disabled" if kind is NotificationKind.CHANNEL_DISABLED else kind.replace("_", ".")
 
 
-def body_of(draft: Draft) -> str:
-    """Return the body that tells a notification: JSON, always the same."""
+def body_of(draft: Draft, public_url: str = "") -> str:
+    """Return the body that tells a notification: JSON, always the same; with a link if browsers have a way here."""
     data = {
         "notification_id": draft.notification_id,
         "store_id": draft.inbox.store_id,
@@ -315,6 +346,7 @@ def body_of(draft: Draft) -> str:
         "event_id": draft.event_id,
         "title": draft.title,
         "body": draft.body,
+        "url": link_to(draft, public_url),
     }
     return _body(type_of(draft.kind), draft.create_time, {name: value for name, value in data.items() if value})
 

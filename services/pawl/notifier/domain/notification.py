@@ -24,6 +24,7 @@ class NotificationKind(StrEnum):
     ATTENTION_NEEDED = "attention_needed"
     APPROVAL_NEEDED = "approval_needed"
     CHANNEL_DISABLED = "webhook_disabled"
+    JOB_ENDED = "job_ended"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

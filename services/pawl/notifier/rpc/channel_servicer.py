@@ -8,26 +8,32 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
+from pawl.chassis.auth import require_user
 from pawl.chassis.ids import check_id
 from pawl.chassis.rpc_kinds import Context
+from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidPageToken
 from pawl.notifier.app.channels import Channels
 from pawl.notifier.app.ports import ChannelRepository
 from pawl.notifier.domain.channel import Channel, ChannelChange, ChannelId, shown_url
-from pawl.notifier.domain.delivery import ChannelDelivery, DeliveryId
-from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size
+from pawl.notifier.domain.delivery import ChannelDelivery, DeliveryCount, DeliveryFilter, DeliveryId
+from pawl.notifier.rpc.convert import WIRE, caller_inbox, page_size, several_ids
 from pawl.notify.v1 import channel_pb2 as pb
 from pawl.notify.v1 import channel_pb2_grpc
 
 _CHANNEL: Final = WIRE.struct(Channel, pb.Channel, field="channel")
 _CHANGE: Final = WIRE.struct(ChannelChange, pb.UpdateChannelRequest)
+_FILTER: Final = WIRE.struct(
+    DeliveryFilter, pb.ListDeliveriesRequest, Exceptions(of_message=("page_size", "page_token"))
+)
+_COUNT: Final = WIRE.struct(DeliveryCount, pb.ChannelDeliveryCount)
 _DELIVERY: Final = WIRE.struct(ChannelDelivery, pb.ChannelDelivery)
 _TOKEN: Final = re.compile(r"deliveries-([0-9]{1,16})-([A-Za-z0-9_-]{1,64})")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
-    """Serves a user's own channels; the credential says whose."""
+    """Serves a user's own channels, and the links that end them; the credential says whose."""
 
     def __init__(self, channels: Channels, repository: ChannelRepository) -> None:
         self._channels = channels
@@ -62,6 +68,12 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         channel = await self._repository.confirm(caller_inbox(), _id(request.channel_id), request.code)
         return pb.ConfirmChannelResponse(channel=_shown(channel))
 
+    async def UnsubscribeChannel(
+        self, request: pb.UnsubscribeChannelRequest, context: Context
+    ) -> pb.UnsubscribeChannelResponse:
+        await self._channels.unsubscribe(require_user().store_id, request.token)
+        return pb.UnsubscribeChannelResponse()
+
     async def RotateChannelSecret(
         self, request: pb.RotateChannelSecretRequest, context: Context
     ) -> pb.RotateChannelSecretResponse:
@@ -73,16 +85,28 @@ class ChannelServicer(channel_pb2_grpc.ChannelServiceServicer):
         return pb.TestChannelResponse(delivery=_DELIVERY.fields(test))
 
     async def ListDeliveries(self, request: pb.ListDeliveriesRequest, context: Context) -> pb.ListDeliveriesResponse:
-        size, before = page_size(request.page_size), _place(request.page_token)
-        found = await self._repository.deliveries(caller_inbox(), _id(request.channel_id), before, limit=size + 1)
+        size, before, inbox = page_size(request.page_size), _place(request.page_token), caller_inbox()
+        check_id(request.channel_id, "channel_id", optional=True)
+        wanted = _FILTER.read(request)
+        found = await self._repository.deliveries(inbox, wanted, before, limit=size + 1)
         page = found[:size]
         token = _token(page[-1]) if len(found) > size else ""
-        return pb.ListDeliveriesResponse(deliveries=map(_DELIVERY.fields, page), next_page_token=token)
+        counts = () if request.page_token else await self._repository.count_deliveries(inbox, wanted.channel_id)
+        return pb.ListDeliveriesResponse(
+            deliveries=map(_DELIVERY.fields, page), next_page_token=token, counts=map(_COUNT.fields, counts)
+        )
 
     async def ResendDelivery(self, request: pb.ResendDeliveryRequest, context: Context) -> pb.ResendDeliveryResponse:
         delivery_id = DeliveryId(check_id(request.delivery_id, "delivery_id"))
-        delivery = await self._channels.resend(caller_inbox(), delivery_id)
+        (delivery,) = await self._channels.resend(caller_inbox(), [delivery_id])
         return pb.ResendDeliveryResponse(delivery=_DELIVERY.fields(delivery))
+
+    async def ResendDeliveries(
+        self, request: pb.ResendDeliveriesRequest, context: Context
+    ) -> pb.ResendDeliveriesResponse:
+        ids = [DeliveryId(each) for each in several_ids(request.delivery_ids, "delivery_ids")]
+        deliveries = await self._channels.resend(caller_inbox(), ids)
+        return pb.ResendDeliveriesResponse(deliveries=map(_DELIVERY.fields, deliveries))
 
 
 def _shown(channel: Channel) -> Any:

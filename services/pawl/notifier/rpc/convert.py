@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from typing import Final
 
 from pawl.chassis.auth import require_user
@@ -10,7 +11,7 @@ from pawl.chassis.ids import check_id
 from pawl.chassis.translate import Translator, Unknown
 from pawl.errors import InvalidField, InvalidPageToken
 from pawl.notifier.domain.delivery import ChannelEvent
-from pawl.notifier.domain.notification import Inbox, Notification, NotificationId
+from pawl.notifier.domain.notification import Inbox, Notification
 from pawl.notify.v1 import channel_pb2, notify_pb2
 
 PAGE_DEFAULT: Final = 50
@@ -70,16 +71,16 @@ def read_page_token(token: str, *, only_unread: bool) -> int | None:
     return int(match[2])
 
 
-def notification_ids(request: notify_pb2.AcknowledgeNotificationsRequest) -> list[NotificationId]:
-    """Return the ids to acknowledge.
+def several_ids(ids: Collection[str], field: str) -> list[str]:
+    """Return the ids of several things.
 
     Raises:
         InvalidField: none, or more than 200.
         InvalidId: one is no id.
     """
-    if not 1 <= len(request.notification_ids) <= IDS_MAX:
-        raise InvalidField(f"notification_ids must have 1 to {IDS_MAX} ids", field="notification_ids")
-    return [NotificationId(check_id(value, "notification_ids")) for value in request.notification_ids]
+    if not 1 <= len(ids) <= IDS_MAX:
+        raise InvalidField(f"{field} must have 1 to {IDS_MAX} ids", field=field)
+    return [check_id(value, field) for value in ids]
 
 
 def _filter(*, only_unread: bool) -> str:

@@ -12,7 +12,7 @@ from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField, SlowConsumer
 from pawl.notifier.app.ports import Store
 from pawl.notifier.app.subscription import Subscriptions
-from pawl.notifier.domain.notification import Inbox
+from pawl.notifier.domain.notification import Inbox, NotificationId
 from pawl.notifier.rpc import convert
 from pawl.notify.v1 import notify_pb2 as pb
 from pawl.notify.v1 import notify_pb2_grpc
@@ -84,7 +84,7 @@ class Notify(notify_pb2_grpc.NotifyServiceServicer):
     async def AcknowledgeNotifications(
         self, request: pb.AcknowledgeNotificationsRequest, context: Context
     ) -> pb.AcknowledgeNotificationsResponse:
-        ids = convert.notification_ids(request)
+        ids = [NotificationId(each) for each in convert.several_ids(request.notification_ids, "notification_ids")]
         inbox, approves = await self._reader()
         acknowledged = await self._store.acknowledge(inbox, ids, approves=approves)
         return pb.AcknowledgeNotificationsResponse(notifications=map(convert.MESSAGE.fields, acknowledged))

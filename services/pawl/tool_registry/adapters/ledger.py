@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import grpc
@@ -20,7 +21,7 @@ _OPEN_MAX: Final = 50
 
 
 class LedgerReads:
-    """The ports StoredResults and Jobs of built-in tools and RunReads of rules, over LedgerService."""
+    """The ports StoredResults and Jobs of built-in tools, RunReads of rules and AwaitedRuns, over LedgerService."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self._ledger = ledger_pb2_grpc.LedgerServiceStub(channel)
@@ -53,6 +54,19 @@ class LedgerReads:
         except AgentNotFound:
             return name == DEFAULT_AGENT
         return True
+
+    async def takes_results(self, run: RunKey) -> bool:
+        request = ledger_pb2.GetRunRequest(store_id=run.store_id, run_id=run.run_id)
+        try:
+            state = (await translated(self._ledger.GetRun(request))).run.state
+        except RunNotFound:
+            return False
+        return state not in {*_ENDED, run_pb2.RUN_STATE_CANCELLING}
+
+    async def note_completion(self, run: RunKey, key: CallKey) -> None:
+        request = ledger_pb2.NoteCompletionRequest(store_id=run.store_id, run_id=run.run_id, call_id=key.call_id)
+        with suppress(RunNotFound):
+            await translated(self._ledger.NoteCompletion(request))
 
     async def _call(self, key: CallKey, user_id: UserId) -> call_pb2.Call | None:
         request = ledger_pb2.GetCallRequest(store_id=key.store_id, user_id=user_id, call_id=key.call_id)

@@ -41,8 +41,9 @@ class AuditKind(StrEnum):
     empty;
     `reason` is the rule, or the grant."""
     RETURNED = "RETURNED"
-    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on.
-    Of a front-end call `by_user_id` is who brought the result, or held the call."""
+    """It has ended: `verdict` is the outcome, `reason` that of an error, or CACHED, or LATE for what went on, or
+    COMPLETED for a result from outside. `by_user_id` is who brought the end from outside or, of a front-end call, who
+    brought the result, or held the call."""
     RULE = "RULE"
     """Somebody made or revoked a rule: `verdict` is MADE or REVOKED, `reason` its id. The call is that whose approval
     made it, if one did."""

@@ -27,6 +27,9 @@ ALLOWED_USERS_MAX: Final = 1000
 ALLOWED_ROLES_MAX: Final = 16
 RATE_PER_MINUTE_MAX: Final = 100_000
 CACHE_SECONDS_MAX: Final = 86400
+REPORT_ITERATIONS_MAX: Final = 1_000_000
+REPORT_SECONDS_MIN: Final = 0.5
+REPORT_SECONDS_MAX: Final = 365 * 86_400.0
 APPROVALS_MAX: Final = 5
 
 # One dot stands between a source and its tool. Such a name has room for the two characters that a model server needs
@@ -50,7 +53,7 @@ _IDS_MOST: Final = {
 # What the registry does not run it can neither count nor give again.
 _OF_BACKEND: Final = ("result_bytes_max", "rate_per_minute", "cache_seconds", "async_timeout_seconds")
 # What came later is written where it says something, so that definitions stay the versions that they are.
-_LATER: Final = ("bulk_count", "without_background", "async_timeout_seconds", "permits_grants")
+_LATER: Final = ("bulk_count", "without_background", "async_timeout_seconds", "permits_grants", "reports")
 
 
 class ExecutionContext(StrEnum):
@@ -98,6 +101,28 @@ class OfferFallback(StrEnum):
     ASK_USER = "ASK_USER"
 
 
+class JobReports(StrEnum):
+    """The iterations of a job of which its conversation is told. Of its end it is told but with NONE."""
+
+    EVERY = "EVERY"
+    CHANGE = "CHANGE"
+    END = "END"
+    DIGEST = "DIGEST"
+    NONE = "NONE"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportPolicy:
+    """The iterations of the jobs of a tool of which conversations are told, where nobody says so.
+
+    With EVERY each of so many, 0 for each, with DIGEST those of so many seconds together.
+    """
+
+    reports: JobReports
+    report_iterations: int = 0
+    report_seconds: float = 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolDefinition:
     """The definition of a tool. Zero means: none of its own (timeout), the most allowed (result)."""
@@ -131,6 +156,8 @@ class ToolDefinition:
     """The time that an execution in the background may take; 0 means none of its own."""
     permits_grants: bool = False
     """True if one approval may be for a series of calls also of a DESTRUCTIVE tool."""
+    reports: ReportPolicy | None = None
+    """The iterations of its jobs that are told where nobody says so; None for each."""
 
     def may_be_called_by(self, user_id: UserId, roles: frozenset[str]) -> bool:
         """Return whether a user is one of its users, with one of its roles. To others it does not exist."""
@@ -214,6 +241,7 @@ def check_definition(definition: ToolDefinition) -> None:
     for field in _OF_BACKEND:
         is_fit = definition.context is ExecutionContext.BACKEND or not getattr(definition, field)
         require(is_fit, field, "goes with BACKEND tools only")
+    _check_reports(definition)
     # A question needs no approval.
     require(
         definition.context is not ExecutionContext.HUMAN or not definition.approvals_required,
@@ -231,6 +259,30 @@ def check_definition(definition: ToolDefinition) -> None:
         "fallback_tool_name",
         "goes with the fallback BACKEND_TOOL, and only with it",
     )
+
+
+def _check_reports(definition: ToolDefinition) -> None:
+    if definition.reports is None:
+        return
+    has_jobs = definition.context in {ExecutionContext.BACKEND, ExecutionContext.AGENT}
+    require(has_jobs and not definition.without_background, "reports", "goes with tools that run in the background")
+    check_report_policy(definition.reports)
+
+
+def check_report_policy(policy: ReportPolicy) -> None:
+    """Return if what it says is in range.
+
+    Raises:
+        InvalidField: it is not.
+    """
+    is_in_range = 0 <= policy.report_iterations <= REPORT_ITERATIONS_MAX
+    is_each = policy.reports is JobReports.EVERY or not policy.report_iterations
+    require(is_in_range and is_each, "reports", f"every goes with 1 to {REPORT_ITERATIONS_MAX} iterations")
+    is_digest = policy.reports is JobReports.DIGEST
+    seconds = policy.report_seconds
+    is_fit = REPORT_SECONDS_MIN <= seconds <= REPORT_SECONDS_MAX if is_digest else not seconds
+    limits = f"{REPORT_SECONDS_MIN:g} to {REPORT_SECONDS_MAX:.0f} seconds"
+    require(is_fit, "reports", f"digest, and only that, goes with {limits}")
 
 
 def is_laxer(new: ToolDefinition, old: ToolDefinition) -> bool:

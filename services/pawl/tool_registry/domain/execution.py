@@ -27,8 +27,12 @@ class Outcome(StrEnum):
     UNKNOWN = "UNKNOWN"
     INPUT_REQUIRED = "INPUT_REQUIRED"
     """It has not ended: the tool asks a person something."""
+    AWAITING_COMPLETION = "AWAITING_COMPLETION"
+    """It has not ended: its tool has, and somebody outside completes it."""
 
 
+OPEN: Final = frozenset({Outcome.INPUT_REQUIRED, Outcome.AWAITING_COMPLETION})
+"""The outcomes of executions that have not ended."""
 ENDS: Final = frozenset({Outcome.SUCCEEDED, Outcome.FAILED})
 """The outcomes of a tool that came to its own end."""
 
@@ -47,6 +51,8 @@ class ExecutionResult:
     """The call that takes its effect back, if the tool gave one."""
     question: Question | None = None
     """The question, with INPUT_REQUIRED."""
+    completion_seconds_left: float = 0.0
+    """The time in which somebody may complete it, with AWAITING_COMPLETION; none if it is over."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +82,13 @@ def ended_badly(outcome: Outcome, reason: str, message: str, seconds: float = 0.
 def input_required(question: Question, seconds: float) -> ExecutionResult:
     """Return what there is instead of a result while a tool asks a person something."""
     return ExecutionResult(outcome=Outcome.INPUT_REQUIRED, content=b"null", duration_seconds=seconds, question=question)
+
+
+def awaiting_completion(seconds_left: float = 0.0) -> ExecutionResult:
+    """Return what there is instead of a result until somebody outside completes the call."""
+    return ExecutionResult(
+        outcome=Outcome.AWAITING_COMPLETION, content=b"null", completion_seconds_left=max(0.0, seconds_left)
+    )
 
 
 def progress(fraction: float | None, message: str) -> Progress:

@@ -37,6 +37,11 @@ _TEXTS: Final = frozenset({"text/plain", "text/markdown", "text/csv", "text/cale
 _CONTROL: Final = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _BLANK_LINES: Final = re.compile(r"\n{3,}")
 _UNSAFE: Final = re.compile(r"[^\w. -]")
+# Of what is no header, and of a carriage return alone, one reader makes the end of a line, or of all headers, and
+# another one does not.
+_HEADERS: Final = re.compile(
+    rb"(?:From [^\r\n]*\r?\n)?(?:[!-9;-~]+:[^\r\n]*(?:\r?\n|\Z)(?:[ \t][^\r\n]*(?:\r?\n|\Z))*)*(?:\r?\n|\Z)"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +79,7 @@ def read_mail(raw: bytes, senders: Senders, *, is_cut: bool) -> Mail:
     """Return what a mail says, of which there may be the beginning only."""
     message = message_from_bytes(raw)
     sender = _sender(message)
-    refusal = _refusal(message, sender, senders)
+    refusal = _two_ways(raw) or _refusal(message, sender, senders)
     if refusal:
         return Mail(refusal=refusal, sender=sender)
     texts: list[str] = []
@@ -82,7 +87,7 @@ def read_mail(raw: bytes, senders: Senders, *, is_cut: bool) -> Mail:
     attachments: list[Attachment] = []
     left_out = 0
     for number, part in enumerate(_leaves(message)):
-        kind = part.get_content_type().lower()[:_NAME_CHARACTERS_MAX]
+        kind = _clean(part.get_content_type().lower())[:_NAME_CHARACTERS_MAX]
         is_file = _filename(part) is not None or part.get_content_disposition() == "attachment"
         if number >= PARTS_MAX or (is_file and len(attachments) >= ATTACHMENTS_MAX):
             left_out += 1
@@ -106,6 +111,11 @@ def _sender(message: Message) -> str:
     found = message.get_all("From", [])
     match = _FROM.fullmatch(_unfolded(found[0])) if len(found) == 1 else None
     return (match["angle"] or match["bare"]).lower() if match else ""
+
+
+def _two_ways(raw: bytes) -> str:
+    """Return why the server that received a mail may have read other headers than are read here; else nothing."""
+    return "" if _HEADERS.match(raw) else "its headers can be read in two ways"
 
 
 def _refusal(message: Message, sender: str, senders: Senders) -> str:

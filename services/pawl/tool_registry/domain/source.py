@@ -12,7 +12,17 @@ from typing import Any, Final
 from pawl.chassis.ids import StoreId
 from pawl.chassis.strict_json import dumps_canonical, loads
 from pawl.errors import InvalidField, InvalidJson, TooLarge
-from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion, encode_definition
+from pawl.tool_registry.domain.definition import (
+    Category,
+    EffectClass,
+    JobReports,
+    ReportPolicy,
+    ToolDefinition,
+    ToolVersion,
+    check_report_policy,
+    encode_definition,
+    require,
+)
 from pawl.tool_registry.domain.gate import may_be_count_path
 
 SOURCES_MAX: Final = 50
@@ -25,7 +35,6 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]{0,31}", re.ASCII)
 _NOT_IN_A_NAME: Final = re.compile(r"[^a-zA-Z0-9_-]+", re.ASCII)
 _NAME_CHARACTERS_MAX: Final = 63
 _DIGEST_DIGITS: Final = 10
-_LEFT_OUT_SHOWN: Final = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,8 +62,6 @@ class DiscoveredTool:
 
     definition: ToolDefinition
     binding: bytes = b""
-    unusable: str = ""
-    """The reason why it cannot be called, and so is left out; empty if it can."""
 
 
 class SourceState(StrEnum):
@@ -90,6 +97,7 @@ class ToolPolicy:
     without_background: bool = False
     async_timeout_seconds: float = 0.0
     permits_grants: bool = False
+    reports: ReportPolicy | None = None
     excluded: bool = False
 
 
@@ -147,10 +155,19 @@ def _policy(item: Any) -> ToolPolicy:
             without_background=bool(item.get("withoutBackground", False)),
             async_timeout_seconds=float(item.get("asyncTimeoutSeconds", 0.0)),
             permits_grants=bool(item.get("permitsGrants", False)),
+            reports=_report_policy(item["reports"]) if "reports" in item else None,
             excluded=bool(item.get("excluded", False)),
         )
     except ValueError as error:
         raise InvalidField(f"policies: {error}", field="policies") from None
+
+
+def _report_policy(item: Any) -> ReportPolicy:
+    return ReportPolicy(
+        reports=JobReports(str(item.get("reports", JobReports.EVERY)).removeprefix("JOB_REPORTS_")),
+        report_iterations=int(item.get("reportIterations", 0)),
+        report_seconds=float(item.get("reportSeconds", 0.0)),
+    )
 
 
 def _check_policies(policies: Sequence[ToolPolicy]) -> None:
@@ -159,8 +176,19 @@ def _check_policies(policies: Sequence[ToolPolicy]) -> None:
         raise InvalidField(f"policies: at most {POLICIES_MAX}, one for each tool", field="policies")
     if any(policy.effect is EffectClass.RECONCILABLE for policy in policies):
         raise InvalidField("policies: no source can be asked what became of a call", field="policies")
+    for policy in policies:
+        if policy.reports is not None:
+            _check_reports(policy, policy.reports)
     if any(policy.bulk_count and not may_be_count_path(policy.bulk_count) for policy in policies):
         raise InvalidField("policies: bulk_count: must be a path like $.body.items[*].lines", field="policies")
+
+
+def _check_reports(policy: ToolPolicy, reports: ReportPolicy) -> None:
+    try:
+        require(not policy.without_background, "reports", "goes with tools that run in the background")
+        check_report_policy(reports)
+    except InvalidField as error:
+        raise InvalidField(f"policies: {error.message}", field="policies") from None
 
 
 def under_policies(
@@ -188,14 +216,8 @@ def _under(definition: ToolDefinition, policy: ToolPolicy) -> ToolDefinition:
         without_background=policy.without_background,
         async_timeout_seconds=policy.async_timeout_seconds,
         permits_grants=policy.permits_grants,
+        reports=policy.reports,
     )
-
-
-def left_out(tools: Sequence[DiscoveredTool]) -> str:
-    """Return, for people, which tools cannot be called, and why; empty if all can."""
-    unusable = [f"{tool.definition.name} ({tool.unusable})" for tool in tools if tool.unusable]
-    more = f" and {len(unusable) - _LEFT_OUT_SHOWN} more" if len(unusable) > _LEFT_OUT_SHOWN else ""
-    return f"left out: {', '.join(unusable[:_LEFT_OUT_SHOWN])}{more}" if unusable else ""
 
 
 def definitions_hash(tools: Iterable[DiscoveredTool]) -> str:

@@ -11,7 +11,7 @@ from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
 from pawl.chassis.translate import Exceptions, Translator, Unknown
 from pawl.errors import InvalidField, InvalidJson, InvalidSchema, TooLarge
-from pawl.event.v1 import call_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.app.policy.admission import ReadTimeouts
 from pawl.tool_registry.app.policy.call import ProposedCall
@@ -22,7 +22,9 @@ from pawl.tool_registry.domain.definition import (
     Category,
     EffectClass,
     ExecutionContext,
+    JobReports,
     OfferFallback,
+    ReportPolicy,
     ToolDefinition,
     ToolVersion,
 )
@@ -61,12 +63,14 @@ WIRE: Final = Translator(
         Category: Category.SENSITIVE,
         EffectClass: EffectClass.AT_MOST_ONCE,
         OfferFallback: OfferFallback.FAIL,
+        JobReports: JobReports.EVERY,
     },
 )
 _CONTEXTS: Final = WIRE.enum(ExecutionContext, call_pb2.ExecutionContext)
 _CATEGORIES: Final = WIRE.enum(Category, call_pb2.ToolCategory)
 _EFFECTS: Final = WIRE.enum(EffectClass, call_pb2.EffectClass, field="effect_class")
 _FALLBACKS: Final = WIRE.enum(OfferFallback, call_pb2.OfferFallback)
+_REPORTS: Final = WIRE.struct(ReportPolicy, run_pb2.ReportPolicy)
 DEFINITION: Final = WIRE.struct(
     ToolDefinition,
     tool_pb2.ToolDefinition,
@@ -94,12 +98,15 @@ _VERDICT: Final = WIRE.struct(
         of_message=(
             *("arguments_json", "note", "context", "category", "effect_class", "timeout_seconds", "parallel"),
             *("offer_fallback", "fallback_tool_name", "result", "without_background", "async_timeout_seconds"),
+            "reports",
         ),
     ),
 )
 _SERIES: Final = WIRE.struct(Series, call_pb2.Series)
 _CALL_RESULT: Final = WIRE.struct(
-    ExecutionResult, call_pb2.CallResult, Exceptions(of_struct=("outcome", "duration_seconds", "question"))
+    ExecutionResult,
+    call_pb2.CallResult,
+    Exceptions(of_struct=("outcome", "duration_seconds", "question", "completion_seconds_left")),
 )
 RESULT: Final = WIRE.struct(
     ExecutionResult,
@@ -305,6 +312,8 @@ def verdict_message(verdict: Verdict, result: ExecutionResult | None) -> executi
         message.timeout_seconds = definition.timeout_seconds
         message.without_background = definition.without_background
         message.async_timeout_seconds = definition.async_timeout_seconds
+        if definition.reports is not None:
+            message.reports.CopyFrom(_REPORTS.write(definition.reports))
         message.parallel = definition.runs_beside_others
         if definition.context is ExecutionContext.FRONTEND:
             message.offer_fallback = _FALLBACKS.write(definition.offer_fallback)

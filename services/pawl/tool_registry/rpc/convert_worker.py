@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from pawl.chassis.ids import CallId, WorkerId, check_id
 from pawl.chassis.strict_json import dumps_canonical, loads
-from pawl.errors import HelloRequired, InvalidField, PawlError
+from pawl.errors import HelloRequired, InvalidField, InvalidJson, PawlError, TooLarge
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import worker_pb2
 from pawl.tool_registry.app.workers import link as frames
@@ -60,7 +60,7 @@ async def worker_frames(
     """Give the frames after the first.
 
     Raises:
-        InvalidField, InvalidId, InvalidJson, TooLarge: something in one has no meaning.
+        InvalidField, InvalidId: something in one has no meaning.
         HelloRequired: a second hello came.
     """
     async for request in requests:
@@ -82,12 +82,11 @@ def _worker_frame(request: worker_pb2.AttachWorkerRequest) -> frames.WorkerFrame
             )
         case "checkpoint":
             checkpoint = request.checkpoint
-            value = loads(checkpoint.content_json, bytes_max=CHECKPOINT_BYTES_MAX)
             return frames.CheckpointReport(
                 call_id=CallId(check_id(checkpoint.call_id, "checkpoint.call_id")),
                 lease_epoch=_epoch(checkpoint),
                 number=checkpoint.number,
-                content=dumps_canonical(value),
+                content=_checkpoint_content(checkpoint.content_json),
             )
         case "result":
             return frames.Result(
@@ -106,6 +105,14 @@ def _epoch(message: Any) -> int:
     if epoch > _EPOCH_MAX:
         raise InvalidField("lease_epoch: is none that was given", field="lease_epoch")
     return epoch
+
+
+def _checkpoint_content(content: bytes) -> bytes:
+    """Return the canonical JSON of a checkpoint; nothing for what is none: it is a fault of one tool of the worker."""
+    try:
+        return dumps_canonical(loads(content, bytes_max=CHECKPOINT_BYTES_MAX))
+    except (InvalidJson, TooLarge):
+        return b""
 
 
 def _answer(result: worker_pb2.WorkerResult) -> Answer:

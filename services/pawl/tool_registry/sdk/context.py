@@ -14,6 +14,7 @@ from pawl.chassis.tasks import Handover, kept
 from pawl.errors import InvalidJson
 from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX
 from pawl.tool_registry.domain.question import Question, check_question
+from pawl.tool_registry.sdk.completion import CompletionToken
 from pawl.tool_registry.sdk.values import plain
 
 
@@ -56,6 +57,10 @@ async def _nobody_to_ask(_question: Question) -> str:
     raise ToolError("only async tools that run in the registry can ask their user something")
 
 
+def _nobody_to_complete() -> CompletionToken:
+    raise ToolError("there is no completion token here: only in a registry that runs the function of the tool itself")
+
+
 _NEVER: Final = datetime.max.replace(tzinfo=UTC)
 
 
@@ -87,6 +92,13 @@ class ToolContext:
     _ask: Callable[[Question], Awaitable[str]] = _nobody_to_ask
     _begin: Callable[[], None] = lambda: None
     _save: Callable[[bytes], Future[None]] = kept
+    _token: Callable[[], CompletionToken] = _nobody_to_complete
+    _begins_again: Callable[[], bool] = lambda: False
+
+    @property
+    def begins_again(self) -> bool:
+        """True if it is cancelled for another process to begin it again: what goes on elsewhere for it is to go on."""
+        return self._begins_again()
 
     @property
     def idempotency_key(self) -> str:
@@ -137,7 +149,19 @@ class ToolContext:
             ToolCancelled: the result is not wanted any more.
             ToolError: the value is no JSON, or too large.
         """
-        return Handover(self._save(_checkpoint_content(value)))
+        return Handover(self._save(checkpoint_content(value)))
+
+    def completion_token(self) -> CompletionToken:
+        """Return the token by which somebody outside completes the call; always the same one.
+
+        To be awaited in an async tool. Give it away, then return `Awaited()`: the call
+        goes on waiting without the tool, until its deadline. Whoever completes it first
+        gives it its end, also while the tool still runs.
+
+        Raises:
+            ToolError: calls of this tool cannot be completed from outside.
+        """
+        return self._token()
 
     def secret(self, name: str) -> str:
         """Return the secret of that name, that of the call's store before the deployment's common one.
@@ -184,7 +208,7 @@ class ToolContext:
         return await self._ask(asked)
 
 
-def _checkpoint_content(value: Any) -> bytes:
+def checkpoint_content(value: Any) -> bytes:
     """Return the JSON of a checkpoint.
 
     Raises:

@@ -10,6 +10,7 @@ from typing import Any, Final, Generic, ParamSpec, TypeVar, overload
 import msgspec
 import pydantic
 
+from pawl.chassis import job_reports
 from pawl.errors import PawlError
 from pawl.tool_registry.domain.definition import (
     ASYNC_TIMEOUT_SECONDS_MAX,
@@ -134,6 +135,7 @@ def tool(
     async_timeout_seconds: float = ...,
     heartbeat_seconds: float = ...,
     grants: bool = ...,
+    reports: str | Mapping[str, float] = ...,
     preview: Preview | None = ...,
     bulk_count: BulkCount | None = ...,
     reconcile: Reconcile | None = ...,
@@ -161,14 +163,13 @@ def tool(
     async_timeout_seconds: float = 0.0,
     heartbeat_seconds: float = 0.0,
     grants: bool = False,
+    reports: str | Mapping[str, float] = "",
     preview: Preview | None = None,
     bulk_count: BulkCount | None = None,
     reconcile: Reconcile | None = None,
     process: ProcessLimits | None = None,
 ) -> Tool[P, R] | Callable[[Callable[P, R]], Tool[P, R]]:
-    """Make a tool of a function, sync or async; the defaults are the cautious ones.
-
-    `preview` and `bulk_count` take the arguments and must be quick and pure. docs/tools.md explains all options.
+    """Make a tool of a function, sync or async; docs/tools.md has all options, and the defaults are the cautious ones.
 
     Raises:
         ToolDefinitionError: the function or an option cannot be used.
@@ -176,29 +177,29 @@ def tool(
 
     def make(function: Callable[P, R]) -> Tool[P, R]:
         signature = read_signature(function)
-        definition = _define(
-            name=name or getattr(function, "__name__", ""),
-            description=description or signature.description,
-            arguments_schema=signature.arguments_schema,
-            context=context,
-            category=category,
-            effect=effect,
-            timeout_seconds=float(timeout_seconds),
-            parallel=parallel,
-            resource_keys=resource_keys,
-            result_bytes_max=result_bytes_max,
-            allowed_user_ids=allowed_users,
-            allowed_roles=allowed_roles,
-            rate_per_minute=rate_per_minute,
-            cache_seconds=float(cache_seconds),
-            approvals_required=approvals_required,
-            without_background=not background,
-            async_timeout_seconds=float(async_timeout_seconds),
-            permits_grants=grants,
-        )
         made = Tool(
             function=function,
-            definition=definition,
+            definition=_define(
+                name=name or getattr(function, "__name__", ""),
+                description=description or signature.description,
+                arguments_schema=signature.arguments_schema,
+                context=context,
+                category=category,
+                effect=effect,
+                timeout_seconds=float(timeout_seconds),
+                parallel=parallel,
+                resource_keys=resource_keys,
+                result_bytes_max=result_bytes_max,
+                allowed_user_ids=allowed_users,
+                allowed_roles=allowed_roles,
+                rate_per_minute=rate_per_minute,
+                cache_seconds=float(cache_seconds),
+                approvals_required=approvals_required,
+                without_background=not background,
+                async_timeout_seconds=float(async_timeout_seconds),
+                permits_grants=grants,
+                reports=reports,
+            ),
             signature=signature,
             reconcile=reconcile,
             _preview=preview,
@@ -220,7 +221,10 @@ def _define(**fields: Any) -> ToolDefinition:
     if not fields["description"]:
         raise ToolDefinitionError(f"{fields['name']}: description: there is none; write a docstring for the model")
     try:
+        fields["reports"] = job_reports.read(fields["reports"]) if fields["reports"] else None
         return msgspec.convert(fields, ToolDefinition)
+    except PawlError as error:
+        raise ToolDefinitionError(f"{fields['name']}: {error.message}") from None
     except msgspec.ValidationError as error:
         known = next((kind for path, kind in _NAMED.items() if path in str(error)), ())
         hint = f"; it may be {', '.join(known)}" if known else ""

@@ -9,6 +9,7 @@ import msgspec
 import pydantic
 
 from pawl.chassis.strict_json import JsonValue
+from pawl.tool_registry.sdk.completion import Awaited
 
 _NESTED: Final = (list, tuple, dict)
 _WITH_TEXT: Final = (str, list, dict)
@@ -20,6 +21,8 @@ def plain(value: Any) -> JsonValue:
     Raises:
         TypeError: there is a value that JSON has no form for.
     """
+    if isinstance(value, Awaited):
+        raise TypeError("Awaited is no value: a tool returns it alone, after it has taken a completion token")
     return _lists(msgspec.to_builtins(value, enc_hook=_from_model, str_keys=True))
 
 

@@ -8,7 +8,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, Protocol, Self
@@ -16,13 +16,15 @@ from typing import Any, Final, Protocol, Self
 from pawl.chassis.egress_addresses import Address
 from pawl.chassis.egress_rules import Target
 from pawl.chassis.ids import StoreId
+from pawl.chassis.shares import Places
 from pawl.errors import MailboxUnreachable
 from pawl.tool_registry.app.mailboxes.mailboxes import MailboxPlace, RawMail, RawMails, Wanted
 from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX
 
 SESSIONS_MAX: Final = 8
-"""Mailboxes that are read at the same time."""
+"""Mailboxes that are read at the same time, of which a store has its share."""
 SESSION_SECONDS: Final = 20.0
+"""The time for a look, from the connection on: a server that hangs holds its place no longer."""
 _CONNECT_SECONDS: Final = 5.0
 _MAILS_BYTES_MAX: Final = 4 * MAIL_BYTES_MAX
 """Of a session; the last mail may be beyond it."""
@@ -32,6 +34,10 @@ _PIECE_BYTES: Final = 64 * 1024
 _UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
 _SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
 _UIDS_END: Final = 2**32
+_RANGE_UIDS: Final = 5000
+"""A search for more of them could be answered by a line that is too long."""
+_RANGES_MAX: Final = 100
+"""Behind so many empty ones all that follow are asked for: a session has its time."""
 _NUMBER: Final = re.compile(rb"[0-9]{1,10}")
 
 
@@ -54,7 +60,7 @@ class ImapMailboxes:
         self._locate = locate
         self._tls = tls or ssl.create_default_context()
         self._threads = ThreadPoolExecutor(SESSIONS_MAX, thread_name_prefix="imap")
-        self._free = asyncio.Semaphore(SESSIONS_MAX)
+        self._places = Places(SESSIONS_MAX)
 
     async def __aenter__(self) -> Self:
         return self
@@ -67,25 +73,26 @@ class ImapMailboxes:
         host = f"[{place.host}]" if ":" in place.host else place.host
         target, addresses = await self._locate(store_id, f"{scheme}://{host}:{place.port}/")
         connect = partial(_connect, target, addresses, None if place.plaintext else self._tls)
-        async with self._free:
-            session = partial(_read, connect, place, password, wanted)
-            # It ends by itself, and its place is free no sooner.
-            work = asyncio.get_running_loop().run_in_executor(self._threads, session)
-            try:
-                return await asyncio.shield(work)
-            finally:
-                await asyncio.wait({work})
+        await self._places.enter(store_id)
+        session = partial(_read, connect, place, password, wanted)
+        # It ends by itself, and its place is free no sooner.
+        work = asyncio.get_running_loop().run_in_executor(self._threads, session)
+        self._places.leave_after(work, store_id)
+        return await asyncio.shield(work)
 
 
-def _connect(target: Target, addresses: Sequence[Address], tls: ssl.SSLContext | None) -> socket.socket:
+def _connect(target: Target, addresses: Sequence[Address], tls: ssl.SSLContext | None, until: float) -> socket.socket:
+    """Return a connection to the first address that takes one before that time."""
     error: OSError = ConnectionError()
     for address in addresses:
+        seconds = min(_CONNECT_SECONDS, _seconds_left(until))
         try:
-            plain = socket.create_connection((str(address), target.port), _CONNECT_SECONDS)
+            plain = socket.create_connection((str(address), target.port), seconds)
         except OSError as refused:
             error = refused
             continue
         try:
+            plain.settimeout(min(_CONNECT_SECONDS, _seconds_left(until)))
             return tls.wrap_socket(plain, server_hostname=target.host) if tls else plain
         except BaseException:
             plain.close()
@@ -93,10 +100,17 @@ def _connect(target: Target, addresses: Sequence[Address], tls: ssl.SSLContext |
     raise error
 
 
+def _seconds_left(until: float) -> float:
+    seconds = until - time.monotonic()
+    if seconds <= 0:
+        raise TimeoutError
+    return seconds
+
+
 class _Session(imaplib.IMAP4):
     """A session that ends in time, and reads no more than is asked for."""
 
-    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+    def __init__(self, connect: Callable[[float], socket.socket]) -> None:
         self._connect_to = connect
         self._until = time.monotonic() + SESSION_SECONDS
         self._left = _SESSION_BYTES_MAX
@@ -105,7 +119,7 @@ class _Session(imaplib.IMAP4):
     def open(self, host: str = "", port: int = 0, timeout: float | None = None) -> None:
         """Connect."""
         self.host, self.port = host, port
-        self.sock = self._connect_to()
+        self.sock = self._connect_to(self._until)
         self._stream = self.sock.makefile("rb")
 
     def shutdown(self) -> None:
@@ -143,10 +157,7 @@ class _Session(imaplib.IMAP4):
         return self._taken(self._stream.read1(min(len(there) if end < 0 else end + 1, _PIECE_BYTES) or 1))
 
     def _set_time(self) -> None:
-        seconds = self._until - time.monotonic()
-        if seconds <= 0:
-            raise TimeoutError
-        self.sock.settimeout(seconds)
+        self.sock.settimeout(_seconds_left(self._until))
 
     def _taken(self, piece: bytes) -> bytes:
         self._left -= len(piece)
@@ -155,7 +166,7 @@ class _Session(imaplib.IMAP4):
         return piece
 
 
-def _read(connect: Callable[[], socket.socket], place: MailboxPlace, password: str, wanted: Wanted) -> RawMails:
+def _read(connect: Callable[[float], socket.socket], place: MailboxPlace, password: str, wanted: Wanted) -> RawMails:
     """Return mails after one.
 
     Raises:
@@ -192,11 +203,16 @@ def _log_in(session: _Session, username: str, password: str) -> None:
         if "AUTH=PLAIN" in session.capabilities:
             session.authenticate("PLAIN", lambda _: f"\0{username}\0{password}".encode())
         else:
-            session.login(username, password)
+            session.login(_quoted(username), password)
     except imaplib.IMAP4.abort:
         raise
     except imaplib.IMAP4.error:
         raise _Refused("does not let the user in with this password") from None
+
+
+def _quoted(text: str) -> str:
+    """Return a text as a string of IMAP: imaplib quotes passwords only."""
+    return '"' + text.replace("\\", r"\\").replace('"', r"\"") + '"'
 
 
 def _mails(session: _Session, folder: str, wanted: Wanted) -> RawMails:
@@ -206,27 +222,50 @@ def _mails(session: _Session, folder: str, wanted: Wanted) -> RawMails:
     after_uid, mails_max = wanted.after_uid, wanted.mails_max
     if not mails_max or validity != wanted.uid_validity:
         return RawMails(uid_validity=validity, last_uid=next_uid - 1)
-    found = session.uid("SEARCH", f"UID {after_uid + 1}:*")
-    if found[0] != "OK":
-        raise _Refused("cannot be searched")
-    listed = {int(each) for line in found[1] if isinstance(line, bytes) for each in _NUMBER.findall(line)}
-    uids = sorted(uid for uid in listed if after_uid < uid < _UIDS_END)
-    mails: list[RawMail] = []
-    taken = 0
-    for uid in uids:
-        if taken > _MAILS_BYTES_MAX or len(mails) == mails_max:
-            break
-        mail = _mail(session, uid)
-        if mail is not None:
-            taken += len(mail.content)
-            mails.append(mail)
+    mails, last_listed = _first_mails(session, wanted, next_uid)
     return RawMails(
         uid_validity=validity,
         last_uid=max(next_uid - 1, after_uid),
         mails=tuple(mails),
         # Without a mail the next look would find the same: it is made when it is time.
-        has_more=bool(mails) and mails[-1].uid < uids[-1],
+        has_more=bool(mails) and mails[-1].uid < max(last_listed, next_uid - 1),
     )
+
+
+def _first_mails(session: _Session, wanted: Wanted, next_uid: int) -> tuple[Sequence[RawMail], int]:
+    """Return the mails of the first range of which any can be fetched, and the last UID that is listed there."""
+    for uids in _ranges(session, wanted.after_uid, next_uid):
+        mails: list[RawMail] = []
+        taken = 0
+        for uid in uids:
+            if taken > _MAILS_BYTES_MAX or len(mails) == wanted.mails_max:
+                break
+            mail = _mail(session, uid)
+            if mail is not None:
+                taken += len(mail.content)
+                mails.append(mail)
+        if mails:
+            return mails, uids[-1]
+    return (), 0
+
+
+def _ranges(session: _Session, after_uid: int, next_uid: int) -> Iterator[Sequence[int]]:
+    """Yield the UIDs of mails after one, in order, and those of many mails a range at a time."""
+    first = after_uid + 1
+    for _ in range(_RANGES_MAX):
+        if next_uid - first <= _RANGE_UIDS:
+            break
+        yield _found(session, after_uid, f"{first}:{first + _RANGE_UIDS - 1}")
+        first += _RANGE_UIDS
+    yield _found(session, after_uid, f"{first}:*")
+
+
+def _found(session: _Session, after_uid: int, uids: str) -> list[int]:
+    found = session.uid("SEARCH", f"UID {uids}")
+    if found[0] != "OK":
+        raise _Refused("cannot be searched")
+    listed = {int(each) for line in found[1] if isinstance(line, bytes) for each in _NUMBER.findall(line)}
+    return sorted(uid for uid in listed if after_uid < uid < _UIDS_END)
 
 
 def _told(session: _Session, name: str) -> int:

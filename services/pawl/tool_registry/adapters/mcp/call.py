@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any, Final, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
 import mcp
 import mcp.types
+import pydantic
 
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.strict_json import storable
@@ -21,45 +22,54 @@ from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from pawl.tool_registry.sdk.values import hide
 
 _ASKING_MAX: Final = 20
+_DECLINED_MAX: Final = 5
 _SCHEMA_CHARACTERS_MAX: Final = 2000
 
 OnQuestion: TypeAlias = Callable[[Asked], Awaitable[mcp.types.ElicitResult]]
 """Returns the answer to a question of the server."""
 
 
+class Called(mcp.types.CallToolResult):
+    """The result of a call, or the task that it has begun; `task` is anything else where nobody has asked for one."""
+
+    task: Annotated[mcp.types.Task | Any, pydantic.Field(union_mode="left_to_right")] = None
+
+
 class Call:
     """The part of a call that a session needs, and the result for the model."""
 
     def __init__(self, entry: ToolVersion, context: ToolContext, secrets: Collection[str], helper: Helper) -> None:
+        self.entry = entry
+        self.context = context
         self._reader = Reader(helper, StoreId(context.store_id))
-        self._entry = entry
-        self._context = context
         self._secrets = secrets
-        self._declined: list[tuple[Asked, str]] = []
+        self._declined: list[str] = []
         self.is_in_doubt = False
         """True if a question was declined that may have been this call's, or another's."""
 
     def mark_begun(self) -> None:
         """Say that the server can hear of the call from now on."""
-        self._context.mark_begun()
+        self.context.mark_begun()
 
     async def on_progress(self, progress: float, total: float | None, message: str | None) -> None:
         """Pass progress on."""
         fraction = min(max(progress / total, 0.0), 1.0) if total else None
-        self._context.progress(fraction, message or "")
+        self.context.progress(fraction, message or "")
 
     async def on_question(self, question: Asked) -> mcp.types.ElicitResult:
         """Ask the user. What cannot be put to a person is declined; the model is told of it, and can ask."""
         try:
             return await put(
                 question,
-                self._context.ask,
-                tool=self._entry.definition.name,
-                clean=self._clean,
+                self.context.ask,
+                tool=self.entry.definition.name,
+                clean=self.clean,
                 reader=self._reader,
             )
         except (Unaskable, ToolError, Overloaded, DependencyUnavailable) as error:
-            self._declined.append((question, str(error)))
+            # A server may ask on and on, and at any length.
+            if len(self._declined) < _DECLINED_MAX:
+                self._declined.append(_declined_text(question, str(error)))
         return mcp.types.ElicitResult(action="decline")
 
     def outcome(self, result: mcp.types.CallToolResult) -> Any:
@@ -68,9 +78,9 @@ class Call:
         Raises:
             ToolError: the tool failed, or asked the user what could not be put to them.
         """
-        bytes_max = self._entry.definition.result_bytes_max or RESULT_BYTES_MAX
+        bytes_max = self.entry.definition.result_bytes_max or RESULT_BYTES_MAX
         if self._declined:
-            asked = _question_text(self._entry.definition.name, self._declined)
+            asked = _question_text(self.entry.definition.name, self._declined)
             answer = error_text(result) if result.is_error else json.dumps(result_json(result, 0), ensure_ascii=False)
             raise ToolError(f"{asked}\nAfter the decline the tool returned: {answer}")
         if self.is_in_doubt:
@@ -82,7 +92,7 @@ class Call:
     def _doubtful(self, result: mcp.types.CallToolResult, bytes_max: int) -> Any:
         """Return the result of a call whose server asked something that may have been for somebody else."""
         note = (
-            f"The server of {self._entry.definition.name} asked something while several calls were under way, and did"
+            f"The server of {self.entry.definition.name} asked something while several calls were under way, and did"
             " not say in which one, so nobody was asked and it was declined. If this result lacks an answer, call the"
             " tool again: it will be alone on its connection, and what it asks reaches the user."
         )
@@ -90,7 +100,8 @@ class Call:
             raise ToolError(f"{error_text(result)}\n{note}")
         return {"result": result_json(result, bytes_max - len(note.encode())), "note": note}
 
-    def _clean(self, text: str) -> str:
+    def clean(self, text: str) -> str:
+        """Return words of the server without secrets."""
         return storable(hide(self._secrets, text))
 
 
@@ -149,17 +160,20 @@ async def open_pages(error: mcp.MCPError, ask: OnQuestion) -> None:
         raise error
 
 
-def _question_text(name: str, declined: Sequence[tuple[Asked, str]]) -> str:
+def _question_text(name: str, declined: Sequence[str]) -> str:
     """Return what the model is told of questions that nobody could answer."""
-    lines = [f"{name} asked the user something in the middle of the call, which was declined."]
-    for question, problem in declined:
-        asked = question.model_dump(by_alias=True, mode="json", exclude_none=True)
-        schema = asked.get("requestedSchema")
-        lines.append(f"Question: {str(asked.get('message', ''))[:_SCHEMA_CHARACTERS_MAX]}")
-        if schema is not None:
-            lines.append(f"Schema of the answer: {json.dumps(schema, ensure_ascii=False)[:_SCHEMA_CHARACTERS_MAX]}")
-        if asked.get("url"):
-            lines.append(f"It wants the user to open: {str(asked['url'])[:_SCHEMA_CHARACTERS_MAX]}")
-        lines.append(f"It was declined because {problem}.")
-    lines.append("Ask the user with ask_user, then call the tool again with what the answer changes.")
+    first = f"{name} asked the user something in the middle of the call, which was declined."
+    last = "Ask the user with ask_user, then call the tool again with what the answer changes."
+    return "\n".join([first, *declined, last])
+
+
+def _declined_text(question: Asked, problem: str) -> str:
+    asked = question.model_dump(by_alias=True, mode="json", exclude_none=True)
+    schema = asked.get("requestedSchema")
+    lines = [f"Question: {str(asked.get('message', ''))[:_SCHEMA_CHARACTERS_MAX]}"]
+    if schema is not None:
+        lines.append(f"Schema of the answer: {json.dumps(schema, ensure_ascii=False)[:_SCHEMA_CHARACTERS_MAX]}")
+    if asked.get("url"):
+        lines.append(f"It wants the user to open: {str(asked['url'])[:_SCHEMA_CHARACTERS_MAX]}")
+    lines.append(f"It was declined because {problem[:_SCHEMA_CHARACTERS_MAX]}.")
     return "\n".join(lines)

@@ -70,11 +70,11 @@ def _discovered(name: str, tool: ServerTool) -> DiscoveredTool:
         arguments_schema=plain_schema(tool.said.get("inputSchema")),
         # That a tool does harm is believed; that it does none is not.
         category=Category.DESTRUCTIVE if annotations.get("destructiveHint") is True else Category.SENSITIVE,
-        effect=EffectClass.AT_MOST_ONCE,
+        # A task can be asked for.
+        effect=EffectClass.RECONCILABLE if tool.demands_task else EffectClass.AT_MOST_ONCE,
     )
     binding = Binding(tool=tool.name, digest=tool.digest)
-    unusable = "its server demands task augmentation, which is not supported" if tool.demands_task else ""
-    return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding), unusable=unusable)
+    return DiscoveredTool(definition=definition, binding=msgspec.json.encode(binding))
 
 
 def _description(text: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.shares import share
 
 if TYPE_CHECKING:
     from pawl.tool_registry.adapters.mcp.session import Session
@@ -43,10 +44,11 @@ class Pool:
         self.made_of, self.problem, self.not_before, self._failures = made_of, "", 0.0, 0
         return stale
 
-    def find(self, user_id: UserId, call_id: str, now: float) -> Session | None:
-        """Return a connection that may carry a call; None if a new one is needed."""
+    def find(self, user_id: UserId, call_id: str, now: float, *, is_alone: bool = False) -> Session | None:
+        """Return a connection that may carry a call, perhaps as its only one; None if a new one is needed."""
         self._learn(now)
-        good = (one for one in self.sessions if one.may_carry(user_id, call_id, alone=self.is_asking))
+        alone = self.is_asking or is_alone
+        good = (one for one in self.sessions if one.may_carry(user_id, call_id, alone=alone))
         return next(good, None)
 
     def spent(self, user_id: UserId) -> Sequence[Session]:
@@ -75,7 +77,7 @@ def crowd(
     """Return the connections of which one has to end before a store may have another one, and the limit in words.
 
     `sessions` are those of all stores. None: there is room. `owner` is whose the new one is to be. A store may have
-    half of what the others leave, so none, and no two, can shut out the next.
+    its `share`.
     """
     everywhere = [(store, one) for store, one in sessions if one.is_open]
     of_store = [one for store, one in everywhere if store == store_id]
@@ -83,7 +85,7 @@ def crowd(
     of_user = [one for one in of_store if owner is not None and one.owner == owner]
     for found, most, whose in (
         (of_user, SESSIONS_OF_USER_MAX, " of this user"),
-        (of_store, max(1, (SESSIONS_MAX - of_others) // 2), " of this store"),
+        (of_store, share(SESSIONS_MAX, of_others), " of this store"),
         ([one for _, one in everywhere], SESSIONS_MAX, ""),
     ):
         if len(found) >= most:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 import contextvars
 import math
-from collections.abc import AsyncGenerator, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, aclosing
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeVar
 
 import httpx2
 import mcp
@@ -24,20 +24,18 @@ from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import UserId
 from pawl.chassis.tasks import within
 from pawl.errors import SourceUnreachable
-from pawl.tool_registry.adapters.mcp.call import Call, Flight, open_pages
+from pawl.tool_registry.adapters.mcp.attempts import Garbled, Lost, Refused, TooLarge
+from pawl.tool_registry.adapters.mcp.call import Call, Called, Flight, open_pages
 from pawl.tool_registry.adapters.mcp.definitions import ServerTool
 from pawl.tool_registry.adapters.mcp.elicitation import Asked
+from pawl.tool_registry.adapters.mcp.listing import listed
 from pawl.tool_registry.adapters.mcp.program import ProgramProblem
 from pawl.tool_registry.adapters.mcp.transports import Streams, Wire
-from pawl.tool_registry.domain.source import TOOLS_MAX
-from pawl.tool_registry.sdk.values import hide, without
+from pawl.tool_registry.sdk.values import hide
 
 CONNECT_SECONDS: Final = 30.0
-_LIST_SECONDS: Final = 30.0
 _CLOSE_SECONDS: Final = 15.0
 _OBITUARY_SECONDS: Final = 3.0
-_PAGES_MAX: Final = 50
-_LISTED_MAX: Final = 5 * TOOLS_MAX
 _RELIST_SECONDS: Final = 1.0
 _RELISTEN_SECONDS: Final = 5.0
 _ROUNDS_MAX: Final = 10
@@ -48,34 +46,16 @@ _CLIENT: Final = mcp.types.Implementation(name="pawl", version="1")
 # What the package says in the server's place. The code alone is one that servers use too.
 _SESSION_GONE: Final = "Session terminated"
 _BROKEN: Final = ("Connection closed", "SSE stream ")
+_UNREADABLE: Final = ("Failed to parse ", "Unexpected content type: ", "server answered a request with 202 ")
 
 Connect = Callable[[Wire], AbstractAsyncContextManager[Streams]]
 
-_Result: TypeAlias = mcp.types.CallToolResult | mcp.types.InputRequiredResult
+_Result: TypeAlias = Called | mcp.types.InputRequiredResult
 _results: Final[pydantic.TypeAdapter[_Result]] = pydantic.TypeAdapter(_Result)
 
+T = TypeVar("T")
+
 _log = logs.get_logger(__name__)
-
-
-class Lost(Exception):
-    """The connection ended in the middle of a call. `never_ran`: the server has refused it unseen."""
-
-    def __init__(self, problem: str, *, never_ran: bool = False) -> None:
-        self.problem = problem
-        self.never_ran = never_ran
-        super().__init__(problem)
-
-
-class Refused(Exception):
-    """The server answered a call with an error of the protocol; the message is its own."""
-
-
-class TooLarge(Exception):
-    """The server sent more than can be read, and this was its only call."""
-
-
-class Garbled(Exception):
-    """The server answered a call with what is no result."""
 
 
 class Session:
@@ -203,8 +183,16 @@ class Session:
             raise SourceUnreachable(self.problem or "the connection was closed")
         return self._tools
 
-    async def call(self, flight: Flight, call: Call, name: str, arguments: dict[str, Any]) -> mcp.types.CallToolResult:
-        """Call a tool. Cancelling it tells the server so, and ends what it asks.
+    async def call(
+        self,
+        flight: Flight,
+        call: Call,
+        name: str,
+        arguments: dict[str, Any],
+        *,
+        as_task: mcp.types.TaskMetadata | None = None,
+    ) -> Called:
+        """Call a tool, perhaps as a task. Cancelling it tells the server so, and ends what it asks.
 
         There is no limit of time here, so that none runs out while a question is open.
 
@@ -212,29 +200,57 @@ class Session:
             Lost: the connection ended, or has become another user's before the call was sent.
             Refused, TooLarge, Garbled: the answer is an error of the protocol, too large, or no result.
         """
-        if self._client is None or not self.is_open:
-            raise Lost(self.problem or "the connection was closed", never_ran=True)
-        if self.has_asked and (self.owner != flight.user_id or self._sent() or self._is_retired):
+        params = mcp.types.CallToolRequestParams(name=name, arguments=arguments, task=as_task)
+        result = await self.sending(flight, call, lambda client: self._call(client, flight, call, params))
+        if as_task and isinstance(result.task, mcp.types.Task):
+            return result
+        if result.task is not None and not result.content and result.structured_content is None:
+            raise Garbled
+        # It is done, whatever is said of a task.
+        result.task = None
+        return result
+
+    async def sending(self, flight: Flight, call: Call, send: Callable[[mcp.Client], Awaitable[T]]) -> T:
+        """Send what may have an effect, and in which the server may ask something. Raises as `call` does."""
+        # What goes on here is asked for here.
+        is_new = not flight.is_sent
+        if is_new and self.has_asked and (self.owner != flight.user_id or self._sent() or self._is_retired):
             raise Lost("its server asks each user on a connection of their own", never_ran=True)
-        flight.send(call.on_question)
-        self._wire.was_used = True
-        call.mark_begun()
+        if self.is_open and self._client is not None:
+            flight.send(call.on_question)
+            call.mark_begun()
         try:
-            return await self._call(self._client, flight, call, name, arguments)
+            return await self.answer(send)
         except asyncio.CancelledError:
             if len(self._left) < _LEFT_MAX:
                 self._left.add(flight.call_id)
             raise
+
+    async def answer(self, send: Callable[[mcp.Client], Awaitable[T]]) -> T:
+        """Return what the server answers, or say why it does not. Raises as `call` does."""
+        if self._client is None or not self.is_open:
+            raise Lost(self.problem or "the connection was closed", never_ran=True)
+        self._wire.was_used = True
+        try:
+            return await send(self._client)
         except mcp.MCPError as error:
-            if error.message == _SESSION_GONE:
+            if error.message == _SESSION_GONE and self._wire.is_forgotten:
                 self._wire.end("it does not know the session any more")
                 raise Lost(self.problem, never_ran=True) from None
             if error.code == mcp.types.CONNECTION_CLOSED and error.message.startswith(_BROKEN):
+                # Counted now: those that are told first have left by then.
+                is_alone = len(self._sent()) == 1
                 await self._ended()
-                if self._wire.is_too_large and len(self._sent()) == 1:
+                if self._wire.is_too_large and is_alone:
                     raise TooLarge(self.problem) from None
-                raise Lost(self.problem, never_ran=self._was_refused and len(self._sent()) == 1) from None
-            raise Refused(error.message) from None
+                raise Lost(
+                    self.problem,
+                    never_ran=self._was_refused and is_alone,
+                    is_too_large=self._wire.is_too_large,
+                ) from None
+            if error.message.startswith(_UNREADABLE):
+                raise Garbled from None
+            raise Refused(error.message, code=error.code) from None
         except pydantic.ValidationError:
             raise Garbled from None
 
@@ -245,34 +261,29 @@ class Session:
         self._wire.end("the connection broke")
 
     async def _call(
-        self, client: mcp.Client, flight: Flight, call: Call, name: str, arguments: dict[str, Any]
-    ) -> mcp.types.CallToolResult:
+        self, client: mcp.Client, flight: Flight, call: Call, params: mcp.types.CallToolRequestParams
+    ) -> Called:
         """Send the call, and again with answers as long as the server asks for something first.
 
         The package's own method checks results against the server's schema, with
         patterns that could take for ever.
         """
-        answers: dict[str, Any] | None = None
-        state: str | None = None
         for _ in range(_ROUNDS_MAX):
-            request = mcp.types.CallToolRequest(
-                params=mcp.types.CallToolRequestParams(
-                    name=name, arguments=arguments, input_responses=answers, request_state=state
-                )
-            )
+            request = mcp.types.CallToolRequest(params=params)
             try:
                 result = await client.session.send_request(request, _results, progress_callback=call.on_progress)
             except mcp.MCPError as error:
-                # It has done nothing yet: pages have to be opened first.
+                # It has done nothing yet, and begun no task: pages have to be opened first.
                 await open_pages(error, partial(self._ask_of, flight))
                 continue
-            if isinstance(result, mcp.types.CallToolResult):
+            if isinstance(result, Called):
                 return result
-            answers, state = {}, result.request_state
+            answers: dict[str, Any] = {}
             for key, asked in (result.input_requests or {}).items():
                 if not isinstance(asked, mcp.types.ElicitRequest):
                     raise Refused("it asks for what is not offered: sampling or roots")
                 answers[key] = await self._ask_of(flight, asked.params)
+            params = params.model_copy(update={"input_responses": answers, "request_state": result.request_state})
             if not answers:
                 await self._clock.sleep(0.1)
         raise Refused(f"it asked for more than {_ROUNDS_MAX} times before it answered")
@@ -341,17 +352,7 @@ class Session:
 
     async def _list(self, client: mcp.Client) -> None:
         self._is_stale = False
-        found: dict[str, ServerTool] = {}
-        try:
-            async with asyncio.timeout(_LIST_SECONDS), aclosing(_pages(client)) as pages:
-                async for tool in pages:
-                    said = without(self._secrets, tool.model_dump(by_alias=True, mode="json", exclude_none=True))
-                    if not isinstance(said, dict) or tool.name in found:
-                        raise SourceUnreachable("it describes a tool twice")
-                    found[str(said["name"])] = ServerTool(said=said)
-        except TimeoutError:
-            raise SourceUnreachable(f"it did not list its tools within {_LIST_SECONDS:g} s") from None
-        self._tools = found
+        self._tools = await listed(client, self._secrets)
         if not self._is_stale:
             self._listed.set()
 
@@ -438,21 +439,3 @@ def _first(error: BaseException) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
-
-
-async def _pages(client: mcp.Client) -> AsyncGenerator[mcp.types.Tool, None]:
-    """Give the tools of a server, page by page."""
-    cursor: str | None = None
-    count = 0
-    for _ in range(_PAGES_MAX):
-        params = mcp.types.PaginatedRequestParams(cursor=cursor) if cursor is not None else None
-        page = await client.session.list_tools(params=params)
-        count += len(page.tools)
-        if count > _LISTED_MAX:
-            break
-        for tool in page.tools:
-            yield tool
-        cursor = page.next_cursor
-        if cursor is None:
-            return
-    raise SourceUnreachable(f"it has more than {_LISTED_MAX} tools, or more than {_PAGES_MAX} pages of them")

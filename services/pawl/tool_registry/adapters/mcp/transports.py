@@ -13,6 +13,7 @@ from typing import Any, Final, Self, TypeAlias
 import anyio
 import httpx2
 import mcp.types
+import msgspec
 from anyio.abc import ObjectSendStream
 from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client.streamable_http import streamable_http_client
@@ -24,9 +25,21 @@ from pawl.tool_registry.adapters.mcp.program import BRACKETS_MAX, MESSAGE_BYTES_
 # What nobody has asked for: requests and notifications of the server.
 _UNASKED_BURST: Final = 1000
 _UNASKED_PER_SECOND: Final = 200
+# Whatever a server sends takes time to be read, in which nobody else is served: a message as much as so many bytes of
+# a text, and a bracket, and a line.
+_BYTES_BURST: Final = 64 * 1024 * 1024
+_BYTES_PER_SECOND: Final = 8 * 1024 * 1024
+_BYTES_OF_MESSAGE: Final = 4096
+_BYTES_OF_BRACKET: Final = 32
+_BYTES_OF_LINE: Final = 64
+# Streams that a server ends are asked for again, when it says so and as often as it says.
+_STREAMS_BURST: Final = 20
+_STREAMS_PER_SECOND: Final = 1
 _STALL_SECONDS: Final = 10.0
 _WRITES_MAX: Final = 64
 _GARBAGE_LINES_MAX: Final = 100
+_SESSION_ID: Final = "mcp-session-id"
+_NO_SUCH_METHOD: Final = b"-32601"
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_BYTES: Final = 3
 # A server may be silent for as long as a call may take, whose own limit ends it, and that stands still while the user
@@ -43,6 +56,8 @@ class Wire:
         """True if it ended because a message was too large."""
         self.was_used = False
         """True if calls went over it: what the program wrote last may be about what somebody sent."""
+        self.is_forgotten = False
+        """True if the server has said that it does not know the session, of a message that it has not looked at."""
         self.news = asyncio.Event()
         """Set when there is something to do: the end, or what its owner sets it for."""
 
@@ -53,14 +68,42 @@ class Wire:
         self.news.set()
 
 
+class Pace:
+    """A rate that something keeps after a burst."""
+
+    def __init__(self, burst: int, per_second: int, clock: Clock) -> None:
+        self._burst = burst
+        self._per_second = per_second
+        self._clock = clock
+        self._left = float(burst)
+        self._seen_at = clock.monotonic()
+
+    async def keep(self, amount: float = 1) -> None:
+        """Return when so much more may be."""
+        now = self._clock.monotonic()
+        self._left = min(self._left + (now - self._seen_at) * self._per_second, self._burst) - amount
+        self._seen_at = now
+        if self._left < 0:
+            await self._clock.sleep(-self._left / self._per_second)
+
+
+def _reading(clock: Clock) -> Pace:
+    return Pace(_BYTES_BURST, _BYTES_PER_SECOND, clock)
+
+
+def _effort(data: bytes, messages: int) -> int:
+    """Return what it takes to read a part of what a server sends, in bytes of a text."""
+    lines = data.count(b"\n") + data.count(b"\r")
+    weights = messages * _BYTES_OF_MESSAGE + brackets_in(data) * _BYTES_OF_BRACKET + lines * _BYTES_OF_LINE
+    return len(data) + weights
+
+
 class Paced:
     """A stream of incoming messages that lets a server speak only so fast; what it says beyond that waits with it."""
 
     def __init__(self, stream: Any, clock: Clock) -> None:
         self._stream = stream
-        self._clock = clock
-        self._left = float(_UNASKED_BURST)
-        self._seen_at = clock.monotonic()
+        self._pace = Pace(_UNASKED_BURST, _UNASKED_PER_SECOND, clock)
 
     @property
     def last_context(self) -> Any:
@@ -90,16 +133,12 @@ class Paced:
     async def _passed(self, item: SessionMessage | Exception) -> SessionMessage | Exception:
         unasked = mcp.types.JSONRPCRequest | mcp.types.JSONRPCNotification
         if isinstance(item, SessionMessage) and isinstance(item.message, unasked):
-            await self._wait()
+            await self._pace.keep()
+        answer = item.message if isinstance(item, SessionMessage) else None
+        if isinstance(answer, mcp.types.JSONRPCResponse) and isinstance(answer.result.get("task"), dict):
+            # The package takes the beginning of a task for a result of a call that lacks its content.
+            answer.result.setdefault("content", [])
         return item
-
-    async def _wait(self) -> None:
-        now = self._clock.monotonic()
-        self._left = min(self._left + (now - self._seen_at) * _UNASKED_PER_SECOND, _UNASKED_BURST)
-        self._seen_at = now
-        self._left -= 1
-        if self._left < 0:
-            await self._clock.sleep(-self._left / _UNASKED_PER_SECOND)
 
 
 Streams: TypeAlias = tuple[Paced, Any]
@@ -119,7 +158,7 @@ async def stdio_transport(program: Program, wire: Wire, clock: Clock) -> AsyncGe
         incoming, read_stream = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         write_stream, outgoing = anyio.create_memory_object_stream[SessionMessage](_WRITES_MAX)
         tasks = [
-            asyncio.create_task(_read(program, wire, incoming), name="mcp.read"),
+            asyncio.create_task(_read(program, wire, incoming, _reading(clock)), name="mcp.read"),
             asyncio.create_task(_write(program, wire, outgoing, incoming), name="mcp.write"),
         ]
         try:
@@ -133,7 +172,9 @@ async def stdio_transport(program: Program, wire: Wire, clock: Clock) -> AsyncGe
                 stream.close()
 
 
-async def _read(program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception]) -> None:
+async def _read(
+    program: Program, wire: Wire, incoming: ObjectSendStream[SessionMessage | Exception], pace: Pace
+) -> None:
     """Pass messages on, line by line, until the program's output ends or cannot be borne any longer."""
     garbage = 0
     async with incoming:
@@ -146,6 +187,7 @@ async def _read(program: Program, wire: Wire, incoming: ObjectSendStream[Session
             if brackets_in(line) > BRACKETS_MAX:
                 wire.end(f"it sent a message of more than {BRACKETS_MAX} brackets", is_too_large=True)
                 return
+            await pace.keep(_effort(line, 1))
             if not line:
                 wire.end(await program.obituary(with_words=not wire.was_used))
                 return
@@ -153,6 +195,8 @@ async def _read(program: Program, wire: Wire, incoming: ObjectSendStream[Session
                 message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
             except ValueError:
                 garbage += bool(line.strip())
+                # A buffer full of such lines is read without a wait.
+                await asyncio.sleep(0)
                 continue
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await incoming.send(SessionMessage(message))
@@ -193,7 +237,12 @@ async def http_transport(
     # What is compressed could be any size when it is not.
     client.headers["Accept-Encoding"] = "identity"
     client.timeout = _TIMEOUT
-    client.event_hooks = {**client.event_hooks, "response": [*client.event_hooks["response"], partial(_limit, wire)]}
+    streams = Pace(_STREAMS_BURST, _STREAMS_PER_SECOND, clock)
+    limits = [partial(_limit, wire, _reading(clock)), partial(_note_forgotten, wire)]
+    client.event_hooks = {
+        "request": [*client.event_hooks["request"], partial(_limit_request, streams)],
+        "response": [*client.event_hooks["response"], *limits],
+    }
     async with (
         client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MESSAGE_BYTES_MAX) as (read, write),
@@ -201,22 +250,54 @@ async def http_transport(
         yield Paced(read, clock), write
 
 
-async def _limit(wire: Wire, response: httpx2.Response) -> None:
+async def _limit(wire: Wire, pace: Pace, response: httpx2.Response) -> None:
     """Limit a body that is read as a whole, and the brackets of events. Those have a limit of bytes already."""
     if response.headers.get("content-encoding", "identity").lower() != "identity":
         raise httpx2.DecodingError("it sent a compressed body, which nobody asked for", request=response.request)
-    is_stream = response.headers.get("content-type", "").lower().startswith("text/event-stream")
+    # Bodies of errors and redirects are read as a whole, too, whatever they say they are.
+    is_stream = response.is_success and response.headers.get("content-type", "").lower().startswith("text/event-stream")
     if isinstance(response.stream, httpx2.AsyncByteStream):
-        response.stream = _Limited(response.stream, response.request, wire, is_stream=is_stream)
+        response.stream = _Limited(response.stream, response.request, wire, pace, is_stream=is_stream)
+
+
+class _Message(msgspec.Struct):
+    """The parts that only a request has both of."""
+
+    id: Any = None
+    method: str = ""
+
+
+async def _limit_request(streams: Pace, request: httpx2.Request) -> None:
+    """Keep the pace of streams, and limit the wait for what has no answer: all that is sent later waits with it."""
+    if request.method == "GET":
+        await streams.keep()
+        return
+    message = msgspec.json.decode(request.content, type=_Message) if request.content else _Message()
+    if message.id is None or not message.method:
+        timeout = {**request.extensions.get("timeout", {}), "read": _STALL_SECONDS}
+        request.extensions = {**request.extensions, "timeout": timeout}
+
+
+async def _note_forgotten(wire: Wire, response: httpx2.Response) -> None:
+    """Note that the session is unknown, as the protocol says it; the package passes on only what the body says."""
+    request = response.request
+    if response.status_code != httpx2.codes.NOT_FOUND or request.method != "POST" or _SESSION_ID not in request.headers:
+        return
+    if _NO_SUCH_METHOD not in await response.aread():
+        wire.is_forgotten = True
+        response.headers["Content-Type"] = "text/plain"
 
 
 class _Limited(httpx2.AsyncByteStream):
     """A body whose one message, or each of whose events, is not too large."""
 
-    def __init__(self, stream: httpx2.AsyncByteStream, request: httpx2.Request, wire: Wire, *, is_stream: bool) -> None:
+    def __init__(
+        self, stream: httpx2.AsyncByteStream, request: httpx2.Request, wire: Wire, pace: Pace, *, is_stream: bool
+    ) -> None:
         self._stream = stream
         self._is_stream = is_stream
         self._wire = wire
+        self._pace = pace
         self._request = request
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -231,6 +312,7 @@ class _Limited(httpx2.AsyncByteStream):
                 problem = f"it sent a message of more than {MESSAGE_BYTES_MAX} bytes or {BRACKETS_MAX} brackets"
                 self._wire.end(problem, is_too_large=True)
                 raise httpx2.ReadError(problem, request=self._request)
+            await self._pace.keep(_effort(data, len(events) - 1))
             yield data
 
     async def aclose(self) -> None:

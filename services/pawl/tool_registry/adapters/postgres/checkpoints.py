@@ -9,14 +9,14 @@ from pawl.tool_registry.app.execution.ports import Writer
 
 _NOT_ERASED: Final = "NOT EXISTS (SELECT FROM tool_registry.erased_runs r WHERE r.store_id = $1 AND r.run_id = $3)"
 _TAKE: Final = f"""
-INSERT INTO tool_registry.checkpoints AS c (store_id, call_id, token, attempt)
-SELECT $1, $2, $4, $5 WHERE {_NOT_ERASED}
+INSERT INTO tool_registry.checkpoints AS c (store_id, call_id, run_id, token, attempt)
+SELECT $1, $2, $3, $4, $5 WHERE {_NOT_ERASED}
 ON CONFLICT (store_id, call_id) DO UPDATE SET token = excluded.token, attempt = excluded.attempt
 RETURNING content
 """  # constants only
 _KEEP: Final = f"""
-INSERT INTO tool_registry.checkpoints AS c (store_id, call_id, token, attempt, content)
-SELECT $1, $2, $4, $5, $6 WHERE {_NOT_ERASED}
+INSERT INTO tool_registry.checkpoints AS c (store_id, call_id, run_id, token, attempt, content)
+SELECT $1, $2, $3, $4, $5, $6 WHERE {_NOT_ERASED}
 ON CONFLICT (store_id, call_id) DO UPDATE SET
     token = excluded.token, content = excluded.content, written_at = now()
 WHERE c.token = excluded.token OR ($7 AND c.attempt = 1 AND excluded.attempt = 1)

@@ -32,8 +32,10 @@ _OF_CALLS: Final = (
     "DELETE FROM tool_registry.plan_changes WHERE store_id = $1 AND idempotency_key = ANY ($2::text[])",
 )
 # Those of a job that went on for long are not named: the ledger keeps its last ones.
-_CALLS_OF_RUNS: Final = """
-SELECT call_id FROM tool_registry.executions WHERE store_id = $1 AND run_id = ANY ($2::text[]) LIMIT 1000
+CALLS_OF_RUNS: Final = """
+SELECT call_id FROM tool_registry.executions WHERE store_id = $1 AND run_id = ANY ($2::text[])
+UNION SELECT call_id FROM tool_registry.checkpoints WHERE store_id = $1 AND run_id = ANY ($2::text[])
+UNION SELECT call_id FROM tool_registry.worker_calls WHERE store_id = $1 AND run_id = ANY ($2::text[]) LIMIT 1000
 """
 _RULES: Final = """
 SELECT rule_id FROM tool_registry.rules
@@ -60,7 +62,7 @@ class PostgresErasures(DatabaseAdapter):
             await connection.execute(_NO_LONG_WAIT)
             await connection.execute(_WAIT_FOR_WRITERS)
             await connection.execute(_MARK_RUNS, store_id, run_ids)
-        while found := await self._database.fetch(_CALLS_OF_RUNS, store_id, run_ids):
+        while found := await self._database.fetch(CALLS_OF_RUNS, store_id, run_ids):
             await self._remove_calls(store_id, [record["call_id"] for record in found])
         await self._remove_calls(store_id, call_ids)
         async with self._database.transaction() as connection:

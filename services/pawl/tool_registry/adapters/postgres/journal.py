@@ -17,7 +17,7 @@ from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, ended_badly
+from pawl.tool_registry.domain.execution import ExecutionResult, Outcome, awaiting_completion, ended_badly
 from pawl.tool_registry.domain.inverse import InverseCall
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
 from pawl.tool_registry.domain.leases import LeaseWatch
@@ -33,8 +33,9 @@ SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9 WHERE {_LEASED.format("$8")}
 AND NOT EXISTS (SELECT FROM tool_registry.erased_runs r WHERE r.store_id = $1 AND r.run_id = $3)
 ON CONFLICT (store_id, call_id) DO NOTHING RETURNING true
 """  # noqa: S608  # constants only
+SECONDS_LEFT: Final = "extract(epoch FROM e.awaits_until - clock_timestamp())::float8 AS completion_seconds_left"
 _READ: Final = f"""
-SELECT e.*, {lives("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
+SELECT e.*, {SECONDS_LEFT}, {lives("e.instance_id", "$4", "$5")} AS holder_alive, {_LEASED.format("$3")} AS asker_alive
 FROM tool_registry.executions e WHERE store_id = $1 AND call_id = $2
 """  # noqa: S608  # constants only
 _LOCK: Final = f"{_READ} FOR UPDATE OF e"
@@ -42,13 +43,13 @@ _TAKE: Final = """
 UPDATE tool_registry.executions SET
     instance_id = $3, effect = $4, token = $5, begun_at = now(), ended_at = NULL, outcome = NULL, content = NULL,
     is_error = NULL, error_reason = NULL, note = NULL, duration_seconds = NULL, inverse = NULL, question = NULL,
-    question_position = 0, answers = NULL
+    question_position = 0, answers = NULL, awaits_until = NULL, completion = NULL, completed_by = NULL, untold_at = NULL
 WHERE store_id = $1 AND call_id = $2
 """
-_RESULT: Final = "outcome, content, is_error, error_reason, note, duration_seconds"
+RESULT: Final = "outcome, content, is_error, error_reason, note, duration_seconds"
 _END: Final = f"""
 UPDATE tool_registry.executions SET
-    ended_at = now(), ({_RESULT}, inverse) = ($4, $5, $6, $7, $8, $9, $10),
+    ended_at = now(), ({RESULT}, inverse) = ($4, $5, $6, $7, $8, $9, $10),
     unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
 WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
 """  # noqa: S608  # constants only
@@ -91,6 +92,11 @@ DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
     SELECT store_id, call_id FROM tool_registry.executions
     WHERE ended_at < now() - make_interval(secs => $1) ORDER BY ended_at LIMIT 10000)
 """
+_FORGET_AWAITED: Final = """
+DELETE FROM tool_registry.executions WHERE (store_id, call_id) IN (
+    SELECT store_id, call_id FROM tool_registry.executions
+    WHERE ended_at IS NULL AND awaits_until < now() - make_interval(secs => $1) ORDER BY awaits_until LIMIT 10000)
+"""
 _INSTANCES: Final = "SELECT instance_id, expires_at FROM tool_registry.instances WHERE instance_id <> $1"
 _FORGET_INSTANCES: Final = f"""
 DELETE FROM tool_registry.instances l
@@ -100,7 +106,7 @@ _FORGET_LOCKS: Final = f"""
 DELETE FROM tool_registry.resource_locks l WHERE NOT {lives("l.instance_id", "$1", "$2")}
 """  # noqa: S608  # constants only
 
-_of_result: Final = attrgetter(*_RESULT.split(", "))
+_of_result: Final = attrgetter(*RESULT.split(", "))
 _CANCELLED_BEFORE: Final = ended_badly(Outcome.CANCELLED, "CANCELLED", "the call was cancelled before it began")
 
 
@@ -141,7 +147,7 @@ class PostgresExecutionJournal:
             return None
         match self._step(row, call, ()):
             case Step.STORED:
-                return _result(row)
+                return result_of(row)
             case Step.ELSEWHERE:
                 return _held(row)
             case _:
@@ -156,7 +162,7 @@ class PostgresExecutionJournal:
             if await self._write_end(connection, key, result):
                 return result
             row = await connection.fetchrow(_READ, *self._reading(key))
-        standing = None if row is None else _result(row)
+        standing = None if row is None else result_of(row)
         return standing or result
 
     async def ask(self, key: CallKey, question: Question, position: int) -> None:
@@ -202,6 +208,7 @@ class PostgresExecutionJournal:
     async def forget(self, older_than_seconds: float) -> int:
         async with self._database.acquire(urgent=True) as connection:
             tag = await connection.execute(_FORGET, older_than_seconds)
+            await connection.execute(_FORGET_AWAITED, older_than_seconds)
             await connection.execute(_FORGET_LOCKS, *self.watch.unrenewed())
             await connection.execute(_FORGET_INSTANCES, *self.watch.unrenewed())
         return affected(tag)
@@ -223,7 +230,7 @@ class PostgresExecutionJournal:
             case Step.MISMATCH:
                 raise InvalidArguments("this call was begun with another tool or other arguments")
             case Step.STORED:
-                return _result(row) or outcome.of_doubt(call.tool_name)
+                return result_of(row) or outcome.of_doubt(call.tool_name)
             case Step.ELSEWHERE:
                 return _held(row)
             case Step.CONCLUDE_UNKNOWN:
@@ -251,12 +258,12 @@ class PostgresExecutionJournal:
             is_own=row["instance_id"] == self._instance_id,
             is_unacted=row["token"] in unacted,
             is_holder_alive=row["holder_alive"],
-            result=_result(row),
+            result=result_of(row),
         )
         return next_step(entry, fingerprint=call.fingerprint, unknowns_resolved=call.unknowns_resolved)
 
     def _standing(self, row: asyncpg.Record) -> ExecutionResult | HeldElsewhere | None:
-        result = _result(row)
+        result = result_of(row)
         if result is not None or not row["fingerprint"]:
             return result
         if row["holder_alive"] and row["instance_id"] != self._instance_id:
@@ -284,9 +291,10 @@ def _held(row: asyncpg.Record) -> HeldElsewhere:
     return HeldElsewhere(question=question, position=row["question_position"])
 
 
-def _result(row: asyncpg.Record) -> ExecutionResult | None:
+def result_of(row: asyncpg.Record) -> ExecutionResult | None:
+    """Return what became of a call: its end, or that it awaits its completion; None while its tool runs."""
     if row["ended_at"] is None:
-        return None
-    fields = {name: row[name] for name in _RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}
+        return None if row["awaits_until"] is None else awaiting_completion(row["completion_seconds_left"])
+    fields = {name: row[name] for name in RESULT.split(", ")} | {"outcome": Outcome(row["outcome"])}
     inverse = None if row["inverse"] is None else msgspec.msgpack.decode(row["inverse"], type=InverseCall)
     return ExecutionResult(**fields, inverse=inverse)

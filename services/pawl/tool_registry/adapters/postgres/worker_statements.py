@@ -116,9 +116,9 @@ WITH me AS ({_ME.format("$13")}), given AS (
 ), added AS (
     INSERT INTO tool_registry.worker_calls AS c
         (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token,
-         asker_id, state, lease_epoch, worker_id, origin, told_epochs)
+         asker_id, state, lease_epoch, worker_id, origin, run_id, told_epochs)
     SELECT $1, $2, $3, $4, $5, $6, $7, $8, clock_timestamp() + make_interval(secs => $9), $10, $11, given.state,
-        CASE WHEN given.state = 'HELD' THEN 1 ELSE 0 END, $12, $14,
+        CASE WHEN given.state = 'HELD' THEN 1 ELSE 0 END, $12, $14, $15,
         CASE WHEN given.state = 'HELD' AND $6 = 'RECONCILE' THEN '{{1}}'::bigint[] ELSE '{{}}' END FROM given
     ON CONFLICT (store_id, call_id) DO UPDATE SET
         group_name = excluded.group_name, tool_name = excluded.tool_name, definition_hash = excluded.definition_hash,
@@ -170,10 +170,10 @@ SELECT {_notify("CALL", "store_id", "call_id")} FROM told
 # The lock keeps the call from being handed out again in the middle.
 KEEP_CHECKPOINT: Final = f"""
 WITH mine AS (
-    SELECT c.store_id, c.call_id, c.token, c.attempt FROM tool_registry.worker_calls c
+    SELECT c.store_id, c.call_id, c.run_id, c.token, c.attempt FROM tool_registry.worker_calls c
     WHERE {_IN_HAND} AND NOT c.cancel_requested FOR SHARE)
-INSERT INTO tool_registry.checkpoints (store_id, call_id, token, attempt, content)
-SELECT store_id, call_id, token, attempt, $6 FROM mine
+INSERT INTO tool_registry.checkpoints (store_id, call_id, run_id, token, attempt, content)
+SELECT store_id, call_id, run_id, token, attempt, $6 FROM mine
 ON CONFLICT (store_id, call_id) DO UPDATE SET
     token = excluded.token, attempt = excluded.attempt, content = excluded.content, written_at = now()
 RETURNING true

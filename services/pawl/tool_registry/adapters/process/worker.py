@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, Final, Literal
 
 import msgspec
 
-from pawl.chassis.strict_json import dumps_canonical
+from pawl.chassis.strict_json import dumps_canonical, storable
 from pawl.errors import InvalidJson
 from pawl.tool_registry.adapters.process.messages import (
     Answer,
@@ -101,7 +101,7 @@ class _Line:
 
     def progress(self, fraction: float | None, message: str) -> None:
         """Leave progress to be sent; the newest wins."""
-        self._newest = Said(fraction=fraction, message=message[:_MESSAGE_CHARACTERS_MAX])
+        self._newest = Said(fraction=fraction, message=storable(message[:_MESSAGE_CHARACTERS_MAX]))
         self._has_news.set()
 
     def secret(self, name: str) -> str:
@@ -213,7 +213,7 @@ def _answer(call: Call, line: _Line) -> Answer:
     except OutcomeUnknown:
         return Raised(kind="UNKNOWN")
     except ToolError as error:
-        return Raised(kind="TOLD", text=(str(error) or type(error).__name__)[:_TEXT_CHARACTERS_MAX])
+        return Raised(kind="TOLD", text=storable((str(error) or type(error).__name__)[:_TEXT_CHARACTERS_MAX]))
     except BaseException as error:  # noqa: BLE001  # the author's code, SystemExit included
         return _crash(error, "CRASHED")
 

@@ -8,23 +8,41 @@ import threading
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Final, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CallKey
 from pawl.chassis.retry import Retry
-from pawl.chassis.strict_json import JsonValue, dumps_canonical, loads
+from pawl.chassis.strict_json import JsonValue, loads
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.execution import CancelCause, Execution
-from pawl.tool_registry.app.execution.ports import Checkpoints, Ended, ResourceLocks, Runner, Secrets, Writer
+from pawl.tool_registry.app.execution.ports import (
+    Checkpoints,
+    Completions,
+    Ended,
+    ResourceLocks,
+    Runner,
+    Secrets,
+    Writer,
+)
 from pawl.tool_registry.app.policy.admission import Admission
 from pawl.tool_registry.app.policy.call import Job
 from pawl.tool_registry.app.policy.ports import Begun, HeldElsewhere
-from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, progress
-from pawl.tool_registry.sdk.context import SecretNotFound, Superseded, ToolCancelled, ToolContext
+from pawl.tool_registry.domain.completion import TOKEN_BYTES, CompletionTerms, digest_of, token_of
+from pawl.tool_registry.domain.definition import RESULT_BYTES_MAX, EffectClass
+from pawl.tool_registry.domain.execution import CHECKPOINT_BYTES_MAX, ExecutionResult, awaiting_completion, progress
+from pawl.tool_registry.sdk.completion import Awaited, CompletionToken
+from pawl.tool_registry.sdk.context import (
+    SecretNotFound,
+    Superseded,
+    ToolCancelled,
+    ToolContext,
+    ToolError,
+    checkpoint_content,
+)
 from pawl.tool_registry.sdk.reconciling import ReconcileResult
 from pawl.tool_registry.sdk.values import hide, without
 
@@ -48,6 +66,18 @@ class AttemptParts:
     """Reaches the checkpoints."""
     admission: Admission
     clock: Clock
+    completions: Completions
+    public_url: str = ""
+    """The address of the gateway, for the URLs of completion tokens; empty for none."""
+    on_withdrawn: Callable[[], None] = lambda: None
+    """Called when a call has ended that had been waiting for its completion."""
+    silent: dict[CallKey, asyncio.Task[None]] = field(default_factory=dict)
+    """Attempts that were silent for too long, as long as code of their tool runs: the next one of the call waits."""
+
+    def forget_silent(self, task: asyncio.Task[None]) -> None:
+        """Let the next attempt of a call begin, of which the silent one has ended."""
+        for key in [key for key, each in self.silent.items() if each is task]:
+            del self.silent[key]
 
 
 class Attempt:
@@ -63,6 +93,8 @@ class Attempt:
         self._parts = parts
         self._cancelled = threading.Event()
         self._secrets: set[str] = set()
+        self._secret_names: frozenset[str] = frozenset()
+        self._completion_token = ""
         self._token = secrets.token_hex(16)
         self._loop = asyncio.get_running_loop()
         self._writer = Writer(key=job.key, run_id=job.context.run_id, attempt=job.attempt, token=self._token)
@@ -91,10 +123,11 @@ class Attempt:
         self._cancelled.set()
         self.task.cancel()
         await asyncio.wait({self.task}, timeout=unwind_seconds)
-        return self.task.done()
+        return self.task.done() and self._earlier is None
 
     async def _run(self) -> None:
         try:
+            await self._wait_for_earlier()
             async with AsyncExitStack() as stack:
                 if self._job.resource_keys:
                     if await self._is_known():
@@ -112,6 +145,22 @@ class Attempt:
             if not self.outcome.done():
                 self.outcome.set_exception(error)
                 self.outcome.exception()  # Seen, also when the supervisor has left.
+
+    @property
+    def _earlier(self) -> asyncio.Task[None] | None:
+        """An attempt of the call that was given up here, and of which a function in a thread goes on."""
+        found = self._parts.silent.get(self._job.key)
+        return None if found is self.task or found is None or found.done() else found
+
+    async def _wait_for_earlier(self) -> None:
+        """Begin nothing beside a function that goes on: it would take thread after thread, and could act twice."""
+        earlier = self._earlier
+        if earlier is None:
+            return
+        # Meanwhile nobody can say what happened: it may be about to.
+        self.is_reconciling = self.has_asked_journal = self._job.effect.is_journaled
+        await asyncio.wait({earlier})
+        self.is_reconciling = self.has_asked_journal = False
 
     async def _is_known(self) -> bool:
         """Settle a call that was asked for again without waiting for its own keys."""
@@ -150,7 +199,9 @@ class Attempt:
             found = ReconcileResult(finding="CANNOT_SAY")
         self.is_reconciling = False
         _log.info("tool.reconciled", tool=self._job.tool.name, call=self._job.context.call_id, finding=found.finding)
-        if found.finding == "HAPPENED":
+        if found.finding == "HAPPENED" and isinstance(found.result, Awaited):
+            self._set(awaiting_completion())
+        elif found.finding == "HAPPENED":
             self._set(
                 outcome.of_value(self._job.definition, found.result, secrets=self._secrets, seconds=self._seconds())
             )
@@ -196,10 +247,16 @@ class Attempt:
             silent = silent + 1 if runs and execution.life_signs == signs else 0
             signs = execution.life_signs
         _log.warning("execution.silent", tool=self._job.tool.name, call=self._job.context.call_id, seconds=seconds)
+        self._parts.silent[self._job.key] = self.task
+        self.task.add_done_callback(self._parts.forget_silent)
         execution.cancel(CancelCause.SILENT)
 
     def _of(self, ended: Ended) -> ExecutionResult:
         definition, secrets, seconds = self._job.definition, self._secrets, self._seconds()
+        if isinstance(ended.value, Awaited):
+            if self._completion_token:
+                return awaiting_completion()
+            ended = Ended(error=ToolError(f"{definition.name} awaits a completion for which it has taken no token"))
         if ended.error is not None:
             return outcome.of_error(definition, ended.error, secrets=secrets, seconds=seconds)
         return outcome.of_value(definition, ended.value, secrets=secrets, seconds=seconds)
@@ -223,6 +280,8 @@ class Attempt:
             _find_secret=self._find_secret,
             _begin=self._begin,
             _save=self._save,
+            _token=self._open_completion,
+            _begins_again=lambda: self._execution.begins_again,
             **({"_ask": self._execution.dialogue.ask} if self._job.tool.is_async else {}),
         )
 
@@ -249,7 +308,7 @@ class Attempt:
 
     async def _write_checkpoint(self, content: bytes) -> None:
         if self._secrets:
-            content = dumps_canonical(without(self._secrets, loads(content, bytes_max=CHECKPOINT_BYTES_MAX)))
+            content = checkpoint_content(without(self._secrets, loads(content, bytes_max=CHECKPOINT_BYTES_MAX)))
         checkpoints, is_first = self._parts.checkpoints, not self._has_saved
         kept = await self._reached(lambda: checkpoints.keep(self._writer, content, is_first=is_first))
         if not kept:
@@ -257,6 +316,40 @@ class Attempt:
             raise Superseded("another execution of this call has begun, or its conversation was erased: this one stops")
         self._has_saved = True
         self._execution.note_life()
+
+    @property
+    def has_completion(self) -> bool:
+        """True if the tool has taken a completion token, so that somebody else may end the call, too."""
+        return bool(self._completion_token)
+
+    @property
+    def completion_terms(self) -> CompletionTerms:
+        """The terms on which somebody outside may end the call."""
+        job = self._job
+        return CompletionTerms(
+            draft=self._parts.admission.audit.of_end(job),
+            result_bytes_max=job.definition.result_bytes_max or RESULT_BYTES_MAX,
+            secret_names=tuple(sorted(self._secret_names)),
+            is_of_store=job.is_of_store,
+        )
+
+    def _open_completion(self) -> CompletionToken:
+        job = self._job
+        if job.tool.is_remote or job.tool.process is not None or job.tool.goes_out:
+            raise ToolError(f"{job.definition.name} does not run in the registry itself: nobody else can complete it")
+        if not job.effect.is_journaled:
+            raise ToolError(f"{job.definition.name} is {job.effect.value}: only a call that is at most once can wait")
+        if not job.may_await_completion:
+            raise ToolError("calls cannot be completed from outside yet: agent-loop is of an older version")
+        self._completion_token = self._completion_token or token_of(secrets.token_urlsafe(TOKEN_BYTES))
+        token = self._completion_token
+        url = f"{self._parts.public_url}/completions/{job.key.store_id}/{token}" if self._parts.public_url else ""
+        return CompletionToken(token, url, asyncio.run_coroutine_threadsafe(self._keep_token(token), self._loop))
+
+    async def _keep_token(self, token: str) -> None:
+        key, completions = self._job.key, self._parts.completions
+        if not await self._reached(lambda: completions.open(key, digest_of(token), self.completion_terms)):
+            raise Superseded("this call has ended, or another execution of it has begun: this one stops")
 
     async def _reached(self, ask: Callable[[], Awaitable[T]]) -> T:
         return await self._parts.retry.until_answered(ask, call=self._job.context.call_id)
@@ -270,6 +363,11 @@ class Attempt:
         if len(value) >= _SECRET_CHARACTERS_MIN:
             # A new set, because progress may read the old one in another thread.
             self._secrets = self._secrets | {value}
+            is_new = name not in self._secret_names
+            self._secret_names |= {name}
+            if is_new and self._completion_token:
+                # Who completes the call before the tool has ended may tell it.
+                asyncio.run_coroutine_threadsafe(self._keep_token(self._completion_token), self._loop)
         return value
 
     def _seconds(self) -> float:

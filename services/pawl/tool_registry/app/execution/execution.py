@@ -27,6 +27,10 @@ class CancelCause(StrEnum):
     SILENT = "SILENT"
 
 
+LEAVING: Final = frozenset({CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT})
+"""Causes that are none of the call: this process cannot go on with it."""
+
+
 class Execution:
     """Progress and result of one call, for any number of callers.
 
@@ -55,6 +59,12 @@ class Execution:
         """Progress on its way from another thread."""
         self._progress: Progress | None = None
         self._news: asyncio.Future[None] = loop.create_future()
+
+    @property
+    def begins_again(self) -> bool:
+        """True if it ends here, and is begun again, or asked for, by whoever is asked for it next."""
+        cause = self.cancelled.result() if self.cancelled.done() else None
+        return cause in LEAVING and self.effect is not EffectClass.AT_MOST_ONCE
 
     @property
     def is_abandoned(self) -> bool:

@@ -22,12 +22,21 @@ from pawl.errors import (
 )
 from pawl.tool_registry.app.execution import outcome
 from pawl.tool_registry.app.execution.attempt import Attempt, AttemptParts
-from pawl.tool_registry.app.execution.execution import CancelCause, Execution, wait_any
+from pawl.tool_registry.app.execution.execution import LEAVING, CancelCause, Execution, wait_any
 from pawl.tool_registry.app.execution.outcome import ToolEnd
+from pawl.tool_registry.app.execution.waits import Waits
 from pawl.tool_registry.app.policy.call import ExecuteRequest, Job
 from pawl.tool_registry.app.policy.ports import HeldElsewhere, Observer
 from pawl.tool_registry.domain.definition import EffectClass
-from pawl.tool_registry.domain.execution import ENDS, NOT_STOPPED, ExecutionResult, Outcome, Progress, input_required
+from pawl.tool_registry.domain.execution import (
+    ENDS,
+    NOT_STOPPED,
+    OPEN,
+    ExecutionResult,
+    Outcome,
+    Progress,
+    input_required,
+)
 from pawl.tool_registry.domain.question import given
 
 _ASKING_PER_RUNNING: Final = 10
@@ -88,6 +97,7 @@ class Executor:
         self._retry = Retry(
             parts.clock, transient=ANY, internal_seconds_max=options.internal_seconds_max, event="journal.end_delayed"
         )
+        self._waits = Waits(parts.completions, parts.on_withdrawn)
         self._running: dict[CallKey, Execution] = {}
         self._kept: dict[CallKey, Execution] = {}
         self._timers: set[asyncio.TimerHandle] = set()
@@ -182,6 +192,12 @@ class Executor:
 
     async def cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         """Cancel a call and wait for its end; returns whether nothing of it runs, and its result if any."""
+        has_stopped, result = await self._cancel(key, wait_seconds)
+        if result is not None and result.outcome is Outcome.AWAITING_COMPLETION:
+            return True, await self._waits.withdraw(key)
+        return has_stopped, result
+
+    async def _cancel(self, key: CallKey, wait_seconds: float) -> tuple[bool, ExecutionResult | None]:
         known = await self._journal.cancel(key)
         execution = self._running.get(key)
         if execution is not None:
@@ -288,18 +304,23 @@ class Executor:
         started = self._clock.monotonic()
         attempt = Attempt(execution, job, self._parts)
         tasks.hold(self._attempts, attempt.task)
-        await self._wait(attempt, execution, job)
+        left = await self._wait(attempt, execution, job)
         seconds = self._clock.monotonic() - started
         if attempt.outcome.done():
             known = attempt.outcome.result()
             if attempt.was_known or not isinstance(known, ExecutionResult):
-                return known
+                return await self._waits.checked(job, known)
         else:
             # A thread that is over its time keeps nobody waiting; who cancels wants to know whether it stops.
             waits = job.tool.is_stoppable or execution.cancelled.done()
             has_stopped = await attempt.stop(_UNWIND_SECONDS if waits else 0)
             known = self._interrupted(execution, job, attempt, seconds, goes_on=not has_stopped)
-        result = await self._write_end(job, known, attempt)
+        result: ExecutionResult | None = None
+        if known.outcome is Outcome.AWAITING_COMPLETION:
+            result = await self._until_written(job, lambda: self._waits.begin(job, attempt.completion_terms, left))
+            known = outcome.of_doubt(job.definition.name, seconds)
+        if result is None:
+            result = await self._write_end(job, known, attempt)
         if not attempt.task.done():
             tasks.start(self._attempts, self._follow(attempt, job), name="execution late")
         self._observer.ended(job.tool.name, result.outcome, seconds)
@@ -314,8 +335,8 @@ class Executor:
         )
         return result
 
-    async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> None:
-        """Wait until there is an outcome, or the attempt must end; while a question is open, time stands still."""
+    async def _wait(self, attempt: Attempt, execution: Execution, job: Job) -> float:
+        """Return the seconds left once there is an outcome, or the attempt must end; open questions stop the time."""
         left = job.timeout_seconds
         dialogue = execution.dialogue
         while True:
@@ -323,9 +344,9 @@ class Executor:
             await wait_any(attempt.outcome, execution.cancelled, dialogue.asked, timeout_seconds=left)
             left -= self._clock.monotonic() - began
             if attempt.outcome.done() or execution.cancelled.done() or not dialogue.asked.done():
-                return
+                return left
             if not job.effect.is_journaled:
-                return  # It is run again when the answer is there.
+                return left  # It is run again when the answer is there.
             if dialogue.question is not None:
                 ask = partial(self._journal.ask, job.key, dialogue.question, dialogue.position)
                 await self._until_written(job, ask)
@@ -338,7 +359,7 @@ class Executor:
         if not execution.cancelled.done() and execution.dialogue.question is not None:
             return input_required(execution.dialogue.question, seconds)
         cause = execution.cancelled.result() if execution.cancelled.done() else None
-        if cause in (CancelCause.SHUTDOWN, CancelCause.LEASE_LOST, CancelCause.SILENT):
+        if cause in LEAVING:
             if job.effect is EffectClass.AT_MOST_ONCE and execution.has_begun:
                 if attempt.never_began:
                     return outcome.of_unbegun(job.definition, "TOOL_ERROR", "the registry was stopping", seconds)
@@ -360,6 +381,8 @@ class Executor:
         """Make the result, and that there is one, durable before anybody sees it. See `_until_written`."""
         if result.outcome is Outcome.INPUT_REQUIRED:
             return result  # It has not ended: it begins again with the answer.
+        if attempt.has_completion:
+            return await self._write_end_unless_completed(job, result)
         audited = self._until_written(job, lambda: self._admission.ended(job, result, has_begun=attempt.has_run))
         if not attempt.has_asked_journal:
             await audited
@@ -370,11 +393,18 @@ class Executor:
         )
         return standing
 
+    async def _write_end_unless_completed(self, job: Job, result: ExecutionResult) -> ExecutionResult:
+        """Write the end of a call that somebody outside may have given another one while its tool ran."""
+        standing = await self._until_written(job, lambda: self._journal.end(job.key, result))
+        reason = "" if standing == result else "LATE"
+        await self._until_written(job, lambda: self._admission.audit.ended(job, result, reason=reason))
+        return standing
+
     async def _follow(self, attempt: Attempt, job: Job) -> None:
         """Write down what a tool comes to that goes on after its call has a result: it may have its effect then."""
         await asyncio.wait({attempt.task})
         late = attempt.late_end
-        if late is not None:
+        if late is not None and late.outcome not in OPEN:
             await self._until_written(job, lambda: self._admission.audit.ended(job, late, reason="LATE"))
 
     async def _until_written(self, job: Job, write: Callable[[], Awaitable[T]]) -> T:

@@ -19,6 +19,9 @@ from pawl.tool_registry.sdk.values import hide, plain, without
 
 _ERROR_CHARACTERS_MAX: Final = 4000
 
+NOT_COMPLETED: Final = "NOT_COMPLETED"
+"""Reason of the result of a call that nobody completed."""
+
 _log = logs.get_logger(__name__)
 
 
@@ -109,6 +112,12 @@ def of_timeout(definition: ToolDefinition, limit_seconds: float, seconds: float,
             then = f"and was asked to stop, but goes on{_late_effect(definition)}"
     message = f"{definition.name} did not end within {limit_seconds:g} s {then}"
     return ended_badly(Outcome.FAILED, "TOOL_TIMEOUT", message, seconds)
+
+
+def of_uncompleted(definition: ToolDefinition, seconds: float = 0.0) -> ExecutionResult:
+    """Return the result of a call that nobody completed in time."""
+    message = f"{definition.name} did its part, and nobody completed the call in time{doubt(definition)}"
+    return ended_badly(Outcome.FAILED, NOT_COMPLETED, message, seconds)
 
 
 def of_unbegun(definition: ToolDefinition, reason: str, why: str, seconds: float) -> ExecutionResult:

@@ -8,7 +8,10 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pawl.chassis.ids import CallKey, RunId, StoreId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CallKey, RunId, RunKey, StoreId
+from pawl.tool_registry.domain.completion import AwaitedCall, CompletionTerms, Receipt, Said, UntoldEnd
+from pawl.tool_registry.domain.execution import ExecutionResult
 from pawl.tool_registry.sdk.context import ToolContext
 from pawl.tool_registry.sdk.tool import Tool
 
@@ -49,6 +52,49 @@ class Checkpoints(Protocol):
 
     async def forget(self, older_than_seconds: float) -> None:
         """Delete old ones."""
+
+
+class Completions(Protocol):
+    """Calls that somebody outside completes, in the journal, shared by all replicas."""
+
+    async def open(self, key: CallKey, digest: bytes, terms: CompletionTerms) -> bool:
+        """Give a call that runs here a token in place of the last one; False if it does not run here any more."""
+
+    async def hold(self, key: CallKey, terms: CompletionTerms, seconds: float) -> ExecutionResult | None:
+        """Let a call go on without its tool for so long; return what it has then: that it waits, or its end. Atomic.
+
+        None if it does not run here any more, or has no token: nobody could complete it.
+        """
+
+    async def lapse(self, key: CallKey, result: ExecutionResult) -> ExecutionResult:
+        """Give a call `result` whose time is over; return what it has then."""
+
+    async def withdraw(self, key: CallKey) -> ExecutionResult | None:
+        """Cancel a call that waits; return what it has then."""
+
+    async def find(self, store_id: StoreId, digest: bytes) -> AwaitedCall | None:
+        """Return the call that has a token."""
+
+    async def complete(
+        self, store_id: StoreId, digest: bytes, said: Said, result: ExecutionResult, by: Principal
+    ) -> Receipt:
+        """Give a call its end, once; what was `said` is known again. Atomic, and durable when it returns."""
+
+    async def claim_untold(self, most: int) -> Sequence[UntoldEnd]:
+        """Return ends that are to be told; nobody else gets them for a while."""
+
+    async def mark_told(self, key: CallKey, *, is_told: bool) -> None:
+        """Note that an end was told, or that it could not be told now."""
+
+
+class AwaitedRuns(Protocol):
+    """The runs of calls that somebody outside completes."""
+
+    async def takes_results(self, run: RunKey) -> bool:
+        """Return whether the run is open and is not being stopped."""
+
+    async def note_completion(self, run: RunKey, key: CallKey) -> None:
+        """Tell a run that its call was completed; one that is gone or has ended is told nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

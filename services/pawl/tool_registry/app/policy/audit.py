@@ -118,6 +118,10 @@ class AuditTrail:
         begun = [self._executed(job)] if has_begun and job.effect is EffectClass.READ_ONLY else []
         await self.write([*job.proposal.claim(with_end=True), *begun, draft])
 
+    def of_end(self, job: Job) -> AuditDraft:
+        """Return the entry of the end of a call, without the end."""
+        return self._of_job(job, AuditKind.RETURNED)
+
     async def returned(self, results: Sequence[tuple[CallContext, RecordedResult]]) -> None:
         """Write how front-end calls ended; what is there already is not written again."""
         time_us = self.time_us()

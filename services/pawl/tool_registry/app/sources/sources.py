@@ -35,7 +35,6 @@ from pawl.tool_registry.domain.source import (
     changes,
     check_source_name,
     definitions_hash,
-    left_out,
     may_be_source,
     read_policies,
     under_policies,
@@ -104,11 +103,11 @@ class Sources:
             return await self._listed(before)
         if before is not None and not may_replace:
             raise SourceExists
-        found, problem = await self._answered(source)
+        found = await self._answered(source)
         record = SourceRecord(
             source=source,
             state=SourceState.READY,
-            problem=problem,
+            problem="",
             runs_program=runs_program,
             create_time=self.clock.now(),
         )
@@ -149,16 +148,15 @@ class Sources:
         """
         listed = await self._get(store_id, name)
         try:
-            found, problem = await self._discover(listed.record.source)
+            found = await self._discover(listed.record.source)
         except (SourceUnreachable, InvalidSchema, InvalidField, PermissionDenied) as error:
             listed = await self._in_state(listed, SourceState.UNREACHABLE, error.message)
             return CheckedSource(listed=listed, changes=(), found_hash="")
         differences = changes(as_approved(listed.tools), found)
-        state = SourceState.READY
+        state, problem = SourceState.READY, ""
         if differences:
             state = SourceState.CHANGED
-            changed = f"{len(differences)} tools are not as they were approved: an admin looks at them and approves"
-            problem = "; ".join(filter(None, (changed, problem)))
+            problem = f"{len(differences)} tools are not as they were approved: an admin looks at them and approves"
         listed = await self._in_state(listed, state, problem)
         return CheckedSource(listed=listed, changes=differences, found_hash=definitions_hash(found))
 
@@ -175,30 +173,29 @@ class Sources:
         listed = await self._get(store_id, name)
         _require(roles, runs_program=listed.record.runs_program)
         source = listed.record.source
-        found, problem = await self._answered(source)
+        found = await self._answered(source)
         if definitions_hash(found) != found_hash:
             raise SourceChanged
         self._refuse_taken(found, await self.tools.current(store_id), {source.origin})
         await self._register(source, found, listed.tools)
-        await self.repository.set_state(store_id, name, SourceState.READY, problem)
+        await self.repository.set_state(store_id, name, SourceState.READY, "")
         _log.info("source.approved", store=store_id, source=name, definitions_hash=found_hash)
         return await self._get(store_id, name)
 
-    async def _answered(self, source: Source) -> tuple[Sequence[DiscoveredTool], str]:
+    async def _answered(self, source: Source) -> Sequence[DiscoveredTool]:
         """Return what `_discover` does, or say which source it is that does not answer."""
         try:
             return await self._discover(source)
         except SourceUnreachable as error:
             raise SourceUnreachable(f"the source {source.name!r} cannot be used: {error.message}") from None
 
-    async def _discover(self, source: Source) -> tuple[Sequence[DiscoveredTool], str]:
-        """Return the tools under their policies, each fit to be registered, and what is said of those left out."""
+    async def _discover(self, source: Source) -> Sequence[DiscoveredTool]:
+        """Return the tools under their policies, each fit to be registered."""
         connector = self.connectors.get(source.kind)
         if connector is None:
             raise InvalidField(f"config: sources of the kind {source.kind!r} are not served here", field="config")
         policies = read_policies(source.config)
-        kept = under_policies(source.name, await connector.discover(source), policies)
-        found = [tool for tool in kept if not tool.unusable]
+        found = under_policies(source.name, await connector.discover(source), policies)
         if len(found) > TOOLS_MAX:
             raise InvalidField(
                 f"{source.name} has {len(found)} tools, the limit is {TOOLS_MAX}: exclude some by policies",
@@ -213,7 +210,7 @@ class Sources:
                 raise InvalidSchema(f"tool {name}: {error.message}") from None
             except InvalidField as error:
                 raise InvalidField(f"tool {name}: {error.message}", **error.metadata) from None
-        return found, left_out(kept)
+        return found
 
     def _refuse_taken(
         self, found: Sequence[DiscoveredTool], registered: Sequence[ToolVersion], origins: Collection[str]

@@ -84,7 +84,7 @@ class ProgressReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointReport:
-    """A checkpoint of a call, as JSON; `number` is for its receipt."""
+    """A checkpoint of a call, as JSON, empty for what cannot be kept; `number` is for its receipt."""
 
     call_id: CallId
     lease_epoch: int
@@ -219,7 +219,7 @@ async def keep_checkpoint(
 ) -> None:
     """Keep a checkpoint of a call that the worker has in hand, and tell it; raises as `Retry.until_answered` does."""
     worker, call_id, epoch = link.worker.key, report.call_id, report.lease_epoch
-    kept = await retry.until_answered(
+    kept = bool(report.content) and await retry.until_answered(
         lambda: repository.keep_checkpoint(worker, call_id, epoch, report.content), call=call_id
     )
     link.send(CheckpointReceipt(call_id=call_id, lease_epoch=epoch, number=report.number, kept=kept))

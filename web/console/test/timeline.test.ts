@@ -1,7 +1,7 @@
 import { expect, it } from "vitest";
 
-import { lay, NO_BARS } from "../../console/src/timeline";
-import type { RunEventJson } from "../gen/pawl/event/v1/event_pb";
+import { lay, NO_BARS } from "../src/timeline";
+import type { RunEventJson } from "@pawl/client";
 
 const time = (second: number): string => new Date(1_000_000 + second * 1000).toISOString();
 const state = (name: string): RunEventJson => ({ runChanged: { run: { state: name as never } } });

@@ -1,0 +1,73 @@
+import "@copilotkit/react-core/v2/styles.css";
+import { CopilotChat, CopilotKitProvider, useFrontendTool, useHumanInTheLoop, useInterrupt } from "@copilotkit/react-core/v2";
+import { useState } from "react";
+import { createRoot } from "react-dom/client";
+import { z } from "zod";
+
+interface Asked {
+  id: string;
+  reason: string;
+  message?: string;
+}
+
+// Every interrupt is answered before the run goes on; CopilotKit sends the answers together.
+function Ask({ asked, resolve }: { asked: Asked; resolve: (payload: object, interruptId: string) => unknown }) {
+  const [text, setText] = useState("");
+  const [isAnswered, setAnswered] = useState(false);
+  const answer = (payload: object) => {
+    setAnswered(true);
+    resolve(payload, asked.id);
+  };
+  if (asked.reason === "tool_call")
+    return (
+      <fieldset aria-label="Approval" disabled={isAnswered}>
+        <p>{asked.message}</p>
+        <button onClick={() => answer({ approved: true })}>Approve</button>{" "}
+        <button onClick={() => answer({ approved: false, reason: "Not now." })}>Reject</button>
+      </fieldset>
+    );
+  return (
+    <fieldset aria-label="Question" disabled={isAnswered}>
+      <label>
+        {asked.message} <input value={text} onChange={(event) => setText(event.target.value)} />
+      </label>{" "}
+      <button onClick={() => answer(asked.reason === "pawl:budget" ? { tokens: Number(text) } : { answer: text })}>Answer</button>
+    </fieldset>
+  );
+}
+
+function Page() {
+  const [colour, setColour] = useState("white");
+  useFrontendTool({
+    name: "paint",
+    description: "Paints the page in a colour of CSS.",
+    parameters: z.object({ colour: z.string() }),
+    handler: async ({ colour }) => {
+      setColour(colour);
+      return `The page is ${colour}.`;
+    },
+  });
+  useHumanInTheLoop({
+    name: "choose",
+    description: "Lets the user choose one of several options.",
+    parameters: z.object({ options: z.array(z.string()) }),
+    render: ({ args, respond }) => (
+      <p>{respond && args.options?.map((option) => <button key={option} onClick={() => respond(option)}>{option}</button>)}</p>
+    ),
+  });
+  useInterrupt({
+    render: ({ interrupts, resolve }) => <>{interrupts.map((each) => <Ask key={each.id} asked={each} resolve={resolve} />)}</>,
+  });
+  return (
+    <main style={{ background: colour, height: "100vh" }}>
+      <CopilotChat threadId={new URLSearchParams(location.search).get("thread") ?? "copilotkit"} />
+    </main>
+  );
+}
+
+document.body.append(document.createElement("div"));
+createRoot(document.body.firstElementChild!).render(
+  <CopilotKitProvider runtimeUrl="/copilotkit" showDevConsole={false}>
+    <Page />
+  </CopilotKitProvider>,
+);

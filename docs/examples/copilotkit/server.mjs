@@ -1,0 +1,50 @@
+// Serves a page with CopilotKit whose agent is Pawl: PAWL_KEY=KEY node server.mjs PORT
+import { createServer } from "node:http";
+import { HttpAgent } from "@ag-ui/client";
+import { AgentRunner, CopilotRuntime } from "@copilotkit/runtime/v2";
+import { createCopilotNodeListener } from "@copilotkit/runtime/v2/node";
+import { build } from "esbuild";
+import { catchError, of } from "rxjs";
+
+const gateway = process.env.PAWL_GATEWAY ?? "http://127.0.0.1:7600";
+const headers = { Authorization: `Bearer ${process.env.PAWL_KEY}`, "Content-Type": "application/json" };
+const agent = () => new HttpAgent({ url: `${gateway}/agui`, headers });
+
+// CopilotKit's own runner keeps the threads in memory, and its stop is a disconnect, after which the run goes on. Here a
+// page that comes back is told its thread by Pawl, whatever became of this process, and what is stopped has stopped.
+class PawlRunner extends AgentRunner {
+  run({ agent, input }) {
+    const told = ({ payload, message }) => of({ type: "RUN_ERROR", message: payload?.message ?? message });
+    return agent.run(input).pipe(catchError(told));
+  }
+  connect({ threadId }) {
+    return agent().run({ threadId, runId: crypto.randomUUID(), messages: [], tools: [], context: [], state: {} });
+  }
+  async stop({ threadId }) {
+    return (await fetch(`${gateway}/agui/cancel`, { method: "POST", headers, body: JSON.stringify({ threadId }) })).ok;
+  }
+}
+
+const runtime = new CopilotRuntime({ agents: { default: agent() }, runner: new PawlRunner() });
+const copilotkit = createCopilotNodeListener({ runtime, basePath: "/copilotkit" });
+const { outputFiles } = await build({
+  entryPoints: ["page.tsx"],
+  bundle: true,
+  write: false,
+  outdir: "/",
+  format: "esm",
+  jsx: "automatic",
+  define: { "process.env.NODE_ENV": '"production"' },
+  loader: { ".woff": "dataurl", ".woff2": "dataurl", ".ttf": "dataurl" },
+});
+const files = new Map(outputFiles.map(({ path, contents }) => [path, contents]));
+files.set("/", '<!doctype html><meta charset="utf-8"><link rel="stylesheet" href="/page.css"><script type="module" src="/page.js"></script>');
+const types = { "/": "text/html", "/page.css": "text/css", "/page.js": "text/javascript" };
+
+const server = createServer((request, response) => {
+  const { pathname } = new URL(request.url, "http://page");
+  if (pathname.startsWith("/copilotkit")) return copilotkit(request, response);
+  response.writeHead(files.has(pathname) ? 200 : 404, { "Content-Type": types[pathname] ?? "text/plain" });
+  response.end(files.get(pathname));
+});
+server.listen(Number(process.argv[2]), "127.0.0.1", () => console.log(`Open http://127.0.0.1:${process.argv[2]}`));

@@ -1,0 +1,112 @@
+"""Looks at what waits, shared by all who watch the same: a page is read once for those who ask for it together.
+
+They rest together, too, so they ask together. Whoever asks joins a read that has not begun yet and no other, so what
+they get is no older than their question; and of one view no more than one read is under way. Nobody waits for what
+another one does with a page.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Final, TypeAlias
+
+from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
+from pawl.chassis import tasks
+from pawl.chassis.auth import Principal
+from pawl.chassis.clock import Clock
+from pawl.chassis.ids import CredentialId
+
+READERS_MAX: Final = 64
+"""Most pages that are read at once: of many views each is looked at later, and none is refused."""
+PAGE_SIZE: Final = 200
+
+Item: TypeAlias = CallView | RunView
+"""A call that waits for someone, or a run that waits for tokens."""
+
+
+class Looks:
+    """The views that are watched on this replica."""
+
+    def __init__(self, *, ledger: PublicLedger, clock: Clock, poll_seconds: float) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._poll_seconds = poll_seconds
+        self._readers = asyncio.Semaphore(READERS_MAX)
+        self._views: dict[tuple[Principal, PendingFilter], View] = {}
+
+    @asynccontextmanager
+    async def open(self, caller: Principal, wanted: PendingFilter) -> AsyncIterator[View]:
+        """Look at what waits as long as the block lasts, together with all who are the same user with the same rights.
+
+        With which credential they came makes no difference to what they see; that it still counts is seen to by the
+        one who let each of them in.
+        """
+        key = (replace(caller, credential_id=CredentialId(""), expires_at=None), wanted)
+        view = self._views.get(key)
+        if view is None:
+            read, rest = partial(self._ledger.list_pending, *key), partial(self._clock.sleep, self._poll_seconds)
+            view = self._views[key] = View(read, rest, self._readers)
+        view.watchers += 1
+        try:
+            yield view
+        finally:
+            view.watchers -= 1
+            if not view.watchers:
+                del self._views[key]
+                await view.end()
+
+
+class View:
+    """The inbox of one user under the same rights and the same filter, for all who watch it."""
+
+    def __init__(
+        self,
+        read: Callable[[PageAsked], Awaitable[Page[Item]]],
+        rest: Callable[[], Awaitable[None]],
+        readers: asyncio.Semaphore,
+    ) -> None:
+        self.watchers = 0
+        self._list = read
+        self._sleep = rest
+        self._readers = readers
+        self._reading = asyncio.Lock()
+        self._next: dict[str, asyncio.Task[Page[Item]]] = {}
+        self._pause: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Page[Item]]] = set()
+
+    async def page(self, token: str) -> Page[Item]:
+        """Return a page as it is at some moment after this call; raises as the ledger does."""
+        reading = self._next.get(token)
+        if reading is None:
+            # Not in the context of whoever comes first: others wait for it, too.
+            reading = tasks.start(self._tasks, self._read(token), name="look", context=contextvars.Context())
+            self._next[token] = reading
+        return await asyncio.shield(reading)
+
+    async def pause(self) -> None:
+        """Return when the pause between looks is over that all are in."""
+        if self._pause is None:
+            self._pause = asyncio.get_running_loop().create_task(
+                self._rest(), name="look.pause", context=contextvars.Context()
+            )
+        await asyncio.shield(self._pause)
+
+    async def end(self) -> None:
+        """End what is under way for nobody."""
+        await tasks.end([*self._tasks, *([self._pause] if self._pause else [])])
+
+    async def _read(self, token: str) -> Page[Item]:
+        async with self._reading, self._readers:
+            # Whoever asks from here on may know of something that this read does not see.
+            del self._next[token]
+            return await self._list(PageAsked(page_size=PAGE_SIZE, page_token=token))
+
+    async def _rest(self) -> None:
+        await self._sleep()
+        self._pause = None

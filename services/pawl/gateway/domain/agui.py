@@ -1,0 +1,384 @@
+"""The log of a run as events of AG-UI: a fold without I/O, for both generations of the protocol.
+
+Ids come from the log alone, so that whoever folds it again, from whatever place, says the same. Events and runs come in
+the JSON of protobuf, and go in that of AG-UI.
+"""
+
+from __future__ import annotations
+
+import base64
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, TypeAlias
+
+from pawl.gateway.domain.agui_drafts import Drafts
+
+Json: TypeAlias = dict[str, Any]
+Names: TypeAlias = dict[str, list[str]]
+"""The ids of the client's user messages by their texts, those of equal ones in order; each is used once."""
+
+ENDED: Final = frozenset({"RUN_STATE_COMPLETED", "RUN_STATE_FAILED", "RUN_STATE_CANCELLED", "RUN_STATE_EXPIRED"})
+_SETTLED: Final = frozenset(
+    f"CALL_STATE_{state}"
+    for state in ("SUCCEEDED", "FAILED", "REJECTED", "EXPIRED", "CANCELLED", "OUTCOME_UNKNOWN", "DETACHED")
+)
+_TEXT: Final = ("TEXT_MESSAGE", "assistant")
+_REASONING: Final = ("REASONING_MESSAGE", "reasoning")
+
+
+def decoded(content: str) -> str:
+    """Return what a field of bytes holds, as text."""
+    return base64.b64decode(content).decode("utf-8", "replace")
+
+
+def arguments(call: Json) -> str:
+    """Return the arguments of a call as text; JSON, unless the model wrote something else."""
+    return decoded(call.get("argumentsJson", "")) or call.get("proposedArguments", "")
+
+
+def output_id(run_id: str, first_output_seq: object) -> str:
+    """Return the id of an assistant's message: the place of its first output in the log of its run."""
+    return f"{run_id}-{first_output_seq}"
+
+
+def message_of(message: Json, client_ids: Names) -> list[Json]:
+    """Return a message of a conversation as AG-UI has it, its reasoning first, without calls; nothing of notices."""
+    role, text = message.get("role"), message.get("text", "")
+    if role == "ROLE_USER":
+        parts = message.get("parts", ())
+        own = parts[0].get("text", text) if parts else text
+        ids = client_ids.get(own)
+        name = ids.pop(0) if ids else message["messageId"]
+        return [{"id": name, "role": "user", "content": own}]
+    if role != "ROLE_ASSISTANT":
+        return []
+    first = message.get("firstOutputSeq", "0")
+    name = output_id(message["runId"], first) if first != "0" else message["messageId"]
+    found: list[Json] = []
+    if message.get("reasoning"):
+        found.append({"id": f"{name}-reasoning", "role": "reasoning", "content": message["reasoning"]})
+    return [*found, {"id": name, "role": "assistant", "content": text + message.get("refusal", "")}]
+
+
+def tool_call(call: Json) -> Json:
+    """Return a call as it stands in an assistant's message."""
+    function = {"name": call.get("toolName", ""), "arguments": arguments(call)}
+    return {"id": call["callId"], "type": "function", "function": function}
+
+
+def result_text(call: Json) -> str:
+    """Return what a settled call came to, as text."""
+    omitted = call.get("resultOmittedBytes", "0")
+    if omitted != "0":
+        return json.dumps({"omittedBytes": int(omitted), "note": "ListCalls has the whole result."})
+    return decoded(call.get("result", {}).get("contentJson", ""))
+
+
+def tool_message(call: Json, message_id: str) -> Json:
+    """Return the message with the result of a settled call."""
+    found = {"id": message_id, "role": "tool", "toolCallId": call["callId"], "content": result_text(call)}
+    return found | ({"error": call["result"].get("errorReason", "")} if call.get("result", {}).get("isError") else {})
+
+
+def is_settled(call: Json) -> bool:
+    """Return whether a call has come to its end."""
+    return call.get("state") in _SETTLED
+
+
+class Fold:
+    """Turns the events of one run into events of AG-UI, in order; an event that it has already is left out.
+
+    Every START gets its END before a run of AG-UI finishes. What a void attempt has said is taken back by a
+    MESSAGES_SNAPSHOT, so no text stands twice.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        *,
+        legacy: bool,
+        drafts: bool = False,
+        before: Sequence[Json] = (),
+        client_ids: Names | None = None,
+        results: Mapping[str, str] | None = None,
+    ) -> None:
+        """Begin with nothing of the run.
+
+        `before` are the messages before it, `results` the ids of tool messages that the client has already, by their
+        calls. `legacy` is AG-UI 0.0.x, `drafts` shows calls while they are written.
+        """
+        self._run_id = run_id
+        self._legacy = legacy
+        self._shows_drafts = drafts
+        self._before = list(before)
+        self._client_ids = client_ids if client_ids is not None else {}
+        self._results = dict(results or {})
+        self._messages: list[Json] = []
+        self._open: dict[tuple[str, str], Json] = {}
+        self._step = ""
+        self._round_id = ""
+        self._spans = 0
+        self._is_summary = False
+        self._has_user = False
+        self._agents: dict[str, Json] = {}
+        self._drafts = Drafts()
+        self.calls: dict[str, Json] = {}
+        self.run: Json = {}
+        self.seq = 0
+
+    def fold(self, event: Json) -> list[Json]:
+        """Return what an event is in AG-UI; the end of a run is said by `finish` alone."""
+        seq = int(event.get("seq", "0"))
+        if seq <= self.seq:
+            return []
+        self.seq = seq
+        for name, take in (
+            ("runChanged", self._run_changed),
+            ("messageAdded", self._message_added),
+            ("roundStarted", self._round_started),
+            ("outputDelta", self._output),
+            ("roundRetrying", self._round_retrying),
+            ("roundEnded", self._round_ended),
+            ("callChanged", self._call_changed),
+            ("toolProgress", lambda said: [_custom("pawl.progress", said)]),
+            ("warning", lambda said: [_custom("pawl.warning", said)]),
+        ):
+            if name in event:
+                return take(event[name])
+        return []
+
+    def gap(self, gap: Json) -> list[Json]:
+        """Return what stands in place of events that are not kept any more: the messages that they led to."""
+        snapshot = gap.get("snapshot", {})
+        self.seq, self.run = int(gap.get("toSeq", "0")), snapshot.get("run", self.run)
+        events = self._close()
+        calls = {call["callId"]: call for call in snapshot.get("calls", ())}
+        self.calls = calls
+        self._messages = with_calls(snapshot.get("messages", ()), calls, self._client_ids, self._results)
+        return [*events, self.snapshot()]
+
+    def snapshot(self) -> Json:
+        """Return all messages that are complete."""
+        return {"type": "MESSAGES_SNAPSHOT", "messages": copy.deepcopy([*self._before, *self._messages])}
+
+    def attach(self) -> list[Json]:
+        """Return what somebody needs who comes now.
+
+        That is all complete messages, what is being written, so far, and that an operator is needed, if one is.
+        """
+        events = [self.snapshot(), *_step("STEP_STARTED", self._step)]
+        for (prefix, role), message in self._open.items():
+            events += [*_begun(prefix, role, message["id"]), _piece(prefix, message["id"], message["content"])]
+        agents = (event for call in self._agents.values() for event in self._agent_started(call))
+        return [*events, *self._drafts.shown(), *agents, *self._needs_attention()]
+
+    def finish(self, outcome: Json) -> list[Json]:
+        """Return the end of a run of AG-UI, RUN_FINISHED or RUN_ERROR, with all that is open closed before it.
+
+        Before an interrupt stand all messages: who answers it may be another page than the one that began.
+        """
+        kind = {} if outcome["type"] == "RUN_ERROR" else outcome.get("outcome", {})
+        closed = self._close()
+        for child, call in self._agents.items():
+            ended: Json = {"type": "SUBAGENT_FINISHED", "subagentRunId": child}
+            waits = is_settled(call) is False and kind.get("type") != "success"
+            closed.append(ended | ({"outcome": {"type": "suspended"}} if waits else {}))
+        told = [self.snapshot()] if kind.get("type") == "interrupt" else []
+        return [*closed, *_step("STEP_FINISHED", self._step), *told, outcome]
+
+    def _run_changed(self, change: Json) -> list[Json]:
+        self.run = change.get("run", {})
+        return self._needs_attention()
+
+    def _needs_attention(self) -> list[Json]:
+        if self.run.get("state") != "RUN_STATE_NEEDS_ATTENTION":
+            return []
+        return [_custom("pawl.needs_attention", self.run.get("attention", {}))]
+
+    def _message_added(self, change: Json) -> list[Json]:
+        message = change.get("message", {})
+        found = message_of(message, self._client_ids)
+        if message.get("role") == "ROLE_ASSISTANT":
+            closed, has = self._close(), {each["id"] for each in self._messages}
+            found = [each for each in found if each["content"] or not message.get("callIds")]
+            fresh = [each for each in found if each["id"] not in has]
+            return [*closed, *self._say(fresh)]
+        if not self._has_user:  # the client has the message with which it started the run
+            self._has_user = True
+            known = {each["id"] for each in self._before}
+            self._messages += [each for each in found if each["id"] not in known]
+            return []
+        return self._say(found)
+
+    def _say(self, messages: Sequence[Json]) -> list[Json]:
+        """Return whole messages that were not streamed."""
+        events: list[Json] = []
+        for each in messages:
+            self._messages.append(each)
+            prefix = _REASONING[0] if each["role"] == "reasoning" else _TEXT[0]
+            piece = [_piece(prefix, each["id"], each["content"])] if each["content"] else []
+            events += [*_begun(prefix, each["role"], each["id"]), *piece, *_ended(prefix, each["id"])]
+        return events
+
+    def _round_started(self, started: Json) -> list[Json]:
+        name = f"round {started.get('round', 0)}"
+        self._is_summary, void, self._round_id, self._spans = bool(started.get("summary")), self._round_id, "", 0
+        if name == self._step:
+            return [*self._close(), *self._take_back(void)]
+        events = [*self._close(), *_step("STEP_FINISHED", self._step), *_step("STEP_STARTED", name)]
+        self._step = name
+        return events
+
+    def _round_ended(self, _: Json) -> list[Json]:
+        events = [*self._close(), *_step("STEP_FINISHED", self._step)]
+        self._step = ""
+        return events
+
+    def _output(self, output: Json) -> list[Json]:
+        if self._is_summary:
+            return []
+        self._round_id = self._round_id or output_id(self._run_id, self.seq)
+        events: list[Json] = []
+        if output.get("reasoning"):
+            self._spans += _REASONING not in self._open
+            number = f"-{self._spans}" if self._spans > 1 else ""
+            events += self._write(_REASONING, f"{self._round_id}-reasoning{number}", output["reasoning"])
+        text = output.get("text", "") + output.get("refusal", "")
+        if text and _REASONING in self._open:
+            events += self._close(_REASONING)
+        events += self._write(_TEXT, self._round_id, text)
+        if output.get("calls") and self._shows_drafts:
+            events += self._drafts.write(f"{self._round_id}-drafts", output["calls"])
+        return events
+
+    def _write(self, kind: tuple[str, str], message_id: str, text: str) -> list[Json]:
+        if not text:
+            return []
+        events: list[Json] = []
+        if kind not in self._open:
+            self._open[kind] = {"id": message_id, "role": kind[1], "content": ""}
+            events = _begun(*kind, message_id)
+        self._open[kind]["content"] += text
+        return [*events, _piece(kind[0], message_id, text)]
+
+    def _close(self, *kinds: tuple[str, str]) -> list[Json]:
+        events: list[Json] = []
+        for kind in kinds or tuple(self._open):
+            message = self._open.pop(kind)
+            self._messages.append(message)
+            events += _ended(kind[0], message["id"])
+        return events if kinds else [*events, *self._drafts.end()]
+
+    def _round_retrying(self, retrying: Json) -> list[Json]:
+        events = self._close()
+        told = {name: retrying[name] for name in ("round", "reason", "message") if name in retrying}
+        void, self._round_id, self._spans = self._round_id, "", 0
+        return [*events, _custom("pawl.retrying", told), *self._take_back(void)]
+
+    def _take_back(self, void: str) -> list[Json]:
+        """Return what takes back the output of an attempt that is void."""
+        if not void:
+            return []
+        self._messages = [each for each in self._messages if each["id"] != void]
+        for each in self._messages:  # clients keep reasoning that a snapshot leaves out
+            if each["id"].startswith(f"{void}-reasoning"):
+                each["content"] = ""
+        return [self.snapshot()]
+
+    def _call_changed(self, change: Json) -> list[Json]:
+        call = change.get("call", {})
+        call_id, known = call["callId"], self.calls.get(call["callId"])
+        self.calls[call_id] = call
+        events: list[Json] = []
+        if known is None:
+            events += [*self._close(), *self._call_begun(call)]
+        elif tool_call(known) != tool_call(call):
+            self._carrier(call)["toolCalls"] = [
+                tool_call(call) if each["id"] == call_id else each for each in self._carrier(call)["toolCalls"]
+            ]
+            events.append(self.snapshot())
+        if call.get("state") == "CALL_STATE_DELEGATED" and call.get("childRunId") and not self._legacy:
+            if call["childRunId"] not in self._agents:
+                events += self._agent_started(call)
+            self._agents[call["childRunId"]] = call
+        if is_settled(call) and not (known and is_settled(known)):
+            events += self._call_settled(call)
+        return events
+
+    def _call_begun(self, call: Json) -> list[Json]:
+        carrier = self._carrier(call)
+        carrier.setdefault("toolCalls", []).append(tool_call(call))
+        call_id, written = call["callId"], arguments(call)
+        named = {"toolCallName": call.get("toolName", ""), "parentMessageId": carrier["id"]}
+        pieces = [{"type": "TOOL_CALL_ARGS", "toolCallId": call_id, "delta": written}] if written else []
+        started = {"type": "TOOL_CALL_START", "toolCallId": call_id, **named}
+        return [started, *pieces, {"type": "TOOL_CALL_END", "toolCallId": call_id}]
+
+    def _carrier(self, call: Json) -> Json:
+        """Return the message that carries a call: what the model said in its round, or an empty one."""
+        for each in self._messages:
+            if any(carried["id"] == call["callId"] for carried in each.get("toolCalls", ())):
+                return each
+        mine = [each for each in self._messages if each["id"] == self._round_id]
+        if mine:
+            return mine[0]
+        self._round_id = self._round_id or f"{self._run_id}-round-{call.get('round', 0)}"
+        self._messages.append({"id": self._round_id, "role": "assistant", "content": ""})
+        return self._messages[-1]
+
+    def _call_settled(self, call: Json) -> list[Json]:
+        call_id, events = call["callId"], list[Json]()
+        if self._agents.pop(call.get("childRunId", ""), None) is not None:
+            events.append({"type": "SUBAGENT_FINISHED", "subagentRunId": call["childRunId"]})
+        given = self._results.get(call_id)
+        message = tool_message(call, given or f"{call_id}-result")
+        self._messages.append(message)
+        if given is None:
+            said = {"messageId": message["id"], "toolCallId": call_id, "content": message["content"], "role": "tool"}
+            events.append({"type": "TOOL_CALL_RESULT", **said})
+        else:
+            events.append(self.snapshot())
+        return events
+
+    def _agent_started(self, call: Json) -> list[Json]:
+        named = {"name": call.get("toolName", ""), "parentToolCallId": call["callId"]}
+        return [{"type": "SUBAGENT_STARTED", "subagentRunId": call["childRunId"], **named}]
+
+
+def with_calls(
+    messages: Sequence[Json], calls: Mapping[str, Json], client_ids: Names, results: Mapping[str, str]
+) -> list[Json]:
+    """Return messages of a conversation as AG-UI has them, with their calls and what has come of those."""
+    found: list[Json] = []
+    for message in messages:
+        found += message_of(message, client_ids)
+        asked = [calls[call_id] for call_id in message.get("callIds", ()) if call_id in calls]
+        if asked and found:
+            found[-1]["toolCalls"] = [tool_call(call) for call in asked]
+        for call in asked:
+            if is_settled(call):
+                found.append(tool_message(call, results.get(call["callId"], f"{call['callId']}-result")))
+    return found
+
+
+def _custom(name: str, value: Any) -> Json:
+    return {"type": "CUSTOM", "name": name, "value": value}
+
+
+def _step(kind: str, name: str) -> list[Json]:
+    return [{"type": kind, "stepName": name}] if name else []
+
+
+def _begun(prefix: str, role: str, message_id: str) -> list[Json]:
+    span = [{"type": "REASONING_START", "messageId": message_id}] if role == "reasoning" else []
+    return [*span, {"type": f"{prefix}_START", "messageId": message_id, "role": role}]
+
+
+def _piece(prefix: str, message_id: str, text: str) -> Json:
+    return {"type": f"{prefix}_CONTENT", "messageId": message_id, "delta": text}
+
+
+def _ended(prefix: str, message_id: str) -> list[Json]:
+    span = [{"type": "REASONING_END", "messageId": message_id}] if prefix == _REASONING[0] else []
+    return [{"type": f"{prefix}_END", "messageId": message_id}, *span]

@@ -1,0 +1,157 @@
+"""Logins by identity providers: to the provider, back with a code, and on with its next token."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Final
+
+from msgspec.structs import replace
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from pawl.chassis import logs
+from pawl.chassis.clock import Clock
+from pawl.errors import DependencyUnavailable, PawlError, SessionExpired, Unauthenticated
+from pawl.gateway.adapters.openid import Providers
+from pawl.gateway.adapters.seal import Seal
+from pawl.gateway.adapters.services import write
+from pawl.gateway.domain import door, openid, session
+from pawl.gateway.domain.openid import Attempt, Provider, Renewal, Tokens
+from pawl.gateway.domain.session import Session
+from pawl.gateway.http.answers import answer
+from pawl.gateway.http.callers import LOGIN_PATH, RENEWAL, Callers, is_secure
+
+_ATTEMPT: Final = "pawl_login"
+_RETURN: Final = f"{LOGIN_PATH}/return"
+_SEE_OTHER: Final = 303
+
+_log = logs.get_logger(__name__)
+
+
+class OpenIdLogins:
+    """Gives sessions to browsers whose users log in at an identity provider. It keeps none."""
+
+    def __init__(
+        self,
+        known: tuple[Provider, ...],
+        *,
+        providers: Providers,
+        callers: Callers,
+        seal: Seal,
+        clock: Clock,
+        session_seconds: float,
+        public_url: str,
+    ) -> None:
+        self._known = known
+        self._providers = providers
+        self._callers = callers
+        self._seal = seal
+        self._clock = clock
+        self._session_seconds = session_seconds
+        self._public_url = public_url
+
+    async def list(self, _: Request) -> Response:
+        """Answer `GET /login/providers`: the names and titles of those by whom one logs in."""
+        return answer({"providers": [{"name": each.name, "title": each.title} for each in self._known]})
+
+    async def begin(self, request: Request) -> Response:
+        """Answer `GET /login/openid/{name}`: send the browser to the provider."""
+        provider = openid.find(self._known, request.path_params["name"])
+        to = request.query_params.get("to", "/")
+        attempt = openid.begin(provider, to, self._clock.now(), lambda: secrets.token_urlsafe(32))
+        try:
+            endpoint = (await self._providers.endpoints(provider)).authorization_endpoint
+        except DependencyUnavailable:
+            return RedirectResponse("/#login=away", _SEE_OTHER)
+        url = openid.authorization_url(provider, endpoint, attempt, self._return_url(request))
+        response = RedirectResponse(url, _SEE_OTHER)
+        # Lax: the browser comes back from another site.
+        response.set_cookie(
+            _attempt_name(request),
+            self._seal.close(attempt),
+            max_age=int(openid.ATTEMPT_SECONDS),
+            httponly=True,
+            samesite="lax",
+            secure=is_secure(request),
+        )
+        return response
+
+    async def finish(self, request: Request) -> Response:
+        """Answer `GET /login/return`: the browser is back from the provider, with a code or without."""
+        try:
+            response = await self._finish(request)
+        except PawlError as error:
+            _log.warning("openid.login_failed", reason=error.reason, error=error.message)
+            why = "away" if isinstance(error, DependencyUnavailable) else "refused"
+            response = RedirectResponse(f"/#login={why}", _SEE_OTHER)
+        secure = is_secure(request)
+        response.delete_cookie(_attempt_name(request), httponly=True, samesite="lax", secure=secure)
+        return response
+
+    async def renew(self, request: Request) -> Response:
+        """Answer `POST /login/renew`: the session goes on with the next token of its provider."""
+        door.check_page(request.method, request.headers)
+        sealed = request.cookies.get(RENEWAL)
+        if not sealed:
+            raise SessionExpired("Your session is over: log in again.")
+        renewal = self._seal.open(sealed, Renewal)
+        openid.check_renewal(renewal, self._callers.session(request), self._clock.now())
+        provider = openid.find(self._known, renewal.provider)
+        tokens = await self._providers.tokens(provider, openid.renewal_form(provider, renewal.refresh_token))
+        found = self._session(openid.key_of(provider, tokens, None), renewal.renewal_id, renewal.end_time)
+        response = answer(write(await self._callers.who(found)))
+        self._callers.give(request, response, found)
+        self._keep(request, response, tokens, renewal)
+        return response
+
+    async def _finish(self, request: Request) -> Response:
+        said = request.query_params
+        attempt = self._seal.open(request.cookies.get(_attempt_name(request), ""), Attempt)
+        provider = openid.find(self._known, attempt.provider)
+        now = self._clock.now()
+        state, issuer = said.get("state", ""), said.get("iss", "")
+        openid.check_return(attempt, state=state, issuer=issuer, provider=provider, now=now)
+        if "code" not in said:
+            raise Unauthenticated(f"The provider says {said.get('error', 'nothing')[:64]!r}.")
+        form = openid.code_form(provider, said["code"], attempt, self._return_url(request))
+        tokens = await self._providers.tokens(provider, form)
+        end_time, renewal_id = now + self._session_seconds, secrets.token_urlsafe(16)
+        found = self._session(openid.key_of(provider, tokens, attempt.nonce), renewal_id, end_time)
+        await self._callers.who(found)
+        response = RedirectResponse(attempt.to, _SEE_OTHER)
+        self._callers.give(request, response, found)
+        renewal = Renewal(renewal_id=renewal_id, provider=provider.name, refresh_token="", end_time=end_time)
+        self._keep(request, response, tokens, renewal)
+        return response
+
+    def _session(self, key: str, renewal_id: str, end_time: float) -> Session:
+        """Return a session that ends with its token, and not after `end_time`."""
+        return Session(key=key, renewal_id=renewal_id, end_time=min(end_time, openid.claims(key).exp or end_time))
+
+    def _keep(self, request: Request, response: Response, tokens: Tokens, renewal: Renewal) -> None:
+        """Let the browser keep its right to the next token, if the provider has given one that a cookie can hold."""
+        if not tokens.refresh_token:
+            return
+        sealed = self._seal.close(replace(renewal, refresh_token=tokens.refresh_token))
+        if len(sealed) > session.COOKIE_BYTES_MAX:
+            _log.warning("openid.refresh_token_too_long", provider=renewal.provider, sealed_bytes=len(sealed))
+            return
+        response.set_cookie(
+            RENEWAL,
+            sealed,
+            max_age=int(renewal.end_time - self._clock.now()),
+            path=LOGIN_PATH,
+            httponly=True,
+            samesite="strict",
+            secure=is_secure(request),
+        )
+
+    def _return_url(self, request: Request) -> str:
+        host = request.headers.get("host", "")
+        # What ends TLS before a gateway does not have to say so; on this machine nothing does.
+        own = f"{request.url.scheme}://{host}" if door.is_loopback(host) else self._public_url
+        return own + _RETURN
+
+
+def _attempt_name(request: Request) -> str:
+    return session.cookie_name(_ATTEMPT, secure=is_secure(request))

@@ -1,0 +1,39 @@
+"""Jobs that users start."""
+
+from __future__ import annotations
+
+import hashlib
+
+from msgspec.structs import asdict
+
+from pawl.chassis.ids import ConversationId, RunId, check_id
+from pawl.errors import InvalidField
+from pawl.event.v1 import run_pb2
+from pawl.job.v1 import ledger_pb2
+from pawl.job_store.app.ports import Limits
+from pawl.job_store.domain.start_job import StartJob
+from pawl.job_store.rpc import operations
+
+
+def start(request: ledger_pb2.StartJobRequest, limits: Limits) -> StartJob:
+    """Return the operation of a StartJob."""
+    if not (request.HasField("job") or request.only_repeat):
+        raise InvalidField("there is no job", field="job")
+    submitted = operations.submit(request.message, limits)
+    job = run_pb2.Run(job=request.job).SerializeToString()
+    begun = {
+        "fingerprint": hashlib.sha256(submitted.fingerprint + request.asked_sha256).digest(),
+        # Parts of one message, one after the other, are that message.
+        "options": submitted.options + job,
+        "loop_state": request.loop_state,
+        "store_places": limits.places.background_per_store,
+        "new_conversation_id": ConversationId(
+            check_id(request.new_conversation_id, "new_conversation_id", optional=True)
+        ),
+        "only_repeat": submitted.only_repeat or request.only_repeat,
+    }
+    return StartJob(
+        **asdict(submitted) | begun,
+        run_id=RunId(check_id(request.run_id, "run_id")),
+        is_silent=request.job.reports == run_pb2.JOB_REPORTS_NONE,
+    )

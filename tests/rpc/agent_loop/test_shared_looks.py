@@ -1,0 +1,202 @@
+"""Looks at what waits, shared by those who see the same and by nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+from pawl.agent_loop.app.looks import READERS_MAX
+from pawl.agent_loop.app.pending import Pending, PendingPart
+from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.errors import DependencyUnavailable, PawlError, PermissionDenied
+from tests.fakes.manual_clock import ManualClock
+from tests.rpc.agent_loop.ledger import PlayedLedger, waiting_call
+
+ME = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
+ADMIN = replace(ME, roles=frozenset({"member", "admin"}))
+YOU = replace(ME, user_id=UserId("you"))
+MINE, OF_STORE = PendingFilter(), PendingFilter(of_store=True)
+
+
+class Ledger(PlayedLedger):
+    """Gives each user the calls in `waiting`, once `gate` is open, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[str]] = {"me": ["call_1"], "you": ["call_2"]}
+        self.asked: Counter[tuple[str, bool]] = Counter()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: PawlError | None = None
+        self.now_reading = self.most_reading = 0
+
+    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+        self.asked[caller.user_id, wanted.of_store] += 1
+        found = [waiting_call(name, name) for name in self.waiting.get(caller.user_id, ())]
+        self.now_reading += 1
+        self.most_reading = max(self.most_reading, self.now_reading)
+        try:
+            await self.gate.wait()
+        finally:
+            self.now_reading -= 1
+        if self.error is not None:
+            raise self.error
+        return Page(items=tuple(found), next_page_token="")
+
+
+class Tab:
+    """A watcher that reads all that it is told."""
+
+    def __init__(self, pending: Pending, caller: Principal, wanted: PendingFilter = MINE) -> None:
+        self._parts = pending.watch(caller, wanted, silence_seconds=3600)
+        self.told: list[PendingPart] = []
+        self.error: PawlError | None = None
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def call_ids(self) -> list[str]:
+        return [item.call_id for part in self.told for item in part.items if isinstance(item, CallView)]
+
+    async def _read(self) -> None:
+        try:
+            async for part in self._parts:
+                self.told.append(part)
+        except PawlError as error:
+            self.error = error
+        finally:
+            await self._parts.aclose()
+
+
+class World:
+    """Watchers over a ledger, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.ledger, self.clock = Ledger(), ManualClock()
+        self.pending = Pending(ledger=self.ledger, clock=self.clock, poll_seconds=1.0)
+        self.tabs: list[Tab] = []
+
+    def open(self, caller: Principal, wanted: PendingFilter = MINE) -> Tab:
+        self.tabs.append(tab := Tab(self.pending, caller, wanted))
+        return tab
+
+    async def settle(self) -> None:
+        await self.clock.advance(0)
+
+    async def leave(self, *tabs: Tab) -> None:
+        for tab in tabs:
+            tab.task.cancel()
+        await asyncio.gather(*(tab.task for tab in tabs), return_exceptions=True)
+
+
+@asynccontextmanager
+async def _world() -> AsyncIterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        await made.leave(*made.tabs)
+
+
+async def test_five_hundred_watchers_of_one_user_cost_one_look_a_second() -> None:
+    """Also with different credentials: those say nothing about what is seen."""
+    async with _world() as world:
+        tabs = [world.open(replace(ME, credential_id=CredentialId(f"key_{number}"))) for number in range(500)]
+        await world.settle()
+        assert all(tab.call_ids == ["call_1"] and tab.told[0].complete for tab in tabs)
+        begun = world.ledger.asked.total()
+        assert begun == 1
+        world.ledger.waiting["me"].append("call_3")
+        for _ in range(5):
+            await world.clock.advance(1)
+        assert world.ledger.asked == {("me", False): begun + 5}
+        assert all(tab.call_ids == ["call_1", "call_3"] for tab in tabs)
+
+
+async def test_who_sees_something_else_shares_no_look() -> None:
+    """Neither another user, nor the same with other rights or another filter."""
+    async with _world() as world:
+        mine, yours = world.open(ME), world.open(YOU)
+        world.open(ADMIN)
+        of_store, refused = world.open(ADMIN, OF_STORE), world.open(ME, OF_STORE)
+        await world.clock.advance(3)
+        assert (mine.call_ids, yours.call_ids, of_store.call_ids) == (["call_1"], ["call_2"], ["call_1"])
+        assert isinstance(refused.error, PermissionDenied)
+        assert not refused.told
+        assert world.ledger.asked == {("me", False): 2 * 4, ("you", False): 4, ("me", True): 4}
+
+
+async def test_who_comes_during_a_look_gets_none_that_began_before() -> None:
+    """What a client knows to wait is in the first that it is told; those who come meanwhile share the next look."""
+    async with _world() as world:
+        world.ledger.gate.clear()
+        early = world.open(ME)
+        await world.settle()
+        world.ledger.waiting["me"].append("call_3")
+        late = [world.open(ME) for _ in range(10)]
+        await world.settle()
+        world.ledger.gate.set()
+        await world.settle()
+        assert early.call_ids == ["call_1"]
+        assert [tab.call_ids for tab in late] == [["call_1", "call_3"]] * 10
+        assert world.ledger.asked.total() == 2
+
+
+async def test_who_does_not_read_delays_nobody() -> None:
+    async with _world() as world:
+        stuck = world.pending.watch(ME, MINE, silence_seconds=3600)
+        assert (await anext(stuck)).complete
+        reads = world.open(ME)
+        world.ledger.waiting["me"].append("call_3")
+        await world.clock.advance(2)
+        assert reads.call_ids == ["call_1", "call_3"]
+        await stuck.aclose()
+
+
+async def test_who_leaves_during_a_look_takes_nothing_from_others_and_the_last_one_ends_it() -> None:
+    async with _world() as world:
+        world.ledger.gate.clear()
+        first, second = world.open(ME), world.open(ME)
+        await world.settle()
+        await world.leave(first)
+        assert world.ledger.now_reading == 1
+        world.ledger.gate.set()
+        await world.settle()
+        assert second.call_ids == ["call_1"]
+        world.ledger.gate.clear()
+        await world.clock.advance(1)
+        assert world.ledger.now_reading == 1
+        await world.leave(second)
+        assert world.ledger.now_reading == 0
+        assert len(asyncio.all_tasks()) == 1
+
+
+async def test_an_error_of_a_look_is_told_to_all_who_share_it() -> None:
+    async with _world() as world:
+        tabs = [world.open(ME) for _ in range(3)]
+        other = world.open(YOU)
+        await world.settle()
+        world.ledger.error = DependencyUnavailable()
+        await world.clock.advance(1)
+        assert [type(tab.error) for tab in (*tabs, other)] == [DependencyUnavailable] * 4
+        world.ledger.error = None
+        again = world.open(ME)
+        await world.settle()
+        assert again.call_ids == ["call_1"]
+
+
+async def test_many_users_wait_their_turn_at_the_ledger_and_none_is_refused() -> None:
+    users = 4 * READERS_MAX
+    async with _world() as world:
+        world.ledger.gate.clear()
+        tabs = [world.open(replace(ME, user_id=UserId(f"user_{number}"))) for number in range(users)]
+        await world.settle()
+        assert world.ledger.now_reading == READERS_MAX
+        world.ledger.gate.set()
+        for _ in range(users // READERS_MAX):
+            await world.settle()
+        assert all(tab.told == [PendingPart(complete=True)] for tab in tabs)
+        assert world.ledger.most_reading == READERS_MAX

@@ -1,0 +1,67 @@
+"""What a channel makes of streams of responses."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.wrappers_pb2 import StringValue
+
+from pawl.chassis.rpc_client import open_channel, translating
+from pawl.errors import RunNotFound
+from tests.rpc.chassis.echo import SERVICE, EchoServicer, Serve
+
+
+class Response:
+    """A response that one can watch go."""
+
+    def __init__(self, raw: bytes) -> None:
+        self.value = StringValue.FromString(raw).value
+
+
+def generate(channel: grpc.aio.Channel) -> Any:
+    return channel.unary_stream(
+        f"/{SERVICE}/Generate",
+        request_serializer=StringValue.SerializeToString,
+        response_deserializer=Response,
+    )
+
+
+async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: EchoServicer, serve: Serve) -> None:
+    """Thousands of streams may wait for hours, each after a page of a log."""
+    there: weakref.WeakSet[Response] = weakref.WeakSet()
+    seen: list[str] = []
+
+    async def read(call: Any) -> None:
+        async for response in call:
+            there.add(response)
+            seen.append(response.value)
+            del response
+
+    async with asyncio.timeout(30), serve() as server, open_channel(server.address) as channel:
+        reading = asyncio.create_task(read(generate(channel)(StringValue(value="wait"))))
+        await servicer.entered.wait()
+        while not seen:
+            await asyncio.sleep(0.01)
+        gc.collect()
+        assert not list(there)
+        servicer.release.set()
+        await reading
+    assert seen == ["first", "wait"]
+
+
+async def test_a_stream_ends_once_and_for_all(serve: Serve) -> None:
+    async with serve() as server, open_channel(server.address) as channel:
+        call = generate(channel)(StringValue(value="last"))
+        assert [response.value async for response in call] == ["first", "last"]
+        assert [response.value async for response in call] == []
+        failing = generate(channel)(StringValue(value="not-found"))
+        with translating():
+            assert (await anext(failing)).value == "first"
+        for _ in range(2):
+            with pytest.raises(RunNotFound), translating():
+                await anext(failing)

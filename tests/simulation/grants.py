@@ -1,0 +1,134 @@
+"""Grants of series in some seeds, while the tool gets new versions and a rule asks; and what must hold of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pawl.agent_loop.domain.call import DecisionKind, Series
+from pawl.event.v1 import call_pb2
+from tests.simulation.chance import Chance
+from tests.simulation.history import Effect, Sent
+from tests.simulation.record import Record
+from tests.simulation.tools import TOOLS
+from tests.simulation.world import World
+
+_PLAYED = 0.5
+_GRANTS = 0.7
+_EDITS = 0.5
+_LATE_SECONDS = 60.0
+"""So late an iteration may begin that was due before the end of its series."""
+
+
+class Terms(NamedTuple):
+    """A series as somebody granted it: of which call, of which version of its tool, how often and until when."""
+
+    run_id: str
+    arguments_json: bytes
+    version: int
+    interval_seconds: float
+    iterations_max: int
+    end_time: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """A decision about a series: the digest of what was shown, and what it becomes, if it is edited."""
+
+    digest: str
+    edited: Series | None
+    granted: Series
+
+
+def are_given(chance: Chance) -> bool:
+    """Return whether people of a seed grant series."""
+    return chance.stream("grants").random() < _PLAYED
+
+
+def wish(chance: Chance, command_id: str, approval: call_pb2.ApprovalRequest, kind: DecisionKind) -> Wish | None:
+    """Return what somebody grants who decides about a call of a series; None for a decision about the call alone."""
+    draw = chance.stream("grant", command_id)
+    if not are_given(chance) or not approval.series.digest or kind is DecisionKind.REJECT or draw.random() > _GRANTS:
+        return None
+    shown = approval.series
+    end = shown.end_time.ToNanoseconds() / 1e9 if shown.HasField("end_time") else None
+    series = Series(interval_seconds=shown.interval_seconds, iterations_max=shown.iterations_max, end_time=end)
+    if kind is not DecisionKind.EDIT or draw.random() > _EDITS:
+        return Wish(digest=shown.digest, edited=None, granted=series)
+    edited = Series(interval_seconds=draw.choice([0.5, 2.0]), iterations_max=draw.choice([1, 2, 4]), end_time=end)
+    return Wish(digest=shown.digest, edited=edited, granted=edited)
+
+
+class Owner:
+    """Who owns the gated tool: registers new versions of it, and has a rule ask for a while."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._draw = world.chance.stream("owner")
+
+    async def live(self) -> None:
+        """Change the tool now and then, until all is calm; then nothing asks."""
+        journal = self._world.journal
+        while are_given(self._world.chance) and not self._world.chance.calm:
+            await asyncio.sleep(10.0 * self._draw.random())
+            if self._draw.random() < 0.4:
+                journal.version += 1
+                self._world.history.tell(f"version {journal.version} of the gated tool")
+            else:
+                journal.asks = not journal.asks and self._draw.random() < 0.5
+                self._world.history.tell(f"a rule asks: {journal.asks}")
+        journal.asks = False
+
+
+def grants(record: Record) -> Mapping[Terms, set[str]]:
+    """Return who granted which series."""
+    found: dict[Terms, set[str]] = defaultdict(set)
+    for sent in record.history.commands:
+        if sent.taken and sent.grants is not None and sent.user_id != "stranger":
+            found[sent.grants].add(sent.user_id)
+    return found
+
+
+def of_effect(given: Mapping[Terms, set[str]], record: Record, effect: Effect) -> Terms | None:
+    """Return the grant by which a gated call may have run that nobody has approved by itself, if there is one."""
+    required = record.calls[effect.call_id].approval.approvals_required
+    for terms, people in given.items():
+        is_of_it = (terms.run_id, terms.arguments_json) == (effect.run_id, effect.arguments_json)
+        is_in_time = terms.end_time is None or effect.begin <= terms.end_time + _LATE_SECONDS
+        is_enough = len(people if required <= 1 else people - {effect.user_id}) >= required
+        if is_of_it and terms.version == effect.version and is_in_time and is_enough and not effect.is_asked_for:
+            return terms
+    return None
+
+
+def grants_cover_what_was_shown(record: Record) -> Iterator[str]:
+    """I9, I10: no series runs more often than it was granted, counted by its calls."""
+    given = grants(record)
+    used: dict[Terms, set[str]] = defaultdict(set)
+    said: dict[str, list[Sent]] = defaultdict(list)
+    for sent in record.history.commands:
+        said[sent.call_id].append(sent)
+    for effect in record.history.effects:
+        if TOOLS[effect.tool_name].disposition != "APPROVE":
+            continue
+        alone = [each for each in said[effect.call_id] if each.taken and each.grants is None and each.content]
+        terms = None if alone else of_effect(given, record, effect)
+        if terms is not None:
+            used[terms].add(effect.call_id)
+    for terms, calls in used.items():
+        if len(calls) > terms.iterations_max:
+            yield f"{terms} was granted, and {len(calls)} calls ran: {sorted(calls)}"
+
+
+def granted(run_id: str, content: bytes, version: int, wished: Wish | None) -> Any:
+    """Return what a decision grants, for the record of it; None if it is about the call alone."""
+    if wished is None:
+        return None
+    series = wished.granted
+    return Terms(run_id, content, version, series.interval_seconds, series.iterations_max, series.end_time)
+
+
+CHECKERS = (grants_cover_what_was_shown,)

@@ -1,0 +1,149 @@
+"""Events that fire triggers, in some seeds: sent, sent twice and sent again; and what must hold of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from pawl.agent_loop.app.public_values import ScheduledMessage
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import RequestId, StoreId, UserId
+from pawl.errors import PawlError
+from pawl.event.v1 import schedule_pb2, trigger_pb2
+from pawl.job_store.domain.schedules import FireOutcome, Overlap
+from tests.simulation.cluster import AgentLoop
+from tests.simulation.history import Delivered
+from tests.simulation.network import Network
+from tests.simulation.record import Record
+from tests.simulation.world import World
+
+_SETTLING_SECONDS = 300.0
+
+
+class Sender:
+    """A user with triggers, and the program that sends them events, until it was told each time that one has come."""
+
+    def __init__(self, world: World, store_id: StoreId) -> None:
+        self._world = world
+        self._caller = Principal(store_id=store_id, user_id=UserId("sender"), roles=frozenset({"member"}))
+        self._draw = world.chance.stream("sender")
+        self._network = Network(world.chance, world.history, "sender")
+        self._triggers: dict[str, tuple[str, str]] = {}
+        self._sent: list[tuple[str, str]] = []
+
+    async def live(self) -> None:
+        """Make triggers, send events for a while, and wait until nothing waits any more."""
+        for number in range(self._draw.choice([1, 2])):
+            await self._make(f"t{number}")
+        while not self._world.chance.calm:
+            await asyncio.sleep(2.5 * self._draw.random())
+            await self._act()
+        for name in self._triggers:
+            await self._ask("resume", lambda agent, name=name: agent.triggers.pause(self._caller, name, paused=False))  # type: ignore[misc]
+        for name, event_id in self._sent:
+            await self._send(name, event_id)
+        loop = asyncio.get_running_loop()
+        seconds, lanes = _SETTLING_SECONDS + self._world.history.set_back_seconds, self._world.tables.starters.lanes
+        end = loop.time() + seconds
+        while any(lane.event_id for lane in lanes.values()) and loop.time() < end:
+            await asyncio.sleep(1.0)
+
+    async def _make(self, name: str) -> None:
+        draw = self._draw
+        definition = trigger_pb2.TriggerDefinition(
+            name=name,
+            text=f"plan-{name} please {{{{event}}}}",
+            labels={"trigger": name},
+            conversation_key=draw.choice(["", name]),
+            debounce_seconds=draw.choice([0, 0, 2]),
+            overlap=schedule_pb2.ScheduleOverlap.ValueType(draw.randrange(1, 5)),
+            webhook=trigger_pb2.WebhookSource(authentication=trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER),
+        )
+        message = ScheduledMessage(
+            text=definition.text,
+            agent="",
+            labels=dict(definition.labels),
+            conversation_key=definition.conversation_key,
+        )
+        made = await self._ask(
+            "save", lambda agent: agent.triggers.save(self._caller, definition, message, None, must_exist=False)
+        )
+        # The answer with the secret may be lost.
+        secret = await self._ask("rotate", lambda agent: agent.triggers.rotate(self._caller, name))
+        self._triggers[name] = made[0].trigger_id, secret
+
+    async def _act(self) -> None:
+        draw, name = self._draw, self._draw.choice(list(self._triggers))
+        chance = draw.random()
+        if chance < 0.1:
+            paused = draw.random() < 0.5
+            await self._ask("pause", lambda agent: agent.triggers.pause(self._caller, name, "why", paused=paused))
+        elif chance < 0.3 and self._sent:
+            await self._send(*draw.choice(self._sent))
+        else:
+            self._sent.append((name, f"event-{len(self._sent)}"))
+            times = 2 if draw.random() < 0.3 else 1
+            await asyncio.gather(*(self._send(*self._sent[-1]) for _ in range(times)))
+
+    async def _send(self, name: str, event_id: str) -> None:
+        trigger_id, secret = self._triggers[name]
+        headers = {"Webhook-Id": event_id, "Authorization": f"Bearer {secret}"}
+        body = f'{{"number":"{event_id}"}}'.encode()
+        delivered = await self._ask(
+            "deliver",
+            lambda agent: agent.triggers.deliver_webhook(self._caller, trigger_id, headers, body, RequestId("")),
+        )
+        if delivered is not None:
+            said = Delivered(trigger_id=trigger_id, event_id=event_id, run_id=_run_id(delivered.fire))
+            self._world.history.delivered.append(said)
+
+    async def _ask(self, what: str, work: Callable[[AgentLoop], Awaitable[Any]]) -> Any:
+        try:
+            return await self._world.insist(self._network, self._draw, what, work)
+        except PawlError as error:
+            self._world.history.tell(f"{what} of a trigger refused: {error.reason}")
+            return None
+
+
+def _run_id(fire: Any) -> str:
+    return str(fire.run_id)
+
+
+def each_event_starts_one_run(record: Record) -> Iterator[str]:
+    """However often an event came, it has one run, which is no other one's, or what became of it instead is known."""
+    rows = record.tables.starters.events
+    known = {(key.trigger_id, key.event_id): row for key, row in rows.items()}
+    started = {place: row.run_id for place, row in known.items() if row.outcome is FireOutcome.STARTED}
+    made = {row.run_id for row in record.tables.runs.values() if "trigger" in row.labels}
+    if made != set(started.values()) or len(made) != len(started):
+        yield f"{len(started)} events have started {sorted(started.values())}, and there are {sorted(made)}"
+    told: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for each in record.history.delivered:
+        place = (each.trigger_id, each.event_id)
+        if place not in known:
+            yield f"{place} was taken, and nothing is known of it"
+        told[place] |= {each.run_id} - {""}
+    for place, run_ids in told.items():
+        if not run_ids <= {started.get(place, "")}:
+            yield f"{place} has started {started.get(place)}, and its sender was told {sorted(run_ids)}"
+
+
+def no_event_waits_for_ever(record: Record) -> Iterator[str]:
+    """Once all is quiet each event has fired, or it is said why not."""
+    for key, row in record.tables.starters.events.items():
+        if row.outcome is FireOutcome.WAITING:
+            yield f"{key} waits: {row.reason}"
+        elif row.outcome is not FireOutcome.STARTED and not row.reason:
+            yield f"{key} is {row.outcome.name}, and nobody says why"
+
+
+def events_keep_apart(record: Record) -> Iterator[str]:
+    """With SKIP and QUEUE no event starts a run while that of the one before in its lane goes on."""
+    for fired in record.tables.starters.fired:
+        if fired.is_busy and fired.overlap in {Overlap.SKIP, Overlap.QUEUE}:
+            yield f"{fired.event_id} started {fired.run_id} beside {fired.beside}"
+
+
+CHECKERS = (each_event_starts_one_run, no_event_waits_for_ever, events_keep_apart)

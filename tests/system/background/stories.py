@@ -1,0 +1,349 @@
+"""Stories of work in the background, which whoever breaks something can break into in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from standardwebhooks.webhooks import Webhook
+
+from pawl.client import AsyncClient, approve
+from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
+from pawl.notify.v1 import channel_pb2, notify_pb2
+from pawl.tool.v1 import source_pb2
+from tests.fakes.mcp_program import stdio_config
+from tests.poll import until
+from tests.system.background.world import World
+from tests.system.talk import COMPLETED, PATIENCE_SECONDS, Talk, count_of, in_background, is_end, put, waiting
+from tests.web_server import Reply
+
+STARTED: Final = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
+
+
+class Story(ABC):
+    """Something that a user begins, and that must come out right whatever dies in the middle."""
+
+    def __init__(self, world: World, pawl: AsyncClient, folder: Path) -> None:
+        self.world = world
+        self.pawl = pawl
+        self.talk = Talk(pawl)
+        self.effects = folder / f"effects-{uuid.uuid4().hex}"
+
+    @abstractmethod
+    async def begin(self) -> None:
+        """Begin; returns when the user has done so."""
+
+    @abstractmethod
+    async def is_in_the_middle(self) -> bool:
+        """True once some of it has happened, as long as some is still to happen."""
+
+    @abstractmethod
+    async def check(self, *, tools_died: bool) -> None:
+        """Wait for its end, and judge it; `tools_died` says that what was at work in tool-registry was cut off."""
+
+    async def begin_job(self, tool: str, arguments: Mapping[str, object]) -> str:
+        """Have a tool called in the background; returns the job."""
+        (job_id,) = await self.talk.jobs(await self.talk.say(in_background(tool, **arguments)))
+        return job_id
+
+
+class OneShotJob(Story):
+    """Some seconds of work that must not be repeated."""
+
+    async def begin(self) -> None:
+        self.job_id = await self.begin_job("act_once", {"path": str(self.effects), "seconds": 3.0})
+
+    async def is_in_the_middle(self) -> bool:
+        return count_of(self.effects) == 1
+
+    async def check(self, *, tools_died: bool) -> None:
+        job = await self.talk.ended(self.job_id)
+        if tools_died:
+            assert (job.state, job.failure.reason) == (run_pb2.RUN_STATE_FAILED, "OUTCOME_UNKNOWN")
+        else:
+            assert job.state == COMPLETED
+        (notice,) = await self.talk.end_told(self.job_id)
+        assert notice["state"] == ("FAILED" if tools_died else "COMPLETED")
+        assert count_of(self.effects) == 1
+
+
+class ServerTask(Story):
+    """A task of an MCP server, which outlives whoever has begun it."""
+
+    async def begin(self) -> None:
+        server = self.effects.with_name(f"server-{self.effects.name}")
+        server.mkdir()
+        tool = {"name": "echo", "description": "Echoes.", "inputSchema": {"type": "object"}}
+        (server / "tools.json").write_text(json.dumps([tool | {"execution": {"taskSupport": "required"}}]))
+        safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
+        config = source_pb2.SourceConfig(name="far", mcp_stdio=stdio_config(server), policies=[safe])
+        await self.pawl.sources.AddSource(source_pb2.AddSourceRequest(config=config))
+        self.log, self.ends = server / "log", server / "ends"
+        self.job_id = await self.begin_job("far__echo", {"city": "Oslo"})
+
+    async def is_in_the_middle(self) -> bool:
+        return self.log.exists() and "get task-0" in self.log.read_text()
+
+    async def check(self, *, tools_died: bool) -> None:  # the server goes on, whatever became of the registry
+        self.ends.write_text("completed")
+        job = await self.talk.ended(self.job_id)
+        assert (job.state, json.loads(json.loads(job.output_text))) == (COMPLETED, {"city": "Oslo"})
+        (notice,) = await self.talk.end_told(self.job_id)
+        assert notice["state"] == "COMPLETED"
+        log = self.log.read_text()
+        assert log.count("begun ") == 1
+        assert "cancel " not in log
+
+
+class PlainSeries(Story):
+    """A call that is repeated, each result of which is told."""
+
+    async def begin(self) -> None:
+        self.job_id = await self.begin_job("calculate", {"expression": "5 * 5", "_interval": 0.5, "_stopAfter": 8})
+
+    async def is_in_the_middle(self) -> bool:
+        return (await self.pawl.get(self.job_id)).round >= 2
+
+    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+        job = await self.talk.ended(self.job_id)
+        assert (job.state, job.round) == (COMPLETED, 8)
+        begin = job.job.begin_time.ToNanoseconds()
+        beats = [int((call.create_time.ToNanoseconds() - begin) / 5e8) async for call in self.pawl.calls(self.job_id)]
+        assert beats == sorted(set(beats)), "one for each time at most"
+        told = await self.talk.end_told(self.job_id)
+        iterations = [int(str(notice["iteration"])) for notice in told if not is_end(notice)]
+        assert iterations == sorted(set(iterations)), "each is told once at most, in order"
+        assert [is_end(notice) for notice in told].count(True) == 1
+
+
+class Monitor(Story):
+    """A price that is watched until it is under 20; that it is under 30 is told once."""
+
+    async def begin(self) -> None:
+        self.effects.write_text("25")
+        watch = {"_interval": 0.5, "_duration": 5, "_until": "value.price < 20", "_when": "value.price < 30"}
+        self.job_id = await self.begin_job("look_up_price", {"path": str(self.effects), **watch})
+
+    async def is_in_the_middle(self) -> bool:
+        return (await self.pawl.get(self.job_id)).round >= 2
+
+    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+        seen = (await self.pawl.get(self.job_id)).round
+        await self.talk.job(self.job_id, lambda job: job.round >= seen + 2)
+        put(self.effects, "19.5")
+        job = await self.talk.ended(self.job_id)
+        found = {"met": True, "fired": 1, "fired_with": {"price": 25.0}, "result": {"price": 19.5}}
+        assert (job.state, json.loads(job.output_text)) == (COMPLETED, found)
+        told = await self.talk.end_told(self.job_id)
+        assert [is_end(notice) for notice in told] == [False, True], "that it fired, and the end"
+        assert told[-1]["result"] == found
+
+
+class GrantedSeries(Story):
+    """Payments that somebody has approved for as often as they are to be made."""
+
+    async def begin(self) -> None:
+        payment = {"path": str(self.effects), "seconds": 0.1}
+        self.job_id = await self.begin_job("pay_once", payment | {"_interval": 1, "_stopAfter": 5})
+        await self.pawl.decide(approve(await waiting(self.talk, self.job_id), for_series=True))
+
+    async def is_in_the_middle(self) -> bool:
+        return count_of(self.effects) >= 2
+
+    async def check(self, *, tools_died: bool) -> None:
+        job = await self.talk.ended(self.job_id)
+        assert (job.state, job.round, job.grant.uses) == (COMPLETED, 5, 5)
+        calls = [call async for call in self.pawl.calls(self.job_id)]
+        assert sum(call.approval.HasField("decision") for call in calls) == 1, "nobody was asked again"
+        unknown = sum(call.state == call_pb2.CALL_STATE_OUTCOME_UNKNOWN for call in calls)
+        assert 5 - unknown <= count_of(self.effects) <= 5
+        assert unknown <= tools_died
+
+
+class ScheduleFires(Story):
+    """A schedule that is due each second."""
+
+    async def begin(self) -> None:
+        definition = schedule_pb2.ScheduleDefinition(
+            name="tick",
+            text="what is 6 * 7?",
+            interval_seconds=1,
+            overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW,
+            labels={"of": "tick"},
+        )
+        await self.pawl.create_schedule(definition)
+        self._fires: dict[int, schedule_pb2.ScheduleFire] = {}
+
+    async def _look(self) -> None:
+        # Again and again: twenty fires are kept, and a busy machine takes longer than these.
+        fires = (await self.pawl.get_schedule("tick")).fires
+        self._fires |= {fire.due_time.seconds: fire for fire in fires}
+
+    async def is_in_the_middle(self) -> bool:
+        await self._look()
+        return len(self._fires) >= 2
+
+    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+        await self._look()
+        seen = max(self._fires)
+
+        async def goes_on() -> bool:
+            await self._look()
+            return max(self._fires) >= seen + 2
+
+        await until(goes_on)
+        await self.pawl.pause_schedule("tick")
+        await self._look()
+        times = sorted(self._fires)
+        assert times == list(range(times[0], times[0] + len(times)))
+        assert {fire.outcome for fire in self._fires.values()} == {STARTED}
+        await _each_has_its_run(self, "tick", [fire.run_id for fire in self._fires.values()])
+
+
+class TriggerEvents(Story):
+    """Events from outside, of which whoever sends them is not sure that they have come."""
+
+    _COUNT: Final = 20
+
+    async def begin(self) -> None:
+        definition = trigger_pb2.TriggerDefinition(
+            name="orders", text="what is 6 * 7?", webhook=trigger_pb2.WebhookSource(), labels={"of": "orders"}
+        )
+        trigger, self._secret = await self.pawl.create_trigger(definition)
+        self._trigger_id = trigger.trigger_id
+        self._runs: dict[int, str] = {}
+        self._sending = asyncio.create_task(self._send())
+
+    async def _send(self) -> None:
+        for number in range(self._COUNT):
+            self._runs[number] = await self._deliver(number)
+            await asyncio.sleep(0.05)
+
+    async def _deliver(self, number: int) -> str:
+        body, now = json.dumps({"order": number}), datetime.now(UTC)
+        headers = {
+            "Webhook-Id": f"msg_{number}",
+            "Webhook-Timestamp": str(int(now.timestamp())),
+            "Webhook-Signature": Webhook(self._secret).sign(f"msg_{number}", now, body),
+            "Content-Type": "application/json",
+        }
+        response = await self.pawl.deliver_webhook(self._trigger_id, headers, body.encode())
+        assert response.fire.outcome == STARTED
+        return response.fire.run_id
+
+    async def is_in_the_middle(self) -> bool:
+        return len(self._runs) >= 3
+
+    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            await self._sending
+        again = await asyncio.gather(*map(self._deliver, range(self._COUNT)))
+        assert again == [self._runs[number] for number in range(self._COUNT)]
+        await _each_has_its_run(self, "orders", again)
+
+
+async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
+    """Judge that the runs with a label are these, each once, and that they complete."""
+    (store,) = (value for name, value in story.pawl.metadata if name == "pawl-store")
+    query = "SELECT run_id FROM job_store.runs WHERE store_id = $1 AND labels LIKE '%of=' || $2"
+    made = [record["run_id"] for record in await story.world.database(query, store, label)]
+    assert sorted(made) == sorted(runs)
+    assert len(set(runs)) == len(runs)
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        ended = await asyncio.gather(*map(story.pawl.result, runs))
+    assert {(run.state, run.output_text) for run in ended} == {(COMPLETED, "6 * 7 = 42.")}
+
+
+class _Told(Story):
+    """The end of each of some runs, which is told outside; whoever is told of the first takes long to say thanks."""
+
+    def __init__(self, world: World, pawl: AsyncClient, folder: Path) -> None:
+        super().__init__(world, pawl, folder)
+        self.held = asyncio.Event()
+
+    async def begin(self) -> None:
+        self._channel_id = await self.make_channel()
+        self._runs = [await self.pawl.start(text) for text in ("what is 6 * 7?", "count to 12 slowly")]
+
+    async def is_in_the_middle(self) -> bool:
+        return len(self.came()) >= 1  # both, where the first run was kept from its tool: nobody is thanked for either
+
+    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+        self.held.set()
+        # A claim of somebody who died ends after half a minute, and the next try is due later still.
+        await self.world.database("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE claimed")
+        await until(self._are_delivered, patience_seconds=PATIENCE_SECONDS)
+        assert len({each for each, _ in self.came()}) == len(self._runs), "each has an id of its own"
+        assert len(set(self.came())) == len(self._runs), "and is the same each time"
+
+    async def _are_delivered(self) -> bool:
+        await self.world.database(
+            "UPDATE notifier.webhook_deliveries SET due_time = now()"
+            " WHERE state = 'waiting' AND NOT claimed AND due_time > now() AND webhook_id = $1",
+            self._channel_id,
+        )
+        request = channel_pb2.ListDeliveriesRequest(channel_id=self._channel_id)
+        found = (await self.pawl.again(self.pawl.notify_channels.ListDeliveries, request)).deliveries
+        told = [each for each in found if each.type == "run.completed"]
+        states = [each.state for each in told]
+        return states == [channel_pb2.CHANNEL_DELIVERY_STATE_DELIVERED] * len(self._runs)
+
+    async def create(self, url: str) -> str:
+        """Make a channel that tells of runs that completed; returns its id."""
+        kinds = [notify_pb2.NOTIFICATION_KIND_RUN_COMPLETED]
+        channel = channel_pb2.Channel(url=url, kinds=kinds, after_seconds=0)
+        request = channel_pb2.CreateChannelRequest(channel=channel)
+        return (await self.pawl.notify_channels.CreateChannel(request)).channel.channel_id
+
+    @abstractmethod
+    async def make_channel(self) -> str:
+        """Make where it is told, and hold what comes there from then on; returns its id."""
+
+    @abstractmethod
+    def came(self) -> list[tuple[str, bytes]]:
+        """What has come, again if it came again: its id, and what it says."""
+
+
+class WebhookDelivery(_Told):
+    """Webhooks of the user."""
+
+    async def make_channel(self) -> str:
+        self._path = f"/{uuid.uuid4().hex}"
+        self.world.receiver.answer = lambda _: Reply(held=self.held)
+        return await self.create(f"http://127.0.0.1:{self.world.receiver.port}{self._path}")
+
+    def came(self) -> list[tuple[str, bytes]]:
+        asked = [each for each in self.world.receiver.asked if each.target == self._path]
+        return [(each.headers["webhook-id"], each.body) for each in asked]
+
+
+class Mail(_Told):
+    """E-mails to the user."""
+
+    async def make_channel(self) -> str:
+        self._address = f"{uuid.uuid4().hex}@example.org"
+        postbox = self.world.postbox
+        postbox.held = None
+        channel_id = await self.create(f"mailto:{self._address}")
+
+        async def has_code() -> bool:
+            return bool(self._mails())
+
+        await until(has_code)
+        confirm = channel_pb2.ConfirmChannelRequest(channel_id=channel_id, code=postbox.codes()[-1])
+        await self.pawl.notify_channels.ConfirmChannel(confirm)
+        postbox.held = self.held
+        return channel_id
+
+    def _mails(self) -> list[Any]:
+        return [each for each in self.world.postbox.messages() if each["To"] == self._address]
+
+    def came(self) -> list[tuple[str, bytes]]:
+        told = [each for each in self._mails() if "confirm" not in str(each["Subject"]).lower()]
+        return [(str(each["Message-ID"]), each.as_bytes()) for each in told]

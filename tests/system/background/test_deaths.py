@@ -1,0 +1,84 @@
+"""Each story of work in the background comes out right, whatever service dies or is deployed in the middle of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from pawl.client import AsyncClient
+from tests.poll import until
+from tests.system.background.ledger import check_ledger
+from tests.system.background.stories import (
+    GrantedSeries,
+    Mail,
+    Monitor,
+    OneShotJob,
+    PlainSeries,
+    ScheduleFires,
+    ServerTask,
+    Story,
+    TriggerEvents,
+    WebhookDelivery,
+)
+from tests.system.background.world import SERVICES, World
+
+STORIES: Final[Mapping[str, type[Story]]] = {
+    "job": OneShotJob,
+    "task": ServerTask,
+    "series": PlainSeries,
+    "monitor": Monitor,
+    "grant": GrantedSeries,
+    "schedule": ScheduleFires,
+    "trigger": TriggerEvents,
+    "webhook": WebhookDelivery,
+    "mail": Mail,
+}
+WAYS: Final = {"kill": World.kill, "deploy": World.deploy, "roll": World.roll}
+SOME: Final = (
+    ("job", "tool-registry", "kill"),
+    ("job", "tool-registry", "deploy"),
+    ("task", "tool-registry", "kill"),
+    ("task", "tool-registry", "deploy"),
+    ("series", "agent-loop", "kill"),
+    ("series", "job-store", "roll"),
+    ("monitor", "job-store", "kill"),
+    ("monitor", "agent-loop", "deploy"),
+    ("grant", "tool-registry", "kill"),
+    ("grant", "agent-loop", "roll"),
+    ("schedule", "job-store", "kill"),
+    ("schedule", "agent-loop", "deploy"),
+    ("trigger", "job-store", "deploy"),
+    ("trigger", "tool-registry", "roll"),
+    ("trigger", "notifier", "kill"),
+    ("webhook", "notifier", "kill"),
+    ("webhook", "notifier", "roll"),
+    ("mail", "notifier", "kill"),
+    ("mail", "notifier", "deploy"),
+)
+"""Those that are played each time; PAWL_TEST_STORIES=all plays every one."""
+EVERY: Final = tuple(itertools.product(STORIES, SERVICES, WAYS))
+
+
+def test_some_of_each_are_played_each_time() -> None:
+    assert {(service, how) for _, service, how in SOME} == set(itertools.product(SERVICES, WAYS))
+    assert all(sum(story == name for story, *_ in SOME) >= 2 for name in STORIES)
+
+
+@pytest.mark.long
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("death", EVERY if os.environ.get("PAWL_TEST_STORIES") == "all" else SOME, ids="-".join)
+async def test_it_comes_out_right_whatever_dies_in_the_middle(
+    world: World, pawl: AsyncClient, tmp_path: Path, death: tuple[str, str, str]
+) -> None:
+    name, service, how = death
+    story = STORIES[name](world, pawl, tmp_path)
+    await story.begin()
+    await until(story.is_in_the_middle)
+    await WAYS[how](world, service)
+    await story.check(tools_died=service == "tool-registry" and how == "kill")
+    await check_ledger(pawl)

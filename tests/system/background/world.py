@@ -1,0 +1,103 @@
+"""A suite with two replicas of each service, and whom it tells of what goes on in it."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import asyncpg
+
+from pawl.client import AsyncClient
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.suite import Suite
+from tests.keys import LOCAL_KEY
+from tests.mail_server import Postbox, mail_server
+from tests.web_server import Reply, WebServer, web_server
+
+SERVICES: Final = ("agent-loop", "job-store", "tool-registry", "notifier")
+REPLICAS: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """What a story happens in. Each story has a store of its own in it."""
+
+    suite: Suite
+    receiver: WebServer
+    """Takes webhooks."""
+    postbox: Postbox
+    """Takes mails."""
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+    def client(self, store: str = "") -> AsyncClient:
+        """A client of all replicas, in a store of its own unless it is named."""
+        replicas = self.suite.endpoints.services
+        elsewhere = {
+            f"PAWL_{name}_ADDRESS": ",".join(each.grpc for each in replicas[name.lower().replace("_", "-")])
+            for name in ("TOOL_REGISTRY", "NOTIFIER")
+        }
+        return AsyncClient(
+            [each.grpc for each in replicas["agent-loop"]],
+            api_key=LOCAL_KEY,
+            store=store or f"story-{next(self.numbers)}",
+            retry_seconds=30.0,
+            environment=elsewhere,
+        )
+
+    async def database(self, statement: str, *arguments: Any) -> list[asyncpg.Record]:
+        """Ask the database, or change it."""
+        connection = await asyncpg.connect(self.suite.database_url)
+        try:
+            return list(await connection.fetch(statement, *arguments))
+        finally:
+            await connection.close()
+
+    async def kill(self, service: str) -> None:
+        """End all replicas of a service like a power cut, and start them again."""
+        for index in range(REPLICAS):
+            self.suite.kill(service, index)
+        # Stopped as well, so that the launcher does not wait longer and longer with the next start.
+        await self.deploy(service)
+
+    async def deploy(self, service: str) -> None:
+        """End all replicas of a service in order, and start them again."""
+        await asyncio.gather(*(self.suite.stop_process(service, index) for index in range(REPLICAS)))
+        await asyncio.gather(*(self.suite.start_process(service, index) for index in range(REPLICAS)))
+
+    async def roll(self, service: str) -> None:
+        """End one replica of a service in order, and start it again, while the other one works."""
+        await self.suite.stop_process(service, 0)
+        await self.suite.start_process(service, 0)
+
+
+@asynccontextmanager
+async def running(
+    folder: Path, *, reach: Sequence[int] = (), files: Mapping[str, object] | None = None, **choices: Any
+) -> AsyncIterator[World]:
+    """Run one with its data in `folder`, and with these choices of SuiteOptions beside its own.
+
+    It may `reach` further ports of this machine. Variables may name `files`, which are written as JSON.
+    Not below pytest's tmp_path: as root, PostgreSQL runs under an account that cannot pass there.
+    """
+    async with web_server(lambda _: Reply()) as receiver, mail_server() as (postbox, port):
+        open_to = {"*": {"private": [f"127.0.0.1:{each}" for each in (receiver.port, *reach)]}}
+        environment = {"PAWL_SMTP_URL": f"smtp://127.0.0.1:{port}", "PAWL_MAIL_FROM": "pawl@example.org"}
+        for variable, content in {"PAWL_EGRESS_FILE": open_to, **(files or {})}.items():
+            file = folder / f"{variable}.json"
+            file.write_text(json.dumps(content))
+            environment[variable] = str(file)
+        options = SuiteOptions(
+            data=folder / "data",
+            local_key=LOCAL_KEY,
+            environment=environment,
+            service_environment={"tool-registry": {"PAWL_TOOLS": "tests.system.suite.slow_tools"}},
+            **choices,
+        )
+        async with Suite(options) as suite:
+            yield World(suite=suite, receiver=receiver, postbox=postbox)

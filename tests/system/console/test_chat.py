@@ -1,0 +1,309 @@
+"""The chat in a real browser: what people do there, by mouse and by keyboard, while the model goes on and breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from playwright.async_api import Route, expect
+
+from pawl.event.v1 import call_pb2
+from pawl.launcher.suite import Suite
+from pawl.tool.v1 import source_pb2, source_pb2_grpc
+from tests.fakes.mcp_program import stdio_config
+from tests.keys import keyed_channel
+from tests.poll import until
+from tests.system.console.conftest import BEHIND, NewPage, at, done, say
+from tests.system.scripting import Model, scripted
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+ANSWER = "one two three four five six seven eight nine ten"
+COUNT_SEEN = """
+() => {
+  window.most = 0;
+  new MutationObserver(() => {
+    const said = [...document.querySelectorAll(".turn .markdown")].map((each) => each.textContent).join(" ");
+    window.most = Math.max(window.most, said.split("one").length - 1);
+  }).observe(document.body, { childList: true, subtree: true, characterData: true });
+}
+"""
+"""Count how often the first word of the answer stands in the chat at most, at any time."""
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def model(suite: Suite) -> AsyncIterator[Model]:
+    """The model server; afterwards it follows its rules again."""
+    async with scripted(suite) as model:
+        yield model
+
+
+async def test_an_approval_in_the_chat_by_keyboard_alone(open_page: NewPage) -> None:
+    page = await open_page(user="typist")
+    await expect(page.get_by_label("Your message")).to_be_focused()
+    await page.keyboard.type("email bob@example.com about golf")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("j")
+    await expect(page.locator(".card.wait")).to_be_focused()
+    await page.keyboard.press("e")
+    await expect(page.get_by_label("subject *")).to_be_visible()
+    await page.keyboard.press("e")
+    await page.keyboard.press("a")
+    await done(page)
+    await expect(page.locator(".card.good")).to_contain_text("approve by typist")
+    await page.keyboard.press("/")
+    await expect(page.get_by_label("Your message")).to_be_focused()
+
+
+async def test_an_edit_that_is_refused_is_said_beside_its_field_and_can_be_mended(open_page: NewPage) -> None:
+    page = await open_page(user="mender")
+    await say(page, "email ann@example.com about tea")
+    card = page.locator(".card.wait")
+    await card.get_by_role("button", name="Edit").click(timeout=30_000)
+    field = card.get_by_label("to *")
+    await field.fill("")
+    await card.get_by_role("button", name="Approve as edited").click()
+    await expect(card.get_by_role("alert")).to_contain_text("to")
+    await expect(field).to_have_attribute("aria-invalid", "true")
+    described = await field.get_attribute("aria-describedby")
+    assert await card.get_by_role("alert").get_attribute("id") == described
+    await field.fill("ann@example.com\nbob@example.com")
+    await card.get_by_role("button", name="Approve as edited").click()
+    await done(page)
+    await expect(page.locator(".card.good")).to_contain_text("bob@example.com")
+
+
+async def test_who_decides_second_reads_a_sentence_that_stays(open_page: NewPage) -> None:
+    first = await open_page(user="pair")
+    await say(first, "email carl@example.com about chess")
+    await expect(first.locator(".card.wait")).to_be_visible(timeout=30_000)
+    second = await first.context.new_page()
+    await second.add_init_script(BEHIND)
+    await second.goto(first.url)
+    await second.evaluate("show(true)")
+    late = second.locator(".card.wait")
+    await expect(late).to_be_visible()
+    # A tab that nobody looks at is told nothing: it still shows the approval.
+    await second.evaluate("show(false)")
+    await first.locator(".card.wait").get_by_role("button", name="Approve").click()
+    await done(first)
+    await late.get_by_role("button", name="Reject").click()
+    await expect(second.get_by_role("alert")).to_contain_text("decided before")
+    await second.evaluate("show(true)")
+    await done(second)
+    await expect(second.locator(".card.good")).to_contain_text("approve by pair")
+    async with second.expect_response("**/GetConversation"):
+        pass
+    await expect(second.get_by_role("alert")).to_be_visible()
+
+
+async def test_an_approval_is_answered_in_place_of_the_tool(open_page: NewPage) -> None:
+    page = await open_page(user="stand-in")
+    await say(page, "email carl@example.com about cards")
+    card = page.locator(".card.wait")
+    await card.get_by_role("button", name="Answer instead").click(timeout=30_000)
+    await card.get_by_label("Its result").fill("I have told him on the phone")
+    await card.get_by_role("button", name="Answer", exact=True).click()
+    await done(page)
+    await expect(page.locator(".card")).to_contain_text("answer by stand-in")
+    await page.locator(".card summary").click()
+    await expect(page.locator(".card")).to_contain_text("I have told him on the phone")
+
+
+async def test_a_question_is_answered_by_an_option_and_in_words(open_page: NewPage) -> None:
+    page = await open_page(user="asked")
+    await say(page, "ask me whether it rains")
+    await page.locator(".card.wait").get_by_role("button", name="Yes").click(timeout=30_000)
+    await done(page)
+    await expect(page.locator(".card.good")).to_contain_text("answer by asked")
+    await say(page, "book a table")
+    card = page.locator(".card.wait")
+    await card.get_by_label("Your answer").fill("on Sunday at noon")
+    await page.keyboard.press("Enter")
+    await done(page, 2)
+    await expect(page.locator(".turn").last).to_contain_text("on Sunday at noon")
+
+
+async def test_a_question_of_a_server_is_answered_in_a_form(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
+    """What does not fit the schema of the server is said beside the form, and the question stays open."""
+    (tmp_path / "tools.json").write_text('[{"name": "ask", "description": "Asks.", "inputSchema": {"type": "object"}}]')
+    safe = source_pb2.SourceToolPolicy(tool_name="*", category=call_pb2.TOOL_CATEGORY_SAFE)
+    config = source_pb2.SourceConfig(name="shop", mcp_stdio=stdio_config(tmp_path), policies=[safe])
+    async with keyed_channel(suite.endpoints.services["tool-registry"][0].grpc) as channel:
+        await source_pb2_grpc.SourceServiceStub(channel).AddSource(source_pb2.AddSourceRequest(config=config))
+    sizes = {
+        "size": {"type": "string", "enum": ["s", "m"], "title": "Size"},
+        "count": {"type": "integer", "minimum": 1, "maximum": 9, "title": "How many"},
+    }
+    asks = {"message": "What may it be?", "requestedSchema": {"type": "object", "properties": sizes}}
+    page = await open_page(user="buyer")
+    await say(page, f"call shop__ask with {json.dumps({'asks': asks})}")
+    card = page.locator(".card.wait")
+    await expect(card).to_contain_text("What may it be?", timeout=30_000)
+    await card.get_by_label("Size").select_option("m")
+    await card.get_by_label("How many").fill("12")
+    await card.get_by_role("button", name="Answer").click()
+    await expect(card.get_by_role("alert")).to_contain_text("9")
+    await card.get_by_label("How many").fill("2")
+    await card.get_by_role("button", name="Answer").click()
+    await done(page)
+    await page.locator(".card summary").click()
+    await expect(page.locator(".card")).to_contain_text("accept")
+    await expect(page.locator(".card")).to_contain_text("2")
+
+
+async def test_the_model_opens_a_page_and_draws_a_chart(open_page: NewPage) -> None:
+    page = await open_page(user="seer")
+    await say(page, 'call show_chart with {"title": "Sales", "labels": ["May", "June"], "values": [3, -4.5]}')
+    await done(page)
+    chart = page.get_by_role("table", name="Sales")
+    await expect(chart.get_by_role("row", name="June -4.5")).to_be_visible()
+    widths = await chart.locator(".bar").evaluate_all("bars => bars.map((bar) => bar.style.width)")
+    assert [width[:3] for width in widths] == ["66.", "100"]
+    await page.reload()
+    await expect(chart.get_by_role("row", name="May 3")).to_be_visible()
+    await say(page, 'call open_page with {"page": "tools"}')
+    await expect(page.get_by_role("heading", name="Tools")).to_be_visible(timeout=30_000)
+
+
+async def test_a_message_waits_its_turn_and_stop_stops(open_page: NewPage) -> None:
+    page = await open_page(user="hasty")
+    await say(page, "tell me a long story slowly")
+    story = page.locator(".turn").first
+    await expect(story.locator(".markdown").last).to_contain_text("Once", timeout=30_000)
+    await say(page, "what is 6 * 7")
+    await expect(page.locator(".turn[data-state=queued]")).to_have_count(1)
+    await page.get_by_role("button", name="Stop", exact=True).click()
+    await expect(story).to_have_attribute("data-state", "cancelled", timeout=30_000)
+    await expect(story).to_contain_text("Stopped.")
+    await done(page)
+    await expect(page.locator(".turn").last).to_contain_text("42")
+
+
+async def test_a_message_into_the_running_work_stands_where_it_came(open_page: NewPage, model: Model) -> None:
+    slow = {"text": "Let me see. " * 30, "chunk_delay": 0.1, "tool_calls": [{"name": "get_current_time"}]}
+    prompt = await model.play({"when": {"round": 0}, "reply": slow})
+    page = await open_page(user="steerer")
+    await say(page, prompt)
+    await expect(page.locator(".turn .markdown")).to_contain_text("Let me see", timeout=30_000)
+    await page.get_by_label("into the running work").check()
+    await say(page, "what is 6 * 8")
+    await expect(page.locator(".mine").last).to_have_text("what is 6 * 8 (on its way)")
+    await done(page)
+    said = await page.locator(".turn .mine, .turn .card").all_inner_texts()
+    assert [each.partition("\n")[0] for each in said] == [prompt, "what is 6 * 8", "get_current_time", "calculate"]
+    await expect(page.locator(".turn")).to_contain_text("48")
+
+
+async def test_a_broken_attempt_is_taken_back_and_its_text_never_stands_twice(open_page: NewPage, model: Model) -> None:
+    broken = {"text": ANSWER, "chunk_delay": 0.05, "fault": {"type": "drop", "after_chunks": 3}}
+    prompt = await model.play({"times": 1, "reply": broken}, {"reply": {"text": ANSWER, "chunk_delay": 0.05}})
+    page = await open_page(user="twice-told")
+    await page.evaluate(COUNT_SEEN)
+    await say(page, prompt)
+    await done(page)
+    note = page.locator("[data-note=retry]")
+    await expect(note).to_contain_text("it was asked again")
+    assert await page.locator(".turn .markdown").all_inner_texts() == [ANSWER]
+    assert await page.evaluate("window.most") == 1
+    # In the order in which it was: first the attempt that was void, then the text.
+    following = "(note, text) => note.compareDocumentPosition(text) & Node.DOCUMENT_POSITION_FOLLOWING"
+    text = await page.locator(".turn .markdown").element_handle()
+    assert await note.evaluate(following, text)
+
+
+async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_page: NewPage) -> None:
+    page = await open_page(user="editor")
+    await say(page, "what is 2 * 3")
+    await done(page)
+    await say(page, "what is 2 * 4")
+    await done(page, 2)
+    origin = page.url
+    await page.locator(".turn").first.get_by_role("button", name="start again from here").click()
+    await page.wait_for_url(lambda url: url != origin)
+    await done(page)
+    await say(page, "what is 2 * 5")
+    await done(page, 2)
+    await page.goto(origin)
+    await done(page, 2)
+    await page.locator(".turn").last.get_by_role("button", name="ask in other words").click()
+    await page.wait_for_url(lambda url: url != origin)
+    await expect(page.get_by_label("Your message")).to_have_value("what is 2 * 4")
+    await say(page, "what is 2 * 6")
+    await done(page, 2)
+    await expect(page.locator(".turn").last).to_contain_text("12")
+    await page.get_by_role("button", name="Rename").click()
+    await page.get_by_label("Its title").fill("Doubles of mine")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="Doubles of mine")).to_be_visible()
+    listed = page.get_by_role("complementary", name="Conversations").get_by_role("listitem")
+    await expect(listed).to_have_count(3)
+    words = itertools.cycle(("doubles", "doubles "))
+
+    async def found() -> bool:
+        """Search once more: a title is found some moments after it was given."""
+        async with page.expect_response("**/ListConversations"):
+            await page.get_by_label("Search conversations").fill(next(words))
+        return await listed.count() == 1
+
+    await until(found)
+    await page.get_by_role("button", name="Archive").click()
+    await expect(listed).to_have_count(0)
+    await page.get_by_label("the archive").check()
+    await expect(listed).to_contain_text("Doubles of mine")
+    await page.get_by_role("button", name="Take out of the archive").click()
+    await expect(listed).to_have_count(0)
+
+
+async def test_an_agent_is_chosen_and_kept(open_page: NewPage) -> None:
+    page = await open_page("/agents", user="chooser")
+    await page.get_by_role("button", name="New agent").click()
+    await page.get_by_label("New agent (JSON)").fill('{"name": "poet", "options": {"instructions": "Rhyme."}}')
+    await page.get_by_role("button", name="Save").click()
+    await expect(page.get_by_text("Version 1 is saved.")).to_be_visible()
+    await page.goto(at(page, "/"))
+    await expect(page.get_by_text("Agent default, model")).to_be_visible()
+    await page.get_by_label("Agent").select_option("poet")
+    await expect(page.get_by_text("Agent poet.")).to_be_visible()
+    await say(page, "what is 3 * 3")
+    await done(page)
+    await expect(page.get_by_label("Agent")).to_have_value("poet")
+    await say(page, "what is 3 * 4")
+    await done(page, 2)
+    await page.goto(at(page, "/runs?agent=poet"))
+    await expect(page.get_by_role("region", name="Runs").get_by_role("row")).to_have_count(3)
+    await page.get_by_label("State").select_option("failed")
+    await expect(page.locator(".empty")).to_be_visible()
+    assert page.url.endswith("/runs?agent=poet&state=failed")
+
+
+async def test_the_first_view_needs_one_round_trip_behind_its_shell(open_page: NewPage) -> None:
+    page = await open_page(user="hurried")
+    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+    asked: list[str] = []
+    answer = asyncio.Event()
+
+    async def hold(route: Route) -> None:
+        asked.append(route.request.url.rpartition("/")[2])
+        await answer.wait()
+        await route.continue_()
+
+    await page.route("**/rpc/**", hold)
+    reloaded = asyncio.create_task(page.reload())
+
+    async def both() -> bool:
+        return len(asked) > 1
+
+    await until(both)
+    answer.set()
+    await reloaded
+    await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
+    await expect(page.get_by_text("Your conversations stand here.")).to_be_visible()
+    assert sorted(asked) == ["ListConversations", "WhoAmI"]

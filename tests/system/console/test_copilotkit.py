@@ -1,0 +1,226 @@
+"""The page of docs/examples/copilotkit, on CopilotKit as it is published, in a real browser, with a real suite."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Locator, Page, Route, expect
+
+from pawl.launcher.ports import free_port
+from pawl.launcher.suite import Suite
+from tests import npm
+from tests.keys import LOCAL_KEY
+from tests.poll import until
+from tests.system.console.conftest import address
+from tests.system.console.test_example import answers
+from tests.tidy.tree import ROOT
+
+# It has a thousand packages.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
+
+INSTALL_SECONDS: Final = 600.0
+ANSWER_MS: Final = 60_000
+MAIL: Final = 'call send_email with {"to": ["ann@example.com"], "subject": "lunch", "body": "at noon"}'
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """The example with its packages, as the lock has them."""
+    with tempfile.TemporaryDirectory(prefix="pawl-copilotkit-") as made:
+        npm.install(ROOT / "docs/examples/copilotkit", Path(made), timeout_seconds=INSTALL_SECONDS)
+        yield Path(made)
+
+
+@asynccontextmanager
+async def serve(folder: Path, suite: Suite, port: int) -> AsyncIterator[str]:
+    """Run the example's server, and give its address."""
+    own = {"PAWL_GATEWAY": address(suite), "PAWL_KEY": LOCAL_KEY, "COPILOTKIT_TELEMETRY_DISABLED": "true"}
+    server = await asyncio.create_subprocess_exec(
+        npm.NODE, "server.mjs", str(port), cwd=folder, env=os.environ | own, stdout=asyncio.subprocess.DEVNULL
+    )
+    try:
+        await answers(f"http://127.0.0.1:{port}")
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def server(folder: Path, suite: Suite) -> AsyncIterator[str]:
+    async with serve(folder, suite, free_port()) as url:
+        yield url
+
+
+class Chat:
+    """A window with a thread of its own."""
+
+    def __init__(self, page: Page, suite: Suite, url: str) -> None:
+        self.page, self.suite, self.url = page, suite, url
+        self.thread = f"copilotkit-{secrets.token_hex(4)}"
+
+    async def open(self) -> None:
+        await self.page.goto(f"{self.url}/?thread={self.thread}")
+
+    async def say(self, text: str) -> None:
+        """Send a message once the page takes one: it does not while it asks what the thread has."""
+        box = self.page.get_by_test_id("copilot-chat-textarea")
+        await box.fill(text)
+        while await box.input_value():
+            await box.press("Enter")
+            await asyncio.sleep(0.05)
+
+    @property
+    def answers(self) -> Locator:
+        """The messages of the agent."""
+        return self.page.get_by_test_id("copilot-assistant-message")
+
+    async def ends(self, text: str) -> None:
+        """Wait until the agent's last message says this."""
+        await expect(self.answers.last).to_contain_text(text, timeout=ANSWER_MS)
+
+    def button(self, name: str) -> Locator:
+        return self.page.get_by_role("button", name=name, exact=True)
+
+    async def rpc(self, method: str, **asked: Any) -> Any:
+        """Ask Pawl itself."""
+        headers = {"authorization": f"Bearer {LOCAL_KEY}"}
+        async with httpx2.AsyncClient(base_url=address(self.suite), headers=headers, timeout=60.0) as program:
+            answer = await program.post(f"/rpc/pawl.agent.v1.{method}", json=asked)
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def run(self) -> dict[str, Any]:
+        """Return the newest run of the thread."""
+        found = await self.rpc("ConversationService/GetConversation", conversationKey=self.thread)
+        named = {"conversationId": found["conversation"]["conversationId"]}
+        runs = await self.rpc("AgentService/ListRuns", **named, order="RUN_ORDER_NEWEST_FIRST")
+        run: dict[str, Any] = (await self.rpc("AgentService/GetRun", runId=runs["runs"][0]["runId"]))["run"]
+        return run
+
+    async def becomes(self, state: str) -> dict[str, Any]:
+        """Return the newest run of the thread once it has that state."""
+
+        async def has_it() -> bool:
+            return bool((await self.run())["state"] == f"RUN_STATE_{state}")
+
+        await until(has_it, patience_seconds=ANSWER_MS / 1000)
+        return await self.run()
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def chat(server: str, suite: Suite, browser: Browser) -> AsyncIterator[Chat]:
+    """A window whose page asks nobody but its server, and in which nothing went wrong at the end."""
+    context, faults = await browser.new_context(), list[str]()
+
+    async def guard(route: Route) -> None:
+        if route.request.url.startswith((server, "blob:", "data:")):
+            await route.continue_()
+        else:
+            faults.append(route.request.url)
+            await route.abort()
+
+    await context.route("**/*", guard)
+    page = await context.new_page()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    chat = Chat(page, suite, server)
+    await chat.open()
+    yield chat
+    await context.close()
+    assert faults == []
+
+
+async def test_calls_are_approved_and_rejected_in_the_chat_also_after_a_reload(chat: Chat) -> None:
+    await chat.say(f"{MAIL} and {MAIL.replace('ann', 'bob')}")
+    asked = chat.page.get_by_role("group", name="Approval")
+    await expect(asked).to_have_count(2, timeout=ANSWER_MS)
+    await chat.page.reload()
+    await expect(asked).to_have_count(2, timeout=ANSWER_MS)
+    await asked.filter(has_text="bob@example.com").get_by_role("button", name="Reject").click()
+    await expect(asked).to_have_count(2)
+    await asked.filter(has_text="ann@example.com").get_by_role("button", name="Approve").click()
+    await chat.ends("Not now.")
+    await expect(asked).to_have_count(0)
+    run = await chat.becomes("COMPLETED")
+    assert {each["state"]: each["count"] for each in run["callCounts"]} == {
+        "CALL_STATE_SUCCEEDED": 1,
+        "CALL_STATE_REJECTED": 1,
+    }
+
+
+async def test_a_question_is_answered_in_the_chat(chat: Chat) -> None:
+    await chat.say("ask me whether to go on")
+    await chat.page.get_by_role("group", name="Question").get_by_role("textbox").fill("with pleasure")
+    await chat.button("Answer").click()
+    await chat.ends('You answered "with pleasure"')
+
+
+async def test_a_tool_of_the_page_runs_in_the_page(chat: Chat) -> None:
+    await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
+    await chat.ends("The page is rgb(1, 2, 3).")
+    await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(1, 2, 3)")
+
+
+async def test_what_a_tool_of_the_page_asks_the_user_is_asked_again_after_a_reload(chat: Chat) -> None:
+    await chat.say('call choose with {"options": ["tea", "milk"]}')
+    await expect(chat.button("tea")).to_be_visible(timeout=ANSWER_MS)
+    await chat.page.reload()
+    await chat.button("milk").click(timeout=ANSWER_MS)
+    await chat.ends("choose says: milk")
+
+
+async def test_a_tool_of_the_page_that_a_reload_cut_short_is_not_run_again(chat: Chat) -> None:
+    """As docs/frontends.md says: until its run is stopped, the thread takes no message."""
+
+    async def lose(route: Route) -> None:
+        if '"role":"tool"' in (route.request.post_data or ""):
+            await route.abort()
+        else:
+            await route.continue_()
+
+    await chat.page.route("**/run", lose)
+    async with chat.page.expect_event("requestfailed"):
+        await chat.say('call paint with {"colour": "rgb(1, 2, 3)"}')
+    await chat.page.reload()
+    await expect(chat.answers).to_have_count(1, timeout=ANSWER_MS)
+    async with chat.page.expect_response("**/run") as refused:
+        await chat.say("what is 17 * 23")
+    assert "waits for answers" in await (await refused.value).text()
+    await expect(chat.page.locator("main")).to_have_css("background-color", "rgb(255, 255, 255)")
+    assert (await chat.run())["state"] == "RUN_STATE_WAITING"
+
+
+async def test_a_reload_in_mid_run_keeps_everything_also_with_a_new_server(
+    chat: Chat, folder: Path, suite: Suite
+) -> None:
+    """The thread is in Pawl, and neither the page nor the server beside it keeps anything."""
+    await chat.say("tell me a long story slowly")
+    await expect(chat.answers.last).to_contain_text("turned", timeout=ANSWER_MS)
+    async with serve(folder, suite, free_port()) as chat.url:
+        await chat.page.context.unroute_all()
+        await chat.open()
+        await expect(chat.page.get_by_test_id("copilot-user-message")).to_have_count(1, timeout=ANSWER_MS)
+        run = await chat.becomes("COMPLETED")
+        await expect(chat.answers).to_have_text([run["outputText"]], timeout=ANSWER_MS)
+
+
+async def test_a_run_that_is_stopped_stops_also_after_a_reload(chat: Chat) -> None:
+    for reloads in (False, True):
+        await chat.say("tell me a long story very slowly")
+        await expect(chat.answers).to_have_count(1 + reloads, timeout=ANSWER_MS)
+        if reloads:
+            await chat.page.reload()
+            await expect(chat.answers).to_have_count(2, timeout=ANSWER_MS)
+        await chat.page.get_by_test_id("copilot-send-button").click()
+        await chat.becomes("CANCELLED")
+        await expect(chat.page.get_by_test_id("copilot-chat-textarea")).to_be_enabled()

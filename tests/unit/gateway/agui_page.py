@@ -1,0 +1,116 @@
+"""A page that takes events of AG-UI as @ag-ui/client does: it refuses what that refuses, and has the messages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class Page:
+    """The messages of a thread, as events make them."""
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.begin()
+
+    def begin(self) -> None:
+        """Expect a run."""
+        self.open: set[tuple[str, str]] = set()
+        self.agents: set[str] = set()
+        self.started = self.ended = False
+
+    def of(self, role: str) -> list[dict[str, Any]]:
+        """Return the messages of a role."""
+        return [each for each in self.messages if each["role"] == role]
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Take an event, or fail if it may not stand here."""
+        kind = event["type"]
+        assert not self.ended, f"{kind} after the end"
+        assert self.started or kind in {"RUN_STARTED", "RUN_ERROR"}, kind
+        name = str(event.get("messageId") or event.get("toolCallId") or event.get("stepName") or "")
+        if kind == "RUN_STARTED":
+            self.started = True
+        elif kind in {"RUN_FINISHED", "RUN_ERROR"}:
+            assert not self.open
+            self.ended = True
+        elif kind == "MESSAGES_SNAPSHOT":
+            self._replace(event["messages"])
+        elif kind == "TOOL_CALL_RESULT":
+            message = {"id": name, "role": "tool", "toolCallId": event["toolCallId"], "content": event["content"]}
+            assert name not in {each["id"] for each in self.messages}
+            self.messages.append(message)
+        elif kind.startswith("ACTIVITY"):
+            self._activity(kind, name, event)
+        elif kind.startswith("SUBAGENT"):
+            self._agent(kind, event["subagentRunId"])
+        elif kind.endswith(("_START", "_STARTED")):
+            self._start(kind, name, event)
+        elif kind.endswith(("_END", "_FINISHED")):
+            self.open.remove((_base(kind), name))
+        elif kind in {"TEXT_MESSAGE_CONTENT", "REASONING_MESSAGE_CONTENT"}:
+            assert (_base(kind), name) in self.open
+            assert event["delta"]
+            self._message(name)["content"] += event["delta"]
+        elif kind == "TOOL_CALL_ARGS":
+            assert (_base(kind), name) in self.open
+            self._call(name)["function"]["arguments"] += event["delta"]
+
+    def _replace(self, messages: list[dict[str, Any]]) -> None:
+        """Take a snapshot; reasoning, or activities, of which it has none at all stay."""
+        ids = [each["id"] for each in messages]
+        assert len(set(ids)) == len(ids), "two messages of one id"
+        left = {"reasoning", "activity"} - {each["role"] for each in messages}
+        kept = [each for each in self.messages if each["role"] in left]
+        self.messages = [*kept, *(dict(each) for each in messages)]
+
+    def _activity(self, kind: str, name: str, event: dict[str, Any]) -> None:
+        if kind == "ACTIVITY_SNAPSHOT":
+            known = [each for each in self.of("activity") if each["id"] == name]
+            if not known:
+                known = [{"id": name, "role": "activity"}]
+                self.messages += known
+            known[0]["content"] = event["content"]
+            return
+        content = self._message(name)["content"]
+        for each in event["patch"]:
+            *path, last = each["path"].split("/")[1:]
+            place = content
+            for part in path:
+                place = place[int(part)] if isinstance(place, list) else place[part]
+            assert (each["op"], last == "-") in {("add", True), ("replace", False)}
+            if last == "-":
+                place.append(each["value"])
+            else:
+                place[last] = each["value"]
+
+    def _agent(self, kind: str, name: str) -> None:
+        if kind == "SUBAGENT_STARTED":
+            assert name not in self.agents, "an agent began twice"
+            self.agents.add(name)
+            self.open.add(("SUBAGENT", name))
+        else:
+            self.open.remove(("SUBAGENT", name))
+
+    def _start(self, kind: str, name: str, event: dict[str, Any]) -> None:
+        assert (_base(kind), name) not in self.open, f"{name} is open"
+        self.open.add((_base(kind), name))
+        if kind in {"TEXT_MESSAGE_START", "REASONING_MESSAGE_START"}:
+            assert name not in {each["id"] for each in self.messages}, f"{name} began twice"
+            self.messages.append({"id": name, "role": event["role"], "content": ""})
+        elif kind == "TOOL_CALL_START":
+            parent = event["parentMessageId"]
+            if parent not in {each["id"] for each in self.messages}:
+                self.messages.append({"id": parent, "role": "assistant", "content": ""})
+            function = {"name": event["toolCallName"], "arguments": ""}
+            call = {"id": name, "type": "function", "function": function}
+            self._message(parent).setdefault("toolCalls", []).append(call)
+
+    def _message(self, name: str) -> dict[str, Any]:
+        return next(each for each in self.messages if each["id"] == name)
+
+    def _call(self, name: str) -> dict[str, Any]:
+        return next(call for each in self.messages for call in each.get("toolCalls", ()) if call["id"] == name)
+
+
+def _base(kind: str) -> str:
+    return kind.rpartition("_")[0]

@@ -1,0 +1,306 @@
+"""The log of a run as AG-UI: nothing is left open, nothing is said twice, and a reload shows the same."""
+
+from __future__ import annotations
+
+import base64
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.errors import CallNotFound, DigestMismatch, InvalidField
+from pawl.gateway.domain import agui_input
+from pawl.gateway.domain.agui import Fold
+from tests.unit.gateway.agui_page import Page
+
+WORDS = st.sampled_from(["a ", "b ", "\u00e9 ", "long " * 9])
+PIECES = st.lists(st.tuples(st.sampled_from(["text", "reasoning", "refusal", "calls"]), WORDS), max_size=5)
+
+
+@st.composite
+def logs(draw: st.DrawFn) -> tuple[list[dict[str, Any]], list[str], str]:
+    """A log, the texts of its answers that count, and the state in which it stands."""
+    log: list[dict[str, Any]] = []
+    texts: list[str] = []
+
+    def add(**event: Any) -> int:
+        log.append({"seq": str(len(log) + 1), **event})
+        return len(log)
+
+    add(runChanged={"run": {"runId": "run", "state": "RUN_STATE_QUEUED"}})
+    add(messageAdded={"message": {"messageId": "msg_1", "runId": "run", "role": "ROLE_USER", "text": "hello"}})
+    for number in range(1, draw(st.integers(1, 3)) + 1):
+        attempts = draw(st.integers(1, 3))
+        for attempt in range(1, attempts + 1):
+            if attempt == 1 or draw(st.booleans()):  # an attempt after the first one need not say so
+                add(roundStarted={"round": number, "modelAttempt": attempt})
+            first, said, thought = 0, "", ""
+            for kind, word in draw(PIECES):
+                piece: Any = [{"index": len(word) % 3, "argumentsText": word}] if kind == "calls" else word
+                seq = add(outputDelta={"round": number, "modelAttempt": attempt, kind: piece})
+                first = first or seq
+                thought += word if kind == "reasoning" else ""
+                said += word if kind in {"text", "refusal"} else ""
+            if attempt < attempts:
+                add(roundRetrying={"round": number, "modelAttempt": attempt, "voidFromSeq": str(first)})
+        add(roundEnded={"round": number})
+        calls = [f"call_{number}_{index}" for index in range(draw(st.integers(0, 2)))]
+        message: dict[str, Any] = {
+            "messageId": f"msg_{number}0",
+            "runId": "run",
+            "role": "ROLE_ASSISTANT",
+            "text": said,
+        }
+        message |= {"reasoning": thought, "callIds": calls, "firstOutputSeq": str(first)}
+        add(messageAdded={"message": message})
+        texts += [said] if said or not calls else []
+        for call_id in calls:
+            end = draw(st.sampled_from(["SUCCEEDED", "FAILED", "REJECTED", "DELEGATED"]))
+            for state in dict.fromkeys(["AWAITING_APPROVAL", end, "SUCCEEDED" if end == "DELEGATED" else end]):
+                add(callChanged={"call": call(call_id, state, round=number)})
+                add(toolProgress={"callId": call_id})
+    state = draw(st.sampled_from(["COMPLETED", "CANCELLED", "FAILED"]))
+    add(runChanged={"run": {"runId": "run", "state": f"RUN_STATE_{state}"}})
+    return log, texts, state
+
+
+def call(call_id: str, state: str, **more: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"callId": call_id, "runId": "run", "toolName": "tool", "state": f"CALL_STATE_{state}"}
+    found |= {"argumentsJson": encoded({"a": 1}), "approval": {"digest": "d1"}}
+    if state == "DELEGATED":
+        found["childRunId"] = f"child_{call_id}"
+    if state in {"SUCCEEDED", "FAILED", "REJECTED"}:
+        found |= {"result": {"contentJson": encoded({"state": state})}}
+    return found | more
+
+
+def encoded(value: Any) -> str:
+    return base64.b64encode(json.dumps(value).encode()).decode()
+
+
+def played(log: list[dict[str, Any]], state: str, *, cut: int = 0, legacy: bool = False) -> Page:
+    """Return a page that comes to a run when its first `cut` events are there."""
+    page, user = Page(), {"id": "mine", "role": "user", "content": "hello"}
+    asked = agui_input.read({"threadId": "t", "runId": "r", "messages": [user]})
+    page.messages = [user]
+    fold = Fold("run", legacy=legacy, drafts=not legacy, client_ids={"hello": ["mine"]})
+    for event in log[:cut]:
+        fold.fold(event)
+    events = [{"type": "RUN_STARTED"}, *(fold.attach() if cut else ())]
+    for event in log[cut:]:
+        events += fold.fold(event)
+        assert fold.fold(event) == [], "an event that it has changes nothing"
+    end = agui_input.outcome(asked, {"runId": "run", "state": f"RUN_STATE_{state}"})
+    assert end is not None
+    for event in [*events, *fold.finish(end)]:
+        json.dumps(event)
+        page.take(json.loads(json.dumps(event)))
+    return page
+
+
+@given(logs(), st.booleans())
+def test_every_start_has_its_end_and_a_void_attempt_is_not_shown(
+    told: tuple[list[dict[str, Any]], list[str], str],
+    legacy: bool,
+) -> None:
+    log, texts, state = told
+    page = played(log, state, legacy=legacy)
+    assert page.ended
+    answers = [each["content"] for each in page.of("assistant")]
+    assert [text for text in answers if text] == [text for text in texts if text]
+    asked = [each["id"] for message in page.of("assistant") for each in message.get("toolCalls", ())]
+    assert asked == [each["toolCallId"] for each in page.of("tool")]
+    assert len({each["id"] for each in page.messages}) == len(page.messages)
+    assert all(each["content"] == {"calls": []} for each in page.of("activity")), "a draft is left"
+
+
+@given(logs(), st.data())
+def test_who_comes_in_mid_run_has_the_same_messages(
+    told: tuple[list[dict[str, Any]], list[str], str], data: st.DataObject
+) -> None:
+    log, _, state = told
+    whole = played(log, state)
+    later = played(log, state, cut=data.draw(st.integers(2, len(log))))
+    for role in ("user", "assistant", "tool"):
+        assert later.of(role) == whole.of(role)
+    shown = [[each["content"] for each in page.of("reasoning") if each["content"]] for page in (whole, later)]
+    assert shown[0] == shown[1]
+
+
+def test_the_golden_log() -> None:
+    log: list[dict[str, Any]] = [
+        {"seq": "1", "roundStarted": {"round": 1}},
+        {"seq": "2", "outputDelta": {"reasoning": "Hm.", "text": "Wro"}},
+        {"seq": "3", "roundRetrying": {"round": 1, "reason": "NETWORK", "voidFromSeq": "2"}},
+        {"seq": "4", "roundStarted": {"round": 1, "modelAttempt": 2}},
+        {"seq": "5", "outputDelta": {"text": "Right."}},
+        {"seq": "6", "roundEnded": {"round": 1}},
+    ]
+    fold = Fold("run", legacy=False)
+    said = [json.dumps(event) for each in log for event in fold.fold(each)]
+    reasoning = {"id": "run-2-reasoning", "role": "reasoning", "content": ""}
+    assert [json.loads(each) for each in said] == [
+        {"type": "STEP_STARTED", "stepName": "round 1"},
+        {"type": "REASONING_START", "messageId": "run-2-reasoning"},
+        {"type": "REASONING_MESSAGE_START", "messageId": "run-2-reasoning", "role": "reasoning"},
+        {"type": "REASONING_MESSAGE_CONTENT", "messageId": "run-2-reasoning", "delta": "Hm."},
+        {"type": "REASONING_MESSAGE_END", "messageId": "run-2-reasoning"},
+        {"type": "REASONING_END", "messageId": "run-2-reasoning"},
+        {"type": "TEXT_MESSAGE_START", "messageId": "run-2", "role": "assistant"},
+        {"type": "TEXT_MESSAGE_CONTENT", "messageId": "run-2", "delta": "Wro"},
+        {"type": "TEXT_MESSAGE_END", "messageId": "run-2"},
+        {"type": "CUSTOM", "name": "pawl.retrying", "value": {"round": 1, "reason": "NETWORK"}},
+        {"type": "MESSAGES_SNAPSHOT", "messages": [reasoning]},
+        {"type": "TEXT_MESSAGE_START", "messageId": "run-5", "role": "assistant"},
+        {"type": "TEXT_MESSAGE_CONTENT", "messageId": "run-5", "delta": "Right."},
+        {"type": "TEXT_MESSAGE_END", "messageId": "run-5"},
+        {"type": "STEP_FINISHED", "stepName": "round 1"},
+    ]
+
+
+DRAFTS: list[dict[str, Any]] = [
+    {"seq": "1", "roundStarted": {"round": 1}},
+    {"seq": "2", "outputDelta": {"calls": [{"toolName": "add", "argumentsText": "{"}]}},
+    {"seq": "3", "outputDelta": {"calls": [{"argumentsText": '"a": 1'}, {"index": 1, "toolName": "show"}]}},
+    {"seq": "4", "outputDelta": {"calls": [{"argumentsText": "}"}]}},
+]
+
+
+def test_calls_are_shown_while_they_are_written_and_every_piece_is_sent_once() -> None:
+    page, late, fold = Page(), Page(), Fold("run", legacy=False, drafts=True)
+    begun = [{"type": "RUN_STARTED"}, *(event for each in DRAFTS for event in fold.fold(each))]
+    for event in begun:
+        page.take(event)
+    for event in [{"type": "RUN_STARTED"}, *fold.attach()]:
+        late.take(event)
+    for each in (page, late):
+        (draft,) = each.of("activity")
+        assert draft["id"] == "run-2-drafts"
+        written = [(call["toolName"], "".join(call["arguments"])) for call in draft["content"]["calls"]]
+        assert written == [("add", '{"a": 1}'), ("show", "")]
+    sent = [event.get("patch", ()) for event in begun if event["type"].startswith("ACTIVITY")]
+    assert [change["value"] for patch in sent for change in patch if change["path"].endswith("arguments/-")] == [
+        '"a": 1',
+        "}",
+    ]
+    for event in fold.fold({"seq": "5", "callChanged": {"call": call("call_1", "RUNNING")}}):
+        page.take(event)
+    assert page.of("activity")[0]["content"] == {"calls": []}
+    assert page.of("assistant")[0]["toolCalls"][0]["id"] == "call_1"
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_who_does_not_ask_for_drafts_is_told_of_none(legacy: bool) -> None:
+    fold = Fold("run", legacy=legacy)
+    assert [event["type"] for each in DRAFTS for event in fold.fold(each)] == ["STEP_STARTED"]
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_before_an_interrupt_stand_all_messages(legacy: bool) -> None:
+    fold = Fold("run", legacy=legacy, before=[{"id": "mine", "role": "user", "content": "hello"}])
+    log: list[dict[str, Any]] = [
+        {"seq": "1", "roundStarted": {"round": 1}},
+        {"seq": "2", "outputDelta": {"text": "May I?"}},
+        {"seq": "3", "callChanged": {"call": call("call_1", "AWAITING_APPROVAL")}},
+    ]
+    for each in log:
+        fold.fold(each)
+    asked = agui_input.outcome(agui_input.read({"threadId": "t", "runId": "r", "messages": []}), WAITING)
+    assert asked is not None
+    *_, snapshot, end = fold.finish(asked)
+    assert end["outcome"]["type"] == "interrupt"
+    assert snapshot["type"] == "MESSAGES_SNAPSHOT"
+    assert [(each["role"], each["content"]) for each in snapshot["messages"]] == [
+        ("user", "hello"),
+        ("assistant", "May I?"),
+    ]
+    assert snapshot["messages"][1]["toolCalls"][0]["id"] == "call_1"
+
+
+def test_who_comes_to_a_run_that_needs_attention_is_told_of_it() -> None:
+    attention = {"reason": "ATTENTION_REASON_UNKNOWN_OUTCOME"}
+    fold = Fold("run", legacy=False)
+    changed = {"runId": "run", "state": "RUN_STATE_NEEDS_ATTENTION", "attention": attention}
+    told = fold.fold({"seq": "1", "runChanged": {"run": changed}})
+    assert told == [{"type": "CUSTOM", "name": "pawl.needs_attention", "value": attention}]
+    assert fold.attach()[-1:] == told
+    fold.fold({"seq": "2", "runChanged": {"run": {"runId": "run", "state": "RUN_STATE_RUNNING"}}})
+    assert [event["type"] for event in fold.attach()] == ["MESSAGES_SNAPSHOT"]
+
+
+WAITING: dict[str, Any] = {
+    "runId": "run",
+    "state": "RUN_STATE_WAITING",
+    "waits": ["WAIT_KIND_APPROVAL", "WAIT_KIND_BUDGET"],
+    "tokenBudget": "100",
+    "tokensNeeded": "7",
+    "pendingCalls": [
+        call("call_1", "AWAITING_APPROVAL"),
+        call("call_2", "ASKED", question={"question": "Which?", "options": ["a"]}),
+        call("call_3", "OFFERED"),
+    ],
+}
+
+
+def resume(**more: Any) -> list[agui_input.Resume]:
+    payloads: list[Any] = [{"approved": True}, "a", {"tokens": 9}]
+    names = [each["id"] for each in agui_input.interrupts(WAITING)]
+    found = dict(zip(names, payloads, strict=True)) | more
+    return [agui_input.Resume(interrupt_id=name, status="resolved", payload=payload) for name, payload in found.items()]
+
+
+def test_a_resume_that_answers_everything_is_decisions() -> None:
+    said = agui_input.answers(resume(), WAITING, {})
+    assert [each["kind"] for each in said.decisions] == ["DECISION_KIND_APPROVE", "DECISION_KIND_ANSWER"]
+    assert said.decisions[0]["digest"] == "d1"
+    assert (said.tokens, said.stops, said.late) == (9, False, [])
+
+
+def test_a_budget_that_was_topped_up_is_not_asked_for_again_before_its_run_goes_on() -> None:
+    """Whoever looks then is asked for nothing, and an answer to the old interrupt is late."""
+    topped_up = WAITING | {"tokenBudget": "109", "pendingCalls": [], "waiting": {"reason": "WAIT_REASON_WORKER"}}
+    found = agui_input.read({"threadId": "t", "runId": "r", "messages": []})
+    assert agui_input.outcome(found, topped_up) is None
+    old = [agui_input.Resume(interrupt_id="budget.run.100", status="resolved", payload={"tokens": 9})]
+    said = agui_input.answers(old, topped_up, {})
+    assert (said.tokens, said.late) == (0, ["budget.run.100"])
+    again = agui_input.outcome(found, topped_up | {"waiting": {"reason": "WAIT_REASON_TOKENS"}})
+    assert again is not None
+    assert [each["id"] for each in again["outcome"]["interrupts"]] == ["budget.run.109"]
+
+
+def test_what_was_settled_before_is_said_and_what_never_was_is_refused() -> None:
+    assert agui_input.answers(resume(**{"call_9.d": None}), WAITING, {"call_9": {}}).late == ["call_9.d"]
+    with pytest.raises(CallNotFound):
+        agui_input.answers(resume(**{"call_9.d": None}), WAITING, {})
+    with pytest.raises(DigestMismatch):
+        agui_input.answers(resume(**{"call_1.old": {"approved": True}}), WAITING, {})
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_half_a_resume_is_refused(place: int) -> None:
+    given_ = resume()
+    left = given_.pop(place)
+    with pytest.raises(InvalidField, match=left.interrupt_id.partition(".")[0]):
+        agui_input.answers(given_, WAITING, {})
+
+
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists))
+def test_any_payload_is_an_answer_or_refused(payload: Any) -> None:
+    for name in [each["id"] for each in agui_input.interrupts(WAITING)]:
+        try:
+            agui_input.answers(resume(**{name: payload}), WAITING, {})
+        except InvalidField as error:
+            assert error.message  # noqa: PT017
+
+
+def test_a_run_that_waits_for_the_page_ends_as_each_generation_has_it() -> None:
+    run = WAITING | {"waits": [], "pendingCalls": WAITING["pendingCalls"][2:]}
+    said = {"threadId": "t", "runId": "r", "messages": []}
+    modern = agui_input.outcome(agui_input.read(said | {"protocolVersion": "1.0"}), run)
+    assert modern is not None
+    assert modern["outcome"] == {"type": "success", "pendingToolCallIds": ["call_3"]}
+    assert agui_input.outcome(agui_input.read(said), run) == {"type": "RUN_FINISHED", "threadId": "t", "runId": "r"}
+    assert agui_input.outcome(agui_input.read(said), run, {"call_3"}) is None

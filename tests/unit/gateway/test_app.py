@@ -1,0 +1,297 @@
+"""The addresses: who is let in by what, and which pages may read what they answer."""
+
+from __future__ import annotations
+
+import asyncio
+from http.cookies import SimpleCookie
+from pathlib import Path
+from typing import Any, cast
+
+import grpc
+import httpx2
+import pytest
+from pydantic import SecretStr
+
+from pawl.agent.v1.trigger_pb2 import DeliverWebhookRequest, DeliverWebhookResponse
+from pawl.chassis.http_server import Response
+from pawl.chassis.ids import IdSource
+from pawl.chassis.metrics import Metrics
+from pawl.chassis.settings import SettingsError, read
+from pawl.errors import DependencyUnavailable
+from pawl.gateway.adapters.seal import Seal
+from pawl.gateway.adapters.services import PEERS, PUBLIC, WHO_AM_I
+from pawl.gateway.domain.session import Session
+from pawl.gateway.settings import GatewaySettings
+from pawl.gateway.wiring import wire
+from tests.fakes.manual_clock import ManualClock
+
+pytestmark = pytest.mark.asyncio
+
+SEAL = "s" * 32
+HOST = "pawl.example.com"
+PAGE = "https://app.example.com"
+BEARER = {"authorization": "Bearer key"}
+ANY = {"threadId": "t", "runId": "r", "messages": []}
+WHO = "/rpc/pawl.agent.v1.AgentService/WhoAmI"
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization, content-type"}
+
+
+class Channel:
+    """A channel to services of which only WhoAmI answers, and `webhooks` are taken if that is a list.
+
+    It notes how long calls may take.
+    """
+
+    def __init__(self) -> None:
+        self.timeouts: list[float] = []
+        self.webhooks: list[DeliverWebhookRequest] | None = None
+
+    def unary_unary(self, name: str, **_: object) -> Any:
+        async def call(request: Any, *_: object, timeout: float = 0.0, **__: object) -> object:
+            self.timeouts.append(timeout)
+            if name.endswith("/DeliverWebhook") and self.webhooks is not None:
+                self.webhooks.append(request)
+                return DeliverWebhookResponse()
+            if name.endswith("/WhoAmI"):
+                return PUBLIC[WHO_AM_I].response()
+            raise DependencyUnavailable
+
+        return call
+
+    unary_stream = unary_unary
+
+
+class Door:
+    """A gateway without services, and a browser at it."""
+
+    def __init__(self, *, origins: str = "", health: Response | None = None, **settings: Any) -> None:
+        self.clock = ManualClock()
+        self.channel = Channel()
+        self.app = wire(
+            GatewaySettings(
+                gateway_seal_key=SecretStr(SEAL),
+                gateway_hosts=HOST,
+                gateway_origins=origins,
+                **{"gateway_session_hours": 1 / 60} | settings,
+            ),
+            cast("dict[str, grpc.aio.Channel]", dict.fromkeys(PEERS, self.channel)),
+            closing=asyncio.Event(),
+            health=lambda: health or Response(body=b"{}"),
+            metrics=Metrics("gateway"),
+            clock=self.clock,
+            ids=IdSource(self.clock),
+        )
+
+    async def ask(
+        self, method: str, path: str, *, at: str = "http://localhost:7600", cookies: Any = None, **more: Any
+    ) -> httpx2.Response:
+        transport = httpx2.ASGITransport(app=self.app)
+        async with httpx2.AsyncClient(transport=transport, base_url=at, cookies=cookies) as browser:
+            return await browser.request(method, path, **more)
+
+    async def cookie(self, at: str) -> Any:
+        """Return the cookie of a session."""
+        answer = await self.ask("POST", "/login", at=at, json={"key": "key"}, headers={"origin": at})
+        assert answer.status_code == 200, answer.text
+        (cookie,) = SimpleCookie(answer.headers["set-cookie"]).values()
+        return cookie
+
+
+@pytest.mark.parametrize(
+    ("waits", "header", "seconds"),
+    [(None, None, 15), (20, None, 35), ("Infinity", None, 75), (-5, None, 15), ("NaN", None, 75), (20, "500", 0.5)],
+)
+async def test_who_waits_for_a_run_is_not_cut_off_before(waits: object, header: str | None, seconds: float) -> None:
+    door = Door()
+    asked = {"runId": "run"} | ({} if waits is None else {"waitSeconds": waits})
+    headers = BEARER | ({} if header is None else {"connect-timeout-ms": header})
+    await door.ask("POST", "/rpc/pawl.agent.v1.AgentService/GetRun", json=asked, headers=headers)
+    assert door.channel.timeouts == [seconds]
+
+
+def reason(answer: httpx2.Response) -> str:
+    found: str = answer.json()["details"][0]["debug"]["reason"]
+    return found
+
+
+def shared(answer: httpx2.Response) -> dict[str, str]:
+    """Return what an answer says to browsers about other pages."""
+    return {name: value for name, value in answer.headers.items() if name.startswith("access-control-")}
+
+
+@pytest.mark.parametrize("path", ["/agui", "/agui/cancel"])
+async def test_a_page_of_an_allowed_origin_may_use_ag_ui(path: str) -> None:
+    door = Door(origins=PAGE)
+    asked = await door.ask("OPTIONS", path, headers=PREFLIGHT | {"origin": PAGE})
+    assert asked.status_code == 200
+    said = shared(asked)
+    assert said["access-control-allow-origin"] == PAGE
+    assert said["access-control-allow-methods"] == "POST"
+    assert {"authorization", "content-type", "pawl-store", "pawl-user"} <= {
+        name.strip().lower() for name in said["access-control-allow-headers"].split(",")
+    }
+    refused = await door.ask("POST", path, json=ANY, headers={"origin": PAGE})
+    assert (refused.status_code, shared(refused)) == (401, {"access-control-allow-origin": PAGE})
+    assert "access-control-allow-credentials" not in {**said, **shared(refused)}
+    assert refused.headers["vary"] == "Origin"
+
+
+@pytest.mark.parametrize("origins", ["", "https://other.example.com"])
+@pytest.mark.parametrize("origin", [PAGE, "null", "https://app.example.com.evil.com", "http://app.example.com"])
+async def test_no_other_page_may_read_an_answer(origins: str, origin: str) -> None:
+    door = Door(origins=origins)
+    asked = await door.ask("OPTIONS", "/agui", headers=PREFLIGHT | {"origin": origin})
+    refused = await door.ask("POST", "/agui", json=ANY, headers=BEARER | {"origin": origin})
+    assert asked.status_code in {400, 405}
+    for answer in (asked, refused):
+        assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize("path", [WHO, "/stream", "/login", "/logout", "/healthz", "/"])
+async def test_where_a_cookie_counts_no_page_elsewhere_is_let_in(path: str) -> None:
+    door = Door(origins=PAGE)
+    for method in ("OPTIONS", "POST", "GET"):
+        answer = await door.ask(method, path, headers=PREFLIGHT | {"origin": PAGE} | BEARER)
+        assert shared(answer) == {}
+
+
+@pytest.mark.parametrize("path", ["/agui", "/agui/cancel"])
+async def test_ag_ui_takes_a_key_and_no_session(path: str) -> None:
+    door, at = Door(), "http://localhost:7600"
+    session = await door.cookie(at)
+    cookies = {session.key: session.value}
+    assert (await door.ask("POST", WHO, json={}, cookies=cookies, headers={"origin": at})).status_code == 200
+    body = {"threadId": "t"} | (ANY if path == "/agui" else {})
+    refused = await door.ask("POST", path, json=body, cookies=cookies, headers={"origin": at})
+    assert (refused.status_code, reason(refused)) == (401, "UNAUTHENTICATED")
+    taken = await door.ask("POST", path, json=body, headers=BEARER)
+    assert (taken.status_code, reason(taken)) == (503, "DEPENDENCY_UNAVAILABLE")
+
+
+@pytest.mark.parametrize(
+    ("at", "name", "secure"),
+    [
+        ("http://localhost:7600", "pawl_session", False),
+        ("https://localhost:7600", "__Host-pawl_session", True),
+        (f"http://{HOST}", "__Host-pawl_session", True),
+        (f"https://{HOST}", "__Host-pawl_session", True),
+    ],
+)
+async def test_the_cookie_is_for_this_host_alone_and_no_script_reads_it(at: str, name: str, secure: bool) -> None:
+    session = await Door().cookie(at)
+    assert session.key == name
+    assert session["httponly"]
+    assert session["samesite"] == "strict"
+    assert bool(session["secure"]) is secure
+    assert (session["path"], session["domain"]) == ("/", "")  # as __Host- wants it
+    assert session["max-age"] == "60"
+
+
+async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -> None:
+    door, at = Door(), "http://localhost:7600"
+    session = await door.cookie(at)
+
+    async def ask(value: str) -> tuple[int, str]:
+        answer = await door.ask("POST", WHO, json={}, cookies={session.key: value}, headers={"origin": at})
+        return answer.status_code, reason(answer) if answer.is_error else ""
+
+    assert await ask(session.value) == (200, "")
+    foreign = Seal("f" * 32).close(Session(key="key", end_time=door.clock.now() + 60))
+    assert await ask(foreign) == (401, "UNAUTHENTICATED")
+    await door.clock.advance(60.0)
+    assert await ask(session.value) == (401, "SESSION_EXPIRED")
+
+
+@pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
+async def test_healthz_tells_whether_it_can_serve(status: str) -> None:
+    page = Response(body=b'{"serving":true}', content_type="application/json", status=status)
+    answer = await Door(health=page).ask("GET", "/healthz")
+    assert (answer.status_code, answer.content) == (int(status[:3]), page.body)
+    assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("GET", WHO, "POST"),
+        ("GET", "/rpc/no.such.Service/Method", "POST"),
+        ("DELETE", WHO, "POST"),
+        ("GET", "/stream", "POST"),
+        ("POST", "/runs/run_1/events", "GET, HEAD"),
+        ("PUT", "/unsubscribe/store/token", "GET, HEAD, POST"),
+        ("POST", "/a/page/of/the/console", "GET, HEAD"),
+    ],
+)
+async def test_an_address_that_takes_another_method_says_which(method: str, path: str, allowed: str) -> None:
+    """Also where the pages of the console, which take every address, would have taken that method."""
+    answer = await Door().ask(method, path, headers={"accept": "text/html"})
+    assert (answer.status_code, answer.headers["allow"], reason(answer)) == (405, allowed, "METHOD_NOT_FOUND")
+    assert answer.json()["message"] == f"{method} does not go with this address: it takes {allowed}."
+
+
+async def test_an_address_that_is_none_of_ours_is_404_to_programs_and_a_page_to_browsers() -> None:
+    assert (await Door().ask("GET", "/rpc/one")).status_code == 404
+    assert (await Door().ask("GET", "/background", headers={"accept": "text/html"})).status_code == 200
+
+
+BAD = (
+    "*",
+    "app.example.com",
+    "https://app.example.com/",
+    "https://*.example.com",
+    "https://u@a.b",
+    "ftp://a.b",
+    "null",
+)
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({"PAWL_GATEWAY_SEAL_KEY": "short"}, "PAWL_GATEWAY_SEAL_KEY"),
+        ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
+        ({"PAWL_LISTEN": "[::]:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
+        ({"PAWL_LISTEN": "0.0.0.0:7600", "PAWL_GATEWAY_HOSTS": HOST, "PAWL_LOCAL_KEY": "k" * 16}, "PAWL_LOCAL_KEY"),
+        ({"PAWL_GATEWAY_HOSTS": "*.example.com"}, "PAWL_GATEWAY_HOSTS"),
+        ({"PAWL_GATEWAY_HOSTS": HOST, "PAWL_GATEWAY_OIDC_FILE": "logins.json"}, "PAWL_PUBLIC_URL: is required"),
+        *(({"PAWL_GATEWAY_ORIGINS": f"https://a.b, {origin}"}, "PAWL_GATEWAY_ORIGINS") for origin in BAD),
+        ({"PAWL_GATEWAY_ORIGINS": "https://a.b:443"}, "PAWL_GATEWAY_ORIGINS"),
+    ],
+)
+async def test_settings_that_would_open_it_to_anybody_are_refused(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], says: str
+) -> None:
+    for name, value in ({"PAWL_GATEWAY_SEAL_KEY": SEAL} | variables).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SettingsError, match=says):
+        read(GatewaySettings)
+
+
+async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAWL_LISTEN", "0.0.0.0:7600")
+    monkeypatch.setenv("PAWL_GATEWAY_SEAL_KEY", SEAL)
+    monkeypatch.setenv("PAWL_GATEWAY_HOSTS", f"{HOST}, B.c")
+    monkeypatch.setenv("PAWL_GATEWAY_ORIGINS", f"{PAGE.upper()},http://[::1]:3000")
+    found = read(GatewaySettings)
+    assert found.hosts == {HOST, "b.c"}
+    assert found.origins == {PAGE, "http://[::1]:3000"}
+
+
+@pytest.mark.parametrize("store", ["of-nobody", "no.id"])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [("/hooks", "TRIGGER_NOT_FOUND"), ("/completions", "COMPLETION_NOT_FOUND"), ("/unsubscribe", "")],
+)
+async def test_of_a_store_without_a_key_nothing_is_found_whatever_the_door(
+    tmp_path: Path, store: str, path: str, expected: str
+) -> None:
+    """The services are not even asked: they would be unavailable here, as for the store that has a key."""
+    keys = tmp_path / "keys.json"
+    keys.write_text('{"of-somebody": "key"}', encoding="utf-8")
+    door = Door(gateway_webhook_keys_file=keys)
+    body = {"error": "it broke"}
+    known = await door.ask("POST", f"{path}/of-somebody/token", json=body)
+    assert known.status_code == 503
+    refused = await door.ask("POST", f"{path}/{store}/token", json=body)
+    assert refused.status_code == 404
+    assert not expected or reason(refused) == expected

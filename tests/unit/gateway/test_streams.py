@@ -1,0 +1,143 @@
+"""Streams of server-sent events: what they keep of what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import pytest
+
+from pawl.chassis.metrics import Metrics
+from pawl.gateway.adapters.metrics import Counters
+from pawl.gateway.adapters.services import Services
+from pawl.gateway.http import streams
+from pawl.gateway.http.callers import Callers
+from pawl.gateway.http.streams import Event, Streams
+
+pytestmark = pytest.mark.asyncio
+
+
+@dataclass(eq=False)
+class Message:
+    """A message of gRPC that one can watch go."""
+
+    text: str
+    events: list[Message] = field(default_factory=list)
+    seq: int = 1
+
+    def HasField(self, _: str) -> bool:
+        return False
+
+
+@dataclass(eq=False)
+class Written:
+    """A message in JSON that one can watch go."""
+
+    text: str
+
+
+class Source:
+    """Messages that a service sends when the test says so; knows which are still there."""
+
+    def __init__(self) -> None:
+        self.more: asyncio.Queue[str] = asyncio.Queue()
+        self.there: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.readers = 0
+
+    async def watch(self, *_: object) -> AsyncIterator[Message]:
+        self.readers += 1
+        try:
+            while True:
+                text = await self.more.get()
+                yield self._known(Message(text, [self._known(Message(text))]))
+        finally:
+            self.readers -= 1
+
+    def write(self, message: Message) -> Written:
+        written = Written(message.text)
+        self.there.add(written)
+        return written
+
+    def _known(self, message: Message) -> Message:
+        self.there.add(message)
+        return message
+
+
+class Reader:
+    """A browser that has a stream open."""
+
+    def __init__(self, opened: Streams, *sources: AsyncGenerator[Event, None]) -> None:
+        self.sent: asyncio.Queue[bytes] = asyncio.Queue()
+        self.left = asyncio.Event()
+        self.on_leave_calls = 0
+        response: Any = opened.respond(*sources, on_leave=self._on_leave)
+        self.serving = asyncio.create_task(response({"method": "POST"}, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, str]:
+        await self.left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Any) -> None:
+        if message.get("body"):
+            await self.sent.put(message["body"])
+
+    async def _on_leave(self) -> None:
+        self.on_leave_calls += 1
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> Source:
+    found = Source()
+    monkeypatch.setattr(streams, "write", found.write)
+    return found
+
+
+def opened(closing: asyncio.Event | None = None) -> Streams:
+    counters = Counters(Metrics("gateway"))
+    nobody, nothing = cast("Callers", None), cast("Services", None)
+    return Streams(nobody, nothing, counters, closing or asyncio.Event(), streams_max=10)
+
+
+@pytest.mark.parametrize("door", ["many", "run"])
+async def test_nothing_is_kept_of_what_was_sent(source: Source, door: str) -> None:
+    """The log of a run is tens of kilobytes, and a tab waits for hours after it."""
+    method: Any = type("Method", (), {"name": "WatchRun"})
+    events = streams._messages("run", method, source.watch()) if door == "many" else streams._events(source.watch())
+    async with asyncio.timeout(10):
+        reader = Reader(opened(), events)
+        await source.more.put("the log")
+        assert b"the log" in await reader.sent.get()
+        while list(source.there):  # it waits for the next message only after it has let go of this one
+            gc.collect()
+            await asyncio.sleep(0)
+        assert source.readers == 1
+        reader.left.set()
+        await reader.serving
+    assert source.readers == 0
+
+
+async def test_a_stream_whose_reader_leaves_says_so_once(source: Source) -> None:
+    async with asyncio.timeout(10):
+        reader = Reader(opened(), streams._events(source.watch()))
+        reader.left.set()
+        await reader.serving
+    assert (reader.on_leave_calls, source.readers) == (1, 0)
+
+
+async def test_streams_end_with_the_process_also_if_their_reader_takes_nothing(source: Source) -> None:
+    closing = asyncio.Event()
+    found = opened(closing)
+    async with asyncio.timeout(10):
+        idle, stuck = (Reader(found, streams._events(source.watch())) for _ in range(2))
+        stuck.sent = asyncio.Queue(1)
+        stuck.sent.put_nowait(b"")
+        for text in ("to either", "to the other"):
+            await source.more.put(text)
+        assert b"to" in await idle.sent.get()
+        closing.set()
+        await asyncio.gather(idle.serving, stuck.serving)
+    assert (idle.on_leave_calls, stuck.on_leave_calls, source.readers) == (0, 0, 0)

@@ -1,0 +1,52 @@
+"""The news that a call was completed from outside, as the ledger takes it."""
+
+from __future__ import annotations
+
+import pytest
+
+from pawl.chassis.ids import RunId, RunKey
+from pawl.errors import RunNotFound
+from pawl.job_store.domain.completion import NoteCompletion
+from pawl.job_store.domain.states import CallState, LeaseAction, RunState, WaitKind
+from tests.unit.job_store.world import STORE, World, change
+
+
+def note(world: World, run_id: str, payload: bytes = b"call_1") -> None:
+    world.apply(NoteCompletion(run=RunKey(STORE, RunId(run_id)), payload=payload))
+
+
+def unread(world: World, run_id: str) -> list[bytes]:
+    return [command.payload for command in world.unit.inbox(world.run(run_id))]
+
+
+def test_a_parked_run_is_woken_and_the_news_waits_once() -> None:
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
+    world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
+    assert world.run(run_id).claim_at is None
+    for _ in range(3):
+        note(world, run_id)
+    assert world.run(run_id).claim_at == world.now
+    assert unread(world, run_id) == [b"call_1"]
+    note(world, run_id, b"call_2")
+    assert unread(world, run_id) == [b"call_1", b"call_2"]
+
+
+def test_a_run_that_parks_with_news_unread_goes_on_at_once() -> None:
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
+    note(world, run_id)
+    world.commit(run_id, state=RunState.WAITING, waits=(WaitKind.COMPLETION,), lease=LeaseAction.PARK)
+    assert world.run(run_id).claim_at == world.now
+
+
+def test_a_run_that_has_ended_keeps_nothing_and_no_run_is_not_found() -> None:
+    world = World()
+    run_id = world.begin()
+    world.commit(run_id, state=RunState.COMPLETED)
+    note(world, run_id)
+    assert unread(world, run_id) == []
+    with pytest.raises(RunNotFound):
+        note(world, "run_nope")

@@ -1,0 +1,56 @@
+"""What the life cycle tells of jobs: that they are paused and resumed, and not each of their iterations (NOTE-2)."""
+
+from __future__ import annotations
+
+from pawl.job_store.domain.states import RunState, StopCause, WaitKind
+from tests.unit.job_store.test_jobs import Desk, desk_with_a_job
+
+TIME, AGENT, APPROVAL, PAUSED = (
+    {"state": RunState.WAITING, "waits": (kind,)}
+    for kind in (WaitKind.TIME, WaitKind.AGENT, WaitKind.APPROVAL, WaitKind.PAUSED)
+)
+RUNNING = {"state": RunState.RUNNING}
+
+
+def told(desk: Desk, run_id: str) -> list[str]:
+    """What the life cycle tells of a run."""
+    events = [event for event in desk.unit.events.rows if event.run_id == run_id]
+    return [event.lifecycle_type for event in events if event.lifecycle_type]
+
+
+def test_iterations_that_come_and_go_are_not_told() -> None:
+    desk, job = desk_with_a_job()
+    desk.take(job)
+    for _ in range(50):
+        for step in (TIME, RUNNING, AGENT, RUNNING):
+            desk.commit(job, **step)
+    desk.end(job)
+    assert told(desk, job) == ["run.queued", "run.running", "run.completed"]
+
+
+def test_it_is_told_that_a_job_waits_for_somebody_and_that_it_goes_on() -> None:
+    """Whoever was told of the need is told that it is over."""
+    desk, job = desk_with_a_job()
+    desk.take(job)
+    for step in (TIME, APPROVAL, TIME, APPROVAL, RUNNING, TIME):
+        desk.commit(job, **step)
+    begin = ["run.queued", "run.running"]
+    assert told(desk, job) == [*begin, "run.waiting", "run.waiting", "run.waiting", "run.running"]
+
+
+def test_it_is_told_that_a_job_is_paused_and_resumed() -> None:
+    desk, job = desk_with_a_job()
+    desk.take(job)
+    for step in (TIME, PAUSED, TIME, RUNNING, PAUSED, RUNNING, PAUSED):
+        desk.commit(job, **step)
+    desk.commit(job, state=RunState.CANCELLED, stop_cause=StopCause.USER)
+    pauses = ["job.paused", "job.resumed", "job.paused", "job.resumed", "job.paused"]
+    assert told(desk, job) == ["run.queued", "run.running", *pauses, "run.cancelled"]
+
+
+def test_each_step_of_another_run_is_told() -> None:
+    desk, _ = desk_with_a_job()
+    run_id = desk.begin()
+    for step in (TIME, RUNNING, AGENT, RUNNING):
+        desk.commit(run_id, **step)
+    assert told(desk, run_id)[-4:] == ["run.waiting", "run.running", "run.waiting", "run.running"]

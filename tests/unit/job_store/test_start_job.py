@@ -1,0 +1,112 @@
+"""Jobs that users start, without a model (ASYNC-1)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import asdict
+
+from pawl.chassis.ids import RunId
+from pawl.errors import ConversationNotFound, QueueFull, RequestIdReused, TooManyJobs
+from pawl.job_store.domain.jobs import OPEN_MAX
+from pawl.job_store.domain.rows import QueueKey
+from pawl.job_store.domain.start_job import StartJob
+from pawl.job_store.domain.states import LeaseAction, RunState, WaitKind
+from pawl.job_store.domain.submit import Submitted
+from tests.unit.job_store.test_jobs import Desk, desk_with_a_job
+from tests.unit.job_store.world import submission
+
+
+def start_job(desk: Desk, run_id: str = "job_s", **fields: Any) -> Submitted:
+    """Let the user of the conversation start a job."""
+    started: Submitted = desk.apply(
+        StartJob(
+            **asdict(submission()) | {"run_id": RunId(run_id), "is_silent": False, "loop_state": b"begins"} | fields
+        )
+    )
+    return started
+
+
+def test_a_job_that_a_user_starts_tells_the_conversation_as_one_of_a_model_does() -> None:
+    """ASYNC-1: it stands in a conversation of its own, which no list has; the one that is told gets no message."""
+    desk = Desk()
+    job = start_job(desk).run
+    assert (job.reports_to, job.parent_run_id, job.generation, job.in_background) == ("conv", "", 0, True)
+    assert (desk.background.open_jobs, desk.active, desk.conversation.last_number) == (1, None, 0)
+    own = desk.unit.conversation_of(job)
+    assert (own.parent_run_id, own.parent_conversation_id, own.last_number) == ("job_s", "conv", 1)
+    desk.end_job(job.run_id)
+    assert (len(desk.turns), desk.background.open_jobs) == (1, 0)
+
+
+def test_a_job_that_a_user_starts_again_with_the_same_request_is_the_same_job() -> None:
+    """Whatever has become of it and of the places meanwhile; with other content, or an id of before, it is refused."""
+    desk = Desk()
+    job = start_job(desk, request_id="r1").run
+    for number in range(OPEN_MAX - 1):
+        start_job(desk, f"job_{number}")
+    assert start_job(desk, request_id="r1").run.run_id == job.run_id
+    assert start_job(desk, request_id="r1", only_repeat=True).run.run_id == job.run_id
+    with pytest.raises(RequestIdReused):
+        start_job(desk, request_id="r1", fingerprint=b"other")
+    with pytest.raises(RequestIdReused):
+        start_job(desk, job.run_id, conversation_id="another", request_id="r2")
+    assert desk.background.open_jobs == OPEN_MAX
+
+
+def test_a_user_starts_no_more_jobs_than_a_conversation_may_have() -> None:
+    """ASYNC-7: those of the model count, too."""
+    desk, _ = desk_with_a_job()
+    for number in range(OPEN_MAX - 1):
+        start_job(desk, f"job_{number}")
+    with pytest.raises(TooManyJobs):
+        start_job(desk)
+    desk.end_job("job_0")
+    assert start_job(desk).run.state is RunState.QUEUED
+
+
+def test_a_job_waits_for_a_place_of_the_store_only_behind_so_many_others() -> None:
+    """ASYNC-7: however many conversations they are of; those of the model count, and nothing that people wait for."""
+    desk, _ = desk_with_a_job()
+    most: dict[str, Any] = {"store_queue_max": 3}
+    for number in range(2):
+        start_job(desk, f"job_{number}", conversation_id=f"conv_{number}", request_id=f"r{number}", **most)
+    with pytest.raises(QueueFull, match="3 jobs wait in this store already: stop some"):
+        start_job(desk, conversation_id="another", **most)
+    assert start_job(desk, request_id="r1", **most).run.run_id == "job_1", "it creates nothing"
+    desk.submit(conversation_id="of_people", store_queue_max=1)
+    desk.take("job_0")
+    assert start_job(desk, conversation_id="another", **most).run.state is RunState.QUEUED
+
+
+def test_a_job_that_waits_for_its_first_iteration_is_queued_once_that_is_due_and_not_before() -> None:
+    """ASYNC-7: who delays the first call neither keeps others out meanwhile, nor passes the bound."""
+    desk = Desk()
+    job = start_job(desk).run
+
+    def queued() -> int:
+        queue = desk.unit.queues.get(QueueKey(job.store_id, in_background=True))
+        assert queue is not None
+        return queue.queued
+
+    assert queued() == 1
+    desk.claim(job.run_id)
+    due = desk.now + timedelta(seconds=60)
+    parked: dict[str, Any] = {"state": RunState.WAITING, "waits": (WaitKind.TIME,), "lease": LeaseAction.PARK}
+    desk.commit(job.run_id, **parked, wake_time=due)
+    assert queued() == 0
+    assert not desk.run(job.run_id).wants_to_begin(due - timedelta(seconds=1))
+    assert desk.run(job.run_id).wants_to_begin(due)
+    desk.now = due
+    desk.claim(job.run_id)
+    desk.commit(job.run_id, state=RunState.RUNNING, round=1)
+    desk.commit(job.run_id, **parked, wake_time=due)
+    assert not desk.run(job.run_id).wants_to_begin(due), "it has begun"
+
+
+def test_a_job_is_started_in_no_conversation_of_somebody_else() -> None:
+    desk, _ = desk_with_a_job()
+    with pytest.raises(ConversationNotFound):
+        start_job(desk, user_id="you")

@@ -1,0 +1,70 @@
+import { afterEach, beforeEach, expect, it, vi } from "vitest";
+
+import { Pawl, PawlError } from "../src/index";
+
+const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}` } });
+const EVENTS = (...seqs: number[]) => `data: ${JSON.stringify({ key: "s0", message: { events: seqs.map(EVENT) } })}\n\n`;
+const END = 'event: end\ndata: {"key":"s0"}\n\n';
+
+/** A client whose gateway gives one answer after the other, and what it was asked. */
+function client(...answers: (string | object)[]): { pawl: Pawl; asked: any[] } {
+  const asked: any[] = [];
+  const fetch = async (_: unknown, request?: RequestInit): Promise<Response> => {
+    asked.push(JSON.parse(request!.body as string));
+    const answer = answers[Math.min(asked.length, answers.length) - 1]!;
+    return typeof answer === "string" ? new Response(answer) : Response.json(answer);
+  };
+  return { pawl: new Pawl({ fetch }), asked };
+}
+
+beforeEach(() => void vi.useFakeTimers());
+afterEach(() => void vi.useRealTimers());
+
+it("yields each event of a run once, through a connection that breaks", async () => {
+  const { pawl, asked } = client(EVENTS(4, 5), EVENTS(5, 6) + END);
+  const seen: string[] = [];
+  const read = (async () => {
+    for await (const event of pawl.events("r", { afterSeq: 3 })) seen.push(event.outputDelta!.text!);
+  })();
+  await vi.advanceTimersByTimeAsync(1000);
+  await read;
+  expect(seen).toEqual(["4", "5", "6"]);
+  expect(asked.map(({ subscriptions }) => subscriptions.s0.request.afterSeq)).toEqual(["3", "5"]);
+});
+
+it("throws what ends a stream of events, with a reason for programs", async () => {
+  const details = [{ debug: { reason: "RUN_NOT_FOUND" } }];
+  const error = { code: "not_found", message: "No such run", details };
+  const { pawl } = client(`event: end\ndata: ${JSON.stringify({ key: "s0", error })}\n\n`);
+  const read = pawl.events("r").next().catch((thrown: unknown) => thrown);
+  await vi.advanceTimersByTimeAsync(20);
+  expect(await read).toBeInstanceOf(PawlError);
+  expect(await read).toMatchObject({ code: "not_found", reason: "RUN_NOT_FOUND" });
+});
+
+it("stops to watch when the reader leaves, and when its signal is aborted", async () => {
+  const { pawl, asked } = client(EVENTS(1));
+  const leaving = (async () => {
+    for await (const _ of pawl.events("r")) break;
+  })();
+  await vi.advanceTimersByTimeAsync(20);
+  await leaving;
+  const controller = new AbortController();
+  const next = pawl.events("r", { afterSeq: 1, signal: controller.signal }).next();
+  await vi.advanceTimersByTimeAsync(20);
+  controller.abort();
+  expect(await next).toEqual({ done: true, value: undefined });
+  const times = asked.length;
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect(asked.length).toBe(times);
+});
+
+it("asks now and then for the result of a run that waits for somebody", async () => {
+  const waiting = { run: { state: "RUN_STATE_WAITING" } };
+  const { pawl, asked } = client(waiting, waiting, waiting, { run: { state: "RUN_STATE_COMPLETED", outputText: "391" } });
+  const result = pawl.result("r");
+  await vi.advanceTimersByTimeAsync(1900);
+  expect(asked.length).toBe(1);
+  await vi.advanceTimersByTimeAsync(4200);
+  expect((await result).outputText).toBe("391");
+});

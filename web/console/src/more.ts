@@ -1,0 +1,4 @@
+export { RESOURCES } from "./pages";
+export { Detail, List } from "./resource";
+export { RunPage } from "./runs";
+export { Settings } from "./settings";
