@@ -167,6 +167,7 @@ class AgentLoop:
         broker: Broker,
         chance: Chance,
         history: History,
+        people_wanted: int,
     ) -> None:
         self.process = process
         self.history = history
@@ -187,9 +188,11 @@ class AgentLoop:
             meter=Unmetered(),
             default_model="model",
             step_bytes_max=STEP_BYTES_MAX,
+            approvals_required=people_wanted,
         )
         limits = WorkerLimits(lease_seconds=6.0, renew_seconds=2.0, poll_seconds=1.5)
         self.worker = Worker(WorkerId(ids.new("wrk")), dependencies, limits)
+        history.people_wanted[self.worker.worker_id] = people_wanted
         self.ledger = PublicLedgerClient(channel, self.worker.wake)
         self.clients = ClientSide(
             ledger=self.ledger,
@@ -200,7 +203,7 @@ class AgentLoop:
             documents=FakeChecker(),
             clock=clock,
             ids=ids,
-            defaults=RunDefaults(model="model", limits=LIMITS),
+            defaults=RunDefaults(model="model", limits=LIMITS, approvals_required=people_wanted),
             times=_TIMES,
         )
         # They have a network of their own, so that seeds without them play as if there were none.

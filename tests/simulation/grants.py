@@ -1,4 +1,7 @@
-"""Grants of series in some seeds, while the tool gets new versions and a rule asks; and what must hold of them."""
+"""Grants of series in some seeds, while the tool gets new versions, a rule asks, and the deployment wants more people.
+
+And what must hold of them.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,14 @@ from pawl.agent_loop.domain.call import DecisionKind, Series
 from pawl.event.v1 import call_pb2
 from tests.simulation.chance import Chance
 from tests.simulation.history import Effect, Sent
-from tests.simulation.record import Record
+from tests.simulation.record import Record, call_state
 from tests.simulation.tools import TOOLS
 from tests.simulation.world import World
 
 _PLAYED = 0.5
+_RAISES = 0.5
+_RAISED_TO = 2
+_RAISED_WITHIN_SECONDS = 60.0
 _GRANTS = 0.7
 _EDITS = 0.5
 _LATE_SECONDS = 60.0
@@ -83,6 +89,26 @@ class Owner:
         journal.asks = False
 
 
+class Deployment:
+    """Who deploys agent-loop, and in some seeds raises `PAWL_APPROVALS_REQUIRED`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._draw = world.chance.stream("deployment")
+
+    async def live(self) -> None:
+        """Raise it once, while series are under way; old and new processes work side by side for a while."""
+        if not are_given(self._world.chance) or self._draw.random() > _RAISES:
+            return
+        await asyncio.sleep(_RAISED_WITHIN_SECONDS * self._draw.random())
+        self._world.people_wanted = _RAISED_TO
+        self._world.history.tell(f"gated calls need {_RAISED_TO} approvals")
+        for agent in [agent for agent in self._world.agents if agent.process.alive]:
+            if agent.process.alive:
+                self._world.replace_agent(agent)
+            await asyncio.sleep(3.0 * self._draw.random())
+
+
 def grants(record: Record) -> Mapping[Terms, set[str]]:
     """Return who granted which series."""
     found: dict[Terms, set[str]] = defaultdict(set)
@@ -123,6 +149,24 @@ def grants_cover_what_was_shown(record: Record) -> Iterator[str]:
             yield f"{terms} was granted, and {len(calls)} calls ran: {sorted(calls)}"
 
 
+def grants_are_of_as_many_people_as_are_wanted(record: Record) -> Iterator[str]:
+    """I10: no iteration begins under a grant of fewer people than the worker wants that begins it."""
+    given = grants(record)
+    for run_id, run in record.runs.items():
+        seen: set[str] = set()
+        for event in record.logs[run_id] if run.reports_to_conversation_id else ():
+            call = event.call_changed.call
+            if not event.HasField("call_changed") or call.call_id in seen:
+                continue
+            seen.add(call.call_id)
+            if call_state(call.state) == "AWAITING_APPROVAL" or not call.approval.series.digest:
+                continue
+            wanted = record.history.people_wanted[record.history.owners[run_id, event.attempt]]
+            of_it = [people for terms, people in given.items() if terms[:2] == (run_id, call.arguments_json)]
+            if not any(len(people if wanted <= 1 else people - {run.user_id}) >= wanted for people in of_it):
+                yield f"{call.call_id} of {run_id} began under a grant of {of_it}, and {wanted} people are wanted"
+
+
 def granted(run_id: str, content: bytes, version: int, wished: Wish | None) -> Any:
     """Return what a decision grants, for the record of it; None if it is about the call alone."""
     if wished is None:
@@ -131,4 +175,4 @@ def granted(run_id: str, content: bytes, version: int, wished: Wish | None) -> A
     return Terms(run_id, content, version, series.interval_seconds, series.iterations_max, series.end_time)
 
 
-CHECKERS = (grants_cover_what_was_shown,)
+CHECKERS = (grants_cover_what_was_shown, grants_are_of_as_many_people_as_are_wanted)

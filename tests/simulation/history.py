@@ -146,6 +146,10 @@ class History:
     channel_acts: list[ChannelAct] = field(default_factory=list)
     decided: set[tuple[str, str, str]] = field(default_factory=set)
     """Call, kind and person of the decisions in the audit chain; of a front-end call the state that it ended in."""
+    owners: dict[tuple[str, int], str] = field(default_factory=dict)
+    """The worker that has claimed a run, by that and the epoch."""
+    people_wanted: dict[str, int] = field(default_factory=dict)
+    """How many people must approve a gated call by the settings of each worker."""
     jumps: list[float] = field(default_factory=list)
     """When the database's clock jumped."""
     set_back_seconds: float = 0.0

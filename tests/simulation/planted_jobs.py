@@ -27,6 +27,21 @@ OF_JOBS = (
         ),
     ),
     Mutant(
+        name="grants_outlive_a_higher_number_of_approvals",
+        module="pawl.agent_loop.app.drive",
+        text="as_deployed(loaded.run.options, self._dependencies.approvals_required)",
+        instead="as_deployed(loaded.run.options, 1)",
+        checker="grants_are_of_as_many_people_as_are_wanted",
+    ),
+    Mutant(
+        name="grants_count_for_any_number_of_people",
+        module="pawl.agent_loop.domain.run",
+        text="not self.ended and len({each.user_id for each in self.approvals}) >= max(1, approvals_required)",
+        instead="not self.ended",
+        checker="grants_are_of_as_many_people_as_are_wanted",
+        also=(("pawl.job_store.domain.grants", "(change.approvals_required <= 1 or", "(True or"),),
+    ),
+    Mutant(
         name="agents_end_twice",
         module="pawl.job_store.domain.stop",
         text="    turn.wake(unit, inbox.accept(unit, parent, incoming))",

@@ -68,6 +68,7 @@ class MemoryLeases:
         for due in picked:
             self._last_store = due.key.store_id
             row = with_lease(runs[due.key], worker_id, time, lease_seconds)
+            self._database.history.owners[row.run_id, row.epoch] = worker_id
             runs[due.key] = row
             claimed.append(_claimed(row, is_new=row.last_commit is None))
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")

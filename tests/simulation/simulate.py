@@ -98,7 +98,14 @@ async def _play(seed: int, history: History, *, has_outside: bool) -> Verdict:
     their: list[timers.Timer | senders.Sender] = [timers.Timer(world, STORE)] if schedules.are_played(chance) else []
     their += [senders.Sender(world, STORE)] if has_outside and triggers.are_played(chance) else []
     lives = [loop.create_task(each.live()) for each in (*users, *their)]
-    others = (*_others(users), *approvers, *talkers.of(users), Operator(world), grants.Owner(world))
+    others = (
+        *_others(users),
+        *approvers,
+        *talkers.of(users),
+        Operator(world),
+        grants.Owner(world),
+        grants.Deployment(world),
+    )
     beside = [loop.create_task(other.live()) for other in others]
     streams = notifiers.start()
     if streams:

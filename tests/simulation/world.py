@@ -25,6 +25,7 @@ T = TypeVar("T")
 
 CHAOS_SECONDS = 15.0
 _PAUSE_SECONDS = 0.3
+_STOP_SECONDS = 3.0
 AGAIN = (Unavailable, DeadlineExceeded, Cancelled, Overloaded, Aborted, Internal)
 
 
@@ -43,6 +44,8 @@ class World:
     journal: registry.Journal = field(init=False)
     model: SimulatedModel = field(init=False)
     places: PlaceLimits = field(init=False)
+    people_wanted: int = 1
+    """How many people must approve a gated call, by the settings of what is started."""
     _numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def __post_init__(self) -> None:
@@ -81,9 +84,21 @@ class World:
             broker=self.broker,
             chance=self.chance,
             history=self.history,
+            people_wanted=self.people_wanted,
         )
         self.agents.append(agent)
         process.spawn(agent.serve())
+
+    def replace_agent(self, agent: AgentLoop) -> None:
+        """Send SIGTERM to an agent-loop, and start another: runs are handed over, then the process is gone."""
+        self.history.tell(f"stop {agent.process.name}")
+        agent.stop.set()
+        self.start_agent()
+        asyncio.get_running_loop().call_later(_STOP_SECONDS, self._gone, agent.process)
+
+    def _gone(self, process: Process) -> None:
+        self.history.tell(f"gone {process.name}")
+        process.kill()
 
     def some_agent(self, draw: random.Random) -> AgentLoop:
         """Return an agent-loop that a load balancer would choose: one that lives, if any does."""
@@ -145,7 +160,7 @@ class Trouble:
         if strikes(draw, "agent-loop frozen", 0.15):
             self._freeze(agent.process, seconds)
         if strikes(draw, "agent-loop stopped", 0.1) and agent.process.alive:
-            self._stop(agent)
+            self._world.replace_agent(agent)
         if strikes(draw, "job-store killed", 0.1):
             store = draw.choice([store for store in self._world.job_stores if store.process.alive])
             self._tell(f"kill {store.process.name}")
@@ -172,17 +187,6 @@ class Trouble:
         if process.frozen:
             self._tell(f"thaw {process.name}")
             process.thaw()
-
-    def _stop(self, agent: AgentLoop) -> None:
-        """SIGTERM: runs are handed over, then the process is gone."""
-        self._tell(f"stop {agent.process.name}")
-        agent.stop.set()
-        self._world.start_agent()
-        asyncio.get_running_loop().call_later(3.0, self._gone, agent.process)
-
-    def _gone(self, process: Process) -> None:
-        self._tell(f"gone {process.name}")
-        process.kill()
 
     def _kill_registry(self) -> None:
         server = self._world.registries[-1]
