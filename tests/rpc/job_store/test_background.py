@@ -335,6 +335,27 @@ async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Rep
     assert await counted() == (0, 0)
 
 
+async def test_what_a_replica_of_an_older_version_tells_is_counted_too(replica: Replica, user: User) -> None:
+    """I23, OPS-2: it changes the background of a conversation, and knows of no counts."""
+    stats, older = PostgresLedgerStats(replica.database, PLACES), "UPDATE job_store.conversations SET "
+    conversation_id = await begun(user, "a", "b")
+    for job in await worked(user, 2):
+        await ended(job)
+
+    async def change(what: str) -> float:
+        async with replica.database.acquire() as connection:
+            await connection.execute(f"{older} {what} WHERE conversation_id = $1", conversation_id)
+        return (await stats.count())["notices_pending"]
+
+    assert await change("notices_pending = 0, counted_sha256 = NULL") == 2, "what it has begun"
+    assert await change("background = NULL") == 0, "what it has ended"
+    async with replica.database.acquire() as connection:
+        left = await connection.fetchval(
+            "SELECT count(*) FROM job_store.conversations WHERE counted_sha256 IS DISTINCT FROM sha256(background)"
+        )
+    assert left == 0
+
+
 async def test_a_conversation_has_ten_open_jobs_and_no_more(user: User) -> None:
     """ASYNC-7, also against an owner that does not count."""
     owner = await user.start()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any, Final
@@ -60,6 +61,14 @@ def _packed(value: Any) -> bytes | None:
     return None if value is None else _pack(value)
 
 
+def _packed_background(of_conversation: Background) -> bytes | None:
+    return None if of_conversation == NO_BACKGROUND else _pack(of_conversation)
+
+
+def _digest(packed: bytes | None) -> bytes | None:
+    return None if packed is None else hashlib.sha256(packed).digest()
+
+
 def _labels(row: RunRow | ConversationRow) -> str:
     return labels.written(row.store_id, row.user_id, row.labels)
 
@@ -86,10 +95,11 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         *_fixed("timestamptz", "create_time"),
         *_same("timestamptz", "update_time", "title_at"),
         Column("labels", "text", _labels),
-        Column("background", "bytea", lambda row: _packed(None if row.background == NO_BACKGROUND else row.background)),
-        # For whoever counts those of all.
+        Column("background", "bytea", lambda row: _packed_background(row.background)),
+        # For whoever counts those of all. The digest says of which background they are: older versions do not count.
         Column("notices_pending", "integer", lambda row: row.background.pending),
         Column("notices_entered", "integer", lambda row: row.background.entered),
+        Column("counted_sha256", "bytea", lambda row: _digest(_packed_background(row.background))),
     ],
     key_length=2,
 )
@@ -108,7 +118,7 @@ SEGMENTS: Final[Columns[SegmentRow]] = Columns(
 def conversation(record: Record | Mapping[str, Any]) -> ConversationRow:
     """Return the row of a record with the columns of CONVERSATIONS."""
     fields = dict(record)
-    for name in ("notices_pending", "notices_entered"):
+    for name in ("notices_pending", "notices_entered", "counted_sha256"):
         del fields[name]
     is_writable, sharing = fields.pop("writable"), Sharing(fields["sharing"])
     fields["sharing"] = Sharing.WRITE if is_writable and sharing is Sharing.READ else sharing
