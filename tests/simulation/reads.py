@@ -205,6 +205,8 @@ class MemoryAttentionRepository:
             for row in tables.runs.values()
             if row.attention is not None and row.store_id == store_id and run_id in {"", row.run_id}
         ]
+        if run_id and RunKey(store_id, run_id) not in tables.runs:
+            raise RunNotFound
 
         def running(row: RunRow) -> list[CallRow]:
             return [call for call in tables.calls_of(row.key) if call.state is CallState.RUNNING]

@@ -33,7 +33,7 @@ class Role(StrEnum):
 ROLES: Final = frozenset(Role)
 ROLES_OF_A_STORE: Final = ROLES - {Role.DEPLOYMENT}
 OWN_ROLES_GO_BESIDE: Final = (
-    f"roles of your own go beside one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
+    f"a role of your own goes beside one of {', '.join(role for role in Role if role is not Role.DEPLOYMENT)}"
 )
 """The answer to roles that give no rights."""
 APPROVERS: Final = frozenset({Role.APPROVER, Role.ADMIN})

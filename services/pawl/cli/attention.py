@@ -10,7 +10,7 @@ from rich.console import Console
 
 from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.cli import answers, wording
-from pawl.cli.command import command, new_request_id
+from pawl.cli.command import command, narrows, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import RunId
 from pawl.cli.transcript import Transcript, hint
@@ -24,7 +24,7 @@ Reason = Annotated[str, typer.Option(help="For the log of the run.")]
 async def attention(
     target: AsyncClient,
     console: Console,
-    run_id: Annotated[str, typer.Argument(help="Only this run.", show_default=False)] = "",
+    run_id: Annotated[str, typer.Argument(help="Only this run.", show_default=False, callback=narrows)] = "",
 ) -> None:
     """List the runs that need an operator.
 

@@ -10,12 +10,13 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from pawl.agent.v1 import agents_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, time_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, narrows, time_of
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
-from pawl.tool.v1 import audit_pb2
+from pawl.tool.v1 import audit_pb2, tool_pb2
 
 _HEAD: Final = re.compile(r"(head )?(?P<seq>[1-9][0-9]{0,17}):(?P<hash>[0-9a-fA-F]{64})")
 
@@ -47,11 +48,11 @@ async def list_(
     target: AsyncClient,
     console: Console,
     *,
-    run: Annotated[str, typer.Option(help="Only of this run.")] = "",
-    call: Annotated[str, typer.Option(help="Only of this call.")] = "",
-    tool: Annotated[str, typer.Option(help="Only of this tool.")] = "",
-    of_user: Annotated[str, typer.Option(help="Only of runs of this user.")] = "",
-    agent: Annotated[str, typer.Option(help="Only of runs of this agent.")] = "",
+    run: Annotated[str, typer.Option(help="Only of this run.", callback=narrows)] = "",
+    call: Annotated[str, typer.Option(help="Only of this call.", callback=narrows)] = "",
+    tool: Annotated[str, typer.Option(help="Only of this tool.", callback=narrows)] = "",
+    of_user: Annotated[str, typer.Option(help="Only of runs of this user.", callback=narrows)] = "",
+    agent: Annotated[str, typer.Option(help="Only of runs of this agent.", callback=narrows)] = "",
     kind: Annotated[Kind | None, typer.Option(help="Only of this kind.")] = None,
     since: Since = "",
     before: Before = "",
@@ -112,9 +113,9 @@ async def verify(
 async def stats(
     target: AsyncClient,
     console: Console,
-    tool: Annotated[str, typer.Argument(help="Only this tool.", show_default=False)] = "",
+    tool: Annotated[str, typer.Argument(help="Only this tool.", show_default=False, callback=narrows)] = "",
     *,
-    agent: Annotated[str, typer.Option("--agent", help="Only in runs of this agent.")] = "",
+    agent: Annotated[str, typer.Option("--agent", help="Only in runs of this agent.", callback=narrows)] = "",
     by_agent: Annotated[bool, typer.Option("--by-agent", help="For each agent apart.")] = False,
     since: Since = "",
     before: Before = "",
@@ -131,8 +132,12 @@ async def stats(
         agents = [(one.agent_name or "unknown",) if by_agent else () for one in figures]
         rows = [(*agent, *_figures_row(one)) for agent, one in zip(agents, figures, strict=True)]
         show_table(console, (*(("agent",) if by_agent else ()), *names), rows)
-    else:
-        console.print("No tool did anything.")
+        return
+    if tool:
+        await target.tool_register.GetTool(tool_pb2.GetToolRequest(name=tool))
+    if agent:
+        await target.agent_register.GetAgent(agents_pb2.GetAgentRequest(name=agent))
+    console.print("No tool did anything.")
 
 
 def _row(entry: audit_pb2.AuditEntry) -> tuple[str, ...]:
@@ -172,13 +177,13 @@ def _figures_row(figures: audit_pb2.ToolFigures) -> tuple[str, ...]:
 
 def _set_span(request: audit_pb2.ListAuditRequest | audit_pb2.GetToolAnalyticsRequest, since: str, before: str) -> None:
     if since:
-        request.since_time.CopyFrom(time_of(since, UTC))
+        request.since_time.CopyFrom(time_of(since, "since", UTC))
     if before:
-        request.before_time.CopyFrom(time_of(before, UTC))
+        request.before_time.CopyFrom(time_of(before, "before", UTC))
 
 
 def _read_head(text: str) -> tuple[int, str]:
     match = _HEAD.fullmatch(text)
     if match is None:
-        raise CommandError(f"{text!r} is not a head like 12:<64 hex digits>.")
+        raise CommandError(f"{text!r} is not a head like 12:<64 hex digits>.", parameter="known_head")
     return int(match["seq"]), match["hash"]

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, new_request_id, seconds_of, secret_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, Yes, command, is_sure, narrows, new_request_id, seconds_of, secret_of
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
@@ -245,7 +245,7 @@ async def test(target: AsyncClient, console: Console, channel_id: ChannelId) -> 
 async def deliveries(
     target: AsyncClient,
     console: Console,
-    channel_id: Annotated[str, typer.Argument(help="Id of the channel; all if not given.")] = "",
+    channel_id: Annotated[str, typer.Argument(help="Id of the channel; all if not given.", callback=narrows)] = "",
     *,
     state: Annotated[
         list[DeliveryState] | None, typer.Option("--state", help="Only those that stand there. Repeatable.")
@@ -271,7 +271,9 @@ async def resend(
     delivery_id: Annotated[list[str] | None, typer.Argument(help="Ids of deliveries.", show_default=False)] = None,
     *,
     dead: Annotated[bool, typer.Option("--dead", help="Send all that are dead.")] = False,
-    channel: Annotated[str, typer.Option("--channel", help="With --dead: only those of this channel.")] = "",
+    channel: Annotated[
+        str, typer.Option("--channel", help="With --dead: only those of this channel.", callback=narrows)
+    ] = "",
 ) -> None:
     """Send deliveries once more, under the same ids."""
     if dead is bool(delivery_id):
@@ -308,7 +310,7 @@ def _url(text: str) -> str:
 
 
 def _after_seconds(after: str | None) -> int | None:
-    return None if after is None else seconds_of(after)
+    return None if after is None else seconds_of(after, "after")
 
 
 def numbers(kinds: list[NotificationKind]) -> list[notify_pb2.NotificationKind.ValueType]:

@@ -102,20 +102,22 @@ def new_request_id() -> str:
     return f"cli_{secrets.token_hex(12)}"
 
 
-def seconds_of(duration: str) -> int:
-    """Return how long a time like 30m, 2h or 7d is.
+def seconds_of(duration: str, parameter: str) -> int:
+    """Return how long a time like 30m, 2h or 7d is, which was given for a parameter of the command.
 
     Raises:
         CommandError: that is no time.
     """
     match = _DURATION.fullmatch(duration)
     if match is None:
-        raise CommandError(f"{duration!r} is no duration like 30m, 2h or 7d.")
+        raise CommandError(f"{duration!r} is no duration like 30m, 2h or 7d.", parameter=parameter)
     return int(match[1]) * _UNIT_SECONDS[match[2]]
 
 
-def time_of(text: str, zone: tzinfo | None = None) -> Timestamp:
+def time_of(text: str, parameter: str, zone: tzinfo | None = None) -> Timestamp:
     """Return the moment of `2026-01-31T09:00`: in a zone, None for that of this machine, unless it says another one.
+
+    It was given for a parameter of the command.
 
     Raises:
         CommandError: it is no moment.
@@ -125,8 +127,20 @@ def time_of(text: str, zone: tzinfo | None = None) -> Timestamp:
         said = datetime.fromisoformat(text)
         moment.FromDatetime((said if said.tzinfo else said.replace(tzinfo=zone)).astimezone(UTC))
     except (ValueError, OverflowError):
-        raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.") from None
+        raise CommandError(f"{text!r} is no time like 2026-01-31T09:00.", parameter=parameter) from None
     return moment
+
+
+def narrows(context: typer.Context, parameter: typer.CallbackParam, given: str | None) -> str | None:
+    """Return what narrows a command down. Empty it would mean everything, which nobody asks for so.
+
+    Raises:
+        BadParameter: it was given, and is empty.
+    """
+    source = context.get_parameter_source(str(parameter.name))
+    if given == "" and source is not None and source.name == "COMMANDLINE":
+        raise typer.BadParameter("it is empty. Leave it out for all.")
+    return given
 
 
 def read_file(path: Path, bytes_max: int = -1) -> bytes:

@@ -39,6 +39,7 @@ _NEXT: Final = {
     "DOCUMENT_NOT_FOUND": "`pawl documents list` shows those that you can see; --shared means those of the store.",
     "SOURCE_NOT_FOUND": "`pawl sources list` shows those of the store.",
     "SOURCE_EXISTS": "Add `--replace` to put this one in its place.",
+    "RULE_NOT_FOUND": "`pawl rules list` lists yours and those of the store.",
     "KEY_NOT_FOUND": "`pawl keys list` shows those that you govern.",
     "CONVERSATION_ERASED": "`pawl conversations erase` with its id says how far that is.",
     "FORK_POINT_OPEN": "`pawl conversations show CONV --numbers` shows the numbers.",
@@ -62,11 +63,12 @@ _NEXT: Final = {
 }
 
 # The reasons whose advice says what lists the ids of a field.
-_LISTED: Final = {"channel_id": "CHANNEL_NOT_FOUND", "delivery_id": "DELIVERY_NOT_FOUND"}
+_LISTED: Final = {"channel_id": "CHANNEL_NOT_FOUND", "delivery_ids": "DELIVERY_NOT_FOUND"}
 
 # The parameters of commands by which fields are given that have another name there; the first that a command has.
 _GIVEN_BY: Final[Mapping[str, Sequence[str]]] = {
     "agent": ("name",),
+    "agent_name": ("agent",),
     "arguments_json": ("arguments", "edit"),
     "begin_time": ("begin", "since"),
     "conversation_id": ("conversation",),
@@ -121,7 +123,14 @@ _TLS_SECONDS_MAX: Final = 2.0
 
 
 class CommandError(Exception):
-    """A command cannot be carried out; the message is for people and says what to do next."""
+    """A command cannot be carried out; the message is for people and says what to do next.
+
+    `parameter` is that of the command which is wrong: people are told what they typed for it.
+    """
+
+    def __init__(self, message: str, *, parameter: str = "") -> None:
+        self.parameter = parameter
+        super().__init__(message)
 
 
 def explain(
@@ -131,6 +140,8 @@ def explain(
 
     `typed` has what people type for the parameters of the command: `--every` for `interval_seconds`.
     """
+    if isinstance(error, CommandError) and error.parameter:
+        return f"{_option(error.parameter, typed) or error.parameter}: {error}"
     if isinstance(error, CommandError | StartError):
         return str(error)
     if isinstance(error, NoAnswer):
@@ -184,6 +195,8 @@ def _sentence(error: PawlError, typed: Mapping[str, str]) -> str:
     following = _NEXT.get(error.reason, "")
     if error.reason == "INVALID_ID":
         following = _NEXT.get(_LISTED.get(error.message.partition(" ")[0], ""), "")
+    if error.reason == "RUN_NOT_FOUND" and _option("job_id", typed):
+        following = "`pawl jobs list --all` lists your jobs."
     if error.reason == "UNAUTHENTICATED" and os.environ.get(_KEY):
         following = _NOT_TAKEN
     first = message.partition(" ")[0]

@@ -13,7 +13,7 @@ from rich.console import Console
 from pawl.agent.v1 import jobs_pb2, operator_pb2
 from pawl.chassis import job_reports, strict_json
 from pawl.cli import wording
-from pawl.cli.command import Yes, command, is_sure
+from pawl.cli.command import Yes, command, is_sure, narrows
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import Agent, ConversationKey, Json, Labels, follow, labels_of, show_table
 from pawl.client import AsyncClient
@@ -121,13 +121,18 @@ async def list_jobs(
     target: AsyncClient,
     console: Console,
     *,
-    conversation: Annotated[str, typer.Option(help="Only those that report to this conversation.")] = "",
+    conversation: Annotated[
+        str, typer.Option(help="Only those that report to this conversation.", callback=narrows)
+    ] = "",
     ended: Annotated[bool, typer.Option("--all", "-a", help="Those that have ended, too.")] = False,
     count: Annotated[int, typer.Option("--count", "-n", help="At most so many.", min=1, max=200)] = 20,
 ) -> None:
     """List your open jobs, the newest first."""
     request = jobs_pb2.ListJobsRequest(page_size=count, conversation_id=conversation, open_only=not ended)
-    await show_jobs(target, console, list((await target.jobs.ListJobs(request)).jobs), ended=ended)
+    found = list((await target.jobs.ListJobs(request)).jobs)
+    if conversation and not found:
+        await target.get_conversation(conversation)
+    await show_jobs(target, console, found, ended=ended)
 
 
 @app.command()

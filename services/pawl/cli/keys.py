@@ -15,7 +15,7 @@ from rich.console import Console
 from pawl.cli import wording
 from pawl.cli.audit import Json
 from pawl.cli.checks import run_program
-from pawl.cli.command import Flags, command, new_request_id
+from pawl.cli.command import Flags, command, narrows, new_request_id
 from pawl.cli.failure import CommandError
 from pawl.cli.rules import set_end
 from pawl.cli.runs import show_table
@@ -118,7 +118,7 @@ async def events(
     target: AsyncClient,
     console: Console,
     *,
-    key: Annotated[str, typer.Option("--key", help="Only of this key.")] = "",
+    key: Annotated[str, typer.Option("--key", help="Only of this key.", callback=narrows)] = "",
     kind: Annotated[EventKind | None, typer.Option("--kind", help="Only of this kind.")] = None,
     in_store: Annotated[
         str, typer.Option("--in-store", help="Only of this store; without it the deployment's key shows all.")

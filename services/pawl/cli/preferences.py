@@ -70,7 +70,8 @@ async def mute(
     """Have nothing of a conversation be sent. Your inbox still tells it."""
     muted = pb.Mute(conversation_id=conversation_id)
     if lasts is not None:
-        muted.until_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=seconds_of(lasts)))
+        muted.until_time.FromDatetime(datetime.now(UTC) + timedelta(seconds=seconds_of(lasts, "lasts")))
+    await target.get_conversation(conversation_id)
     await target.preferences.MuteConversation(pb.MuteConversationRequest(mute=muted))
     console.print(f"Muted {_mute_text(muted)}.", style="green", markup=False)
 
@@ -79,6 +80,9 @@ async def mute(
 @command(asks="notifications")
 async def unmute(target: AsyncClient, console: Console, conversation_id: ConversationId) -> None:
     """End the mute of a conversation."""
+    found = (await target.preferences.GetPreferences(pb.GetPreferencesRequest())).preferences
+    if not any(muted.conversation_id == conversation_id for muted in found.mutes):  # One that is muted may be gone.
+        await target.get_conversation(conversation_id)
     await target.preferences.UnmuteConversation(pb.UnmuteConversationRequest(conversation_id=conversation_id))
     console.print(f"{conversation_id} is not muted.", style="green", markup=False)
 
@@ -86,12 +90,12 @@ async def unmute(target: AsyncClient, console: Console, conversation_id: Convers
 def _quiet_hours(text: str) -> pb.QuietHours:
     match = _QUIET.fullmatch(text.strip().lower())
     if match is None:
-        raise CommandError(f"{text!r} are no quiet hours like 22:00-07:00 or 'mon-fri 22:00-07:00'.")
+        raise CommandError(f"{text!r} are no quiet hours like 22:00-07:00 or 'mon-fri 22:00-07:00'.", parameter="quiet")
     days: list[pb.Weekday.ValueType] = []
     for part in (match["days"] or "").split(",") if match["days"] else ():
         span = _RANGE.fullmatch(part)
         if span is None:
-            raise CommandError(f"{part!r} are no days like mon, or mon-fri.")
+            raise CommandError(f"{part!r} are no days like mon, or mon-fri.", parameter="quiet")
         first = _DAYS.index(span[1])
         count = (_DAYS.index(span[2] or span[1]) - first) % 7 + 1
         days += [pb.Weekday.values()[(first + number) % 7 + 1] for number in range(count)]

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command, new_request_id, seconds_of
+from pawl.cli.command import command, narrows, new_request_id, seconds_of
 from pawl.cli.failure import CommandError
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
@@ -23,10 +23,13 @@ app = typer.Typer(help="Rules that allow, ask about or deny calls without asking
 Tool = Annotated[
     str, typer.Argument(help="Name of a tool, `name.*` for all of a source, `*` for all.", show_default=False)
 ]
-Run = Annotated[str | None, typer.Option("--run", help="Only in this run.")]
-Conversation = Annotated[str | None, typer.Option("--conversation", help="Only in this conversation.")]
+Run = Annotated[str | None, typer.Option("--run", help="Only in this run.", callback=narrows)]
+Conversation = Annotated[
+    str | None, typer.Option("--conversation", help="Only in this conversation.", callback=narrows)
+]
 Agent = Annotated[
-    str | None, typer.Option("--agent", help="For all runs of this agent of the store; needs the role admin.")
+    str | None,
+    typer.Option("--agent", help="For all runs of this agent of the store; needs the role admin.", callback=narrows),
 ]
 Everybody = Annotated[bool, typer.Option("--everybody", help="For all users of the store; needs the role admin.")]
 Like = Annotated[
@@ -145,7 +148,7 @@ def set_end(thing: rule_pb2.Rule | key_pb2.Key, lasts: str) -> None:
     Raises:
         CommandError: that is no time.
     """
-    thing.expire_time.FromMicroseconds(int((time.time() + seconds_of(lasts)) * 1e6))
+    thing.expire_time.FromMicroseconds(int((time.time() + seconds_of(lasts, "lasts")) * 1e6))
 
 
 def says(rule: rule_pb2.Rule) -> str:
@@ -197,10 +200,10 @@ async def _make(
     lasts: str | None,
 ) -> None:
     for text in like or ():
-        argument, value = _split(text)
+        argument, value = _split(text, "like")
         rule.arguments.add(argument=argument, glob=value)
     for text in equals or ():
-        argument, value = _split(text)
+        argument, value = _split(text, "equals")
         rule.arguments.add(argument=argument, equals_json=value.encode())
     if lasts is not None:
         set_end(rule, lasts)
@@ -209,10 +212,10 @@ async def _make(
     console.print(f"End it with: pawl rules revoke {made.rule_id}", markup=False, soft_wrap=True)
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split(text: str, parameter: str) -> tuple[str, str]:
     argument, equals, value = text.partition("=")
     if not (argument and equals):
-        raise CommandError(f"{text!r} is not of the form argument=value.")
+        raise CommandError(f"{text!r} is not of the form argument=value.", parameter=parameter)
     return argument, value
 
 

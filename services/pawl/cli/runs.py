@@ -17,7 +17,7 @@ from rich.table import Table
 
 from pawl.agent.v1 import agent_pb2
 from pawl.cli import wording
-from pawl.cli.command import EXIT_UNSUCCESSFUL, command, read_file, seconds_of
+from pawl.cli.command import EXIT_UNSUCCESSFUL, command, narrows, read_file, seconds_of
 from pawl.cli.failure import CommandError
 from pawl.cli.transcript import ENDED, Transcript, decides, hint
 from pawl.client import AsyncClient, file, form, image
@@ -270,15 +270,15 @@ async def runs(
     target: AsyncClient,
     console: Console,
     *,
-    conversation: Annotated[str, typer.Option(help="Only those of this conversation.")] = "",
+    conversation: Annotated[str, typer.Option(help="Only those of this conversation.", callback=narrows)] = "",
     state: Annotated[
         list[State] | None, typer.Option("--state", help="Only those in this state. Repeatable.", show_default=False)
     ] = None,
     wait: Annotated[
         list[Wait] | None, typer.Option("--wait", help="Only those that wait for this. Repeatable.", show_default=False)
     ] = None,
-    parent: Annotated[str, typer.Option(help="Only those that do calls of this run.")] = "",
-    agent: Annotated[str, typer.Option(help="Only those of this agent.")] = "",
+    parent: Annotated[str, typer.Option(help="Only those that do calls of this run.", callback=narrows)] = "",
+    agent: Annotated[str, typer.Option(help="Only those of this agent.", callback=narrows)] = "",
     label: WithLabels = None,
     since: Annotated[str, typer.Option(help="Only those created in the last 30m, 2h or 7d.", show_default=False)] = "",
     oldest: Annotated[bool, typer.Option("--oldest", help="The oldest first.")] = False,
@@ -296,7 +296,7 @@ async def runs(
         order=agent_pb2.RUN_ORDER_OLDEST_FIRST if oldest else agent_pb2.RUN_ORDER_NEWEST_FIRST,
     )
     if since:
-        request.create_time_from.FromMicroseconds(int(max(0.0, time.time() - seconds_of(since)) * 1e6))
+        request.create_time_from.FromMicroseconds(int(max(0.0, time.time() - seconds_of(since, "since")) * 1e6))
     page = await target.agents.ListRuns(request)
     if not page.runs and (conversation or state or wait or parent or agent or label or since):
         console.print("There are no such runs.")
@@ -317,7 +317,7 @@ def labels_of(texts: Sequence[str] | None) -> dict[str, str]:
     for text in texts or ():
         key, equals, value = text.partition("=")
         if not equals or key in labels:
-            raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.")
+            raise CommandError(f"{text!r} is not of the form key=value, or its key comes twice.", parameter="labels")
         labels[key] = value
     return labels
 

@@ -184,7 +184,7 @@ async def backfill(
     end: Annotated[str, typer.Option("--to", help="Before this time.")],
 ) -> int:
     """Fire a schedule for its due times of the past, at most 100, whether they have fired or not."""
-    times = (time_of(text).ToDatetime(tzinfo=UTC) for text in (begin, end))
+    times = (time_of(text, name).ToDatetime(tzinfo=UTC) for text, name in ((begin, "begin"), (end, "end")))
     fires = await target.backfill_schedule(name, *times, request_id=new_request_id())
     for fire in fires:
         console.print(fire_text(fire), markup=False, soft_wrap=True)
@@ -222,9 +222,9 @@ def change(definition: schedule_pb2.ScheduleDefinition, **given: Any) -> None:
         elif not value:
             definition.ClearField(name)  # type: ignore[arg-type]  # a field of it
         elif name in _TIMES:
-            getattr(definition, name).CopyFrom(time_of(value))
+            getattr(definition, name).CopyFrom(time_of(value, name))
         else:
-            setattr(definition, name, seconds_of(value) if name in _SECONDS else value)
+            setattr(definition, name, seconds_of(value, name) if name in _SECONDS else value)
 
 
 def _say(console: Console, schedule: schedule_pb2.Schedule) -> None:

@@ -117,7 +117,7 @@ def _saving(*, made: bool) -> Callable[..., None]:
             plaintext=plaintext,
             password_secret=password_secret,
             folder=folder,
-            poll_seconds=None if poll_seconds is None else seconds_of(poll_seconds),
+            poll_seconds=None if poll_seconds is None else seconds_of(poll_seconds, "poll_seconds"),
             authserv_id=authserv_id,
             senders=sender,
         )
@@ -226,7 +226,7 @@ def _change(definition: trigger_pb2.TriggerDefinition, **given: Any) -> None:
         elif not value:
             definition.ClearField(name)  # type: ignore[arg-type]  # a field of it
         else:
-            setattr(definition, name, seconds_of(value) if name == "debounce_seconds" else value)
+            setattr(definition, name, seconds_of(value, name) if name == "debounce_seconds" else value)
 
 
 def _change_mailbox(definition: trigger_pb2.TriggerDefinition, address: str | None, **given: Any) -> None:
@@ -236,7 +236,9 @@ def _change_mailbox(definition: trigger_pb2.TriggerDefinition, address: str | No
         username, _, host = address.rpartition("@")
         name, colon, port = host.rpartition(":")
         if not username or (colon and not port.isdecimal()):
-            raise CommandError(f"{address!r} is no mailbox like ann@imap.example.com or ann@imap.example.com:993.")
+            raise CommandError(
+                f"{address!r} is no mailbox like ann@imap.example.com or ann@imap.example.com:993.", parameter="mailbox"
+            )
         changed |= {"username": username, "host": name if colon else host, "port": int(port) if colon else 0}
     if changed and definition.HasField("webhook"):
         raise CommandError("Give --webhook or --mailbox, not both.")

@@ -63,6 +63,9 @@ async def test_an_operator_sees_the_runs_of_all_users_that_need_attention_and_no
     assert [run.run_id for run in (await operators.ListAttention(only, metadata=metadata)).runs] == ["run_3"]
     calm = operator_pb2.ListAttentionRequest(run_id="run_1")
     assert not (await operators.ListAttention(calm, metadata=metadata)).runs
+    for absent in ("run_absent", "run_4"):  # The last is another store's.
+        request = operator_pb2.ListAttentionRequest(run_id=absent)
+        assert await reason(operators.ListAttention(request, metadata=metadata)) == "RUN_NOT_FOUND"
 
 
 async def test_a_quarantined_run_goes_on_once(operators: OperatorServiceAsyncStub, ledger: PlayedLedger) -> None:

@@ -265,6 +265,32 @@ def test_what_no_operator_is_needed_for_is_refused_in_a_sentence(pawl: CommandLi
     pawl.succeed("cancel", run_id)
 
 
+@pytest.mark.parametrize(
+    ("command", "following"),
+    [
+        (("attention", "nope"), "`pawl runs`"),
+        (("tools", "stats", "nope"), "`pawl tools`"),
+        (("tools", "stats", "--agent", "nope"), "`pawl agents list`"),
+        (("memory", "list", "--agent", "nope"), "`pawl agents list`"),
+        (("memory", "erase", "nope", "--yes"), "`pawl memory list`"),
+        (("memory", "erase", "--agent", "nope", "--yes"), "`pawl agents list`"),
+        (("notify", "mute", "nope"), "`pawl conversations list`"),
+        (("notify", "unmute", "nope"), "`pawl conversations list`"),
+        (("jobs", "list", "--conversation", "nope"), "`pawl conversations list`"),
+        (("jobs", "show", "nope"), "`pawl jobs list --all`"),
+        (("rules", "revoke", "nope"), "`pawl rules list`"),
+    ],
+    ids=" ".join,
+)
+def test_what_is_not_there_is_refused_with_what_lists_those_that_are(
+    pawl: CommandLine, command: tuple[str, ...], following: str
+) -> None:
+    code, output, errors = pawl.run(*command)
+    assert (code, output) == (2, "")
+    assert re.match(r"(No|You have no) such ", errors)
+    assert following in errors
+
+
 def test_documents_are_added_listed_found_by_the_model_and_removed(pawl: CommandLine, tmp_path: Path) -> None:
     """TOOL-7."""
     file = tmp_path / "menu.txt"

@@ -479,10 +479,10 @@ def test_runs_of_the_last_million_years_are_all_runs() -> None:
     ],
 )
 def test_a_moment_is_one_of_the_zone_that_it_says_or_that_the_option_has(said: str, moment: str) -> None:
-    assert time_of(said, UTC).ToJsonString() == moment
+    assert time_of(said, "since", UTC).ToJsonString() == moment
 
 
 @pytest.mark.parametrize("said", ["", "soon", "0001-01-01T00:00+05:00", "9999-12-31T23:00-05:00", "2026-02-30"])
 def test_what_is_no_moment_is_refused_also_where_a_zone_moves_it_out_of_all_years(said: str) -> None:
     with pytest.raises(CommandError, match="is no time like 2026-01-31T09:00"):
-        time_of(said, UTC)
+        time_of(said, "since", UTC)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+from typer.testing import CliRunner
 
+from pawl.cli.__main__ import app
 from pawl.cli.failure import explain
 from pawl.errors import InvalidField, InvalidId, InvalidJson, PawlError, ToolNotFound
 
@@ -63,3 +65,57 @@ def test_a_refusal_names_the_option_that_was_typed_and_leaves_other_words_alone(
     typed: Mapping[str, str], error: PawlError, sentence: str
 ) -> None:
     assert explain(error, [NOBODY], typed=typed) == sentence
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (("runs", "--since", "5x"), "--since"),
+        (("rules", "allow", "*", "--for", "5x"), "--for"),
+        (("rules", "allow", "*", "--like", "5x"), "--like"),
+        (("keys", "create", "ann", "--for", "5x"), "--for"),
+        (("notify", "create", "https://example.com", "--after", "5x"), "--after"),
+        (("notify", "preferences", "--quiet", "5x"), "--quiet"),
+        (("schedules", "create", "tea", "--every", "5x"), "--every"),
+        (("schedules", "create", "tea", "--catch-up", "5x"), "--catch-up"),
+        (("schedules", "create", "tea", "--start", "5x"), "--start"),
+        (("schedules", "create", "tea", "--label", "5x"), "--label"),
+        (("schedules", "backfill", "tea", "--from", "2026-01-31", "--to", "5x"), "--to"),
+        (("triggers", "create", "tea", "--webhook", "bearer", "--debounce", "5x"), "--debounce"),
+        (("triggers", "create", "tea", "--mailbox", "a@b", "--poll", "5x"), "--poll"),
+        (("triggers", "create", "tea", "--mailbox", "5x"), "--mailbox"),
+        (("audit", "list", "--before", "5x"), "--before"),
+        (("audit", "verify", "--known-head", "5x"), "--known-head"),
+    ],
+    ids=" ".join,
+)
+def test_a_value_that_is_none_is_refused_with_the_option_that_was_typed(command: tuple[str, ...], option: str) -> None:
+    refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
+    assert refused.exit_code == 2
+    assert refused.output.startswith(f"{option}: '5x' ")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("memory", "erase", "--yes", ""),
+        ("memory", "erase", "--yes", "--agent", ""),
+        ("memory", "list", "--agent", ""),
+        ("notify", "resend", "--dead", "--channel", ""),
+        ("notify", "deliveries", ""),
+        ("attention", ""),
+        ("tools", "stats", ""),
+        ("tools", "stats", "--agent", ""),
+        ("runs", "--conversation", ""),
+        ("runs", "--parent", ""),
+        ("jobs", "list", "--conversation", ""),
+        ("audit", "list", "--run", ""),
+        ("keys", "events", "--key", ""),
+        ("rules", "allow", "*", "--run", ""),
+    ],
+    ids=" ".join,
+)
+def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty(command: tuple[str, ...]) -> None:
+    refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
+    assert refused.exit_code == 2
+    assert "it is empty. Leave it out for all." in refused.output

@@ -81,7 +81,7 @@ class OperatorServiceServicer(object):
         """Lists the runs of the store that need attention, of all users, the one that
         has waited longest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

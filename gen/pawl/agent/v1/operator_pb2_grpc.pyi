@@ -46,7 +46,7 @@ class OperatorServiceStub:
     """Lists the runs of the store that need attention, of all users, the one that
     has waited longest first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
     """
     RedriveRun: _grpc.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]
     """Lets a quarantined run go on from where it was: its crashes are forgotten
@@ -92,7 +92,7 @@ class OperatorServiceAsyncStub(OperatorServiceStub):
     """Lists the runs of the store that need attention, of all users, the one that
     has waited longest first. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+    Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
     """
     RedriveRun: _aio.UnaryUnaryMultiCallable[_operator_pb2.RedriveRunRequest, _operator_pb2.RedriveRunResponse]  # type: ignore[assignment]
     """Lets a quarantined run go on from where it was: its crashes are forgotten
@@ -141,7 +141,7 @@ class OperatorServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the runs of the store that need attention, of all users, the one that
         has waited longest first. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED.
+        Errors: INVALID_PAGE_TOKEN, PERMISSION_DENIED, RUN_NOT_FOUND (`run_id`).
         """
 
     @_abc_1.abstractmethod

@@ -397,7 +397,7 @@ class LedgerServiceServicer(object):
         """Lists the runs of a store that need attention, of all users, longest first,
         with their calls in doubt as `pending_calls`. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

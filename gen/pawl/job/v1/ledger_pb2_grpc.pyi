@@ -178,7 +178,7 @@ class LedgerServiceStub:
     """Lists the runs of a store that need attention, of all users, longest first,
     with their calls in doubt as `pending_calls`. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
     """
     GetCall: _grpc.UnaryUnaryMultiCallable[_ledger_pb2.GetCallRequest, _ledger_pb2.GetCallResponse]
     """Reads one call with its whole result. Read-only.
@@ -384,7 +384,7 @@ class LedgerServiceAsyncStub(LedgerServiceStub):
     """Lists the runs of a store that need attention, of all users, longest first,
     with their calls in doubt as `pending_calls`. Read-only.
 
-    Errors: INVALID_PAGE_TOKEN.
+    Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
     """
     GetCall: _aio.UnaryUnaryMultiCallable[_ledger_pb2.GetCallRequest, _ledger_pb2.GetCallResponse]  # type: ignore[assignment]
     """Reads one call with its whole result. Read-only.
@@ -701,7 +701,7 @@ class LedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         """Lists the runs of a store that need attention, of all users, longest first,
         with their calls in doubt as `pending_calls`. Read-only.
 
-        Errors: INVALID_PAGE_TOKEN.
+        Errors: INVALID_PAGE_TOKEN, RUN_NOT_FOUND (`run_id`).
         """
 
     @_abc_1.abstractmethod

@@ -7,6 +7,7 @@ from typing import Final
 
 from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.errors import RunNotFound
 from pawl.job_store.adapters import paging, tables
 from pawl.job_store.app.reading import Page, RunView
 from pawl.job_store.domain.offers import is_pending
@@ -31,6 +32,7 @@ _LISTED: Final = paging.statement(
         WHERE c.store_id = t.store_id AND c.run_id = t.run_id AND c.state = 6
     ), 0)""",
 )
+_KNOWN: Final = "SELECT FROM job_store.runs WHERE store_id = $1 AND run_id = $2"
 # Calls that run: those of runs in doubt are the doubtful ones. The first of each run, and as many more as go.
 _RUNNING: Final = f"""
 SELECT {tables.CALLS.names} FROM (
@@ -56,6 +58,8 @@ class PostgresAttentionRepository(DatabaseAdapter):
         async with self._database.snapshot() as connection:
             page = await paging.fetch(connection, _LISTED, arguments, tables.run, rows_max=rows_max)
             run_ids = [run.run_id for run in page.rows]
+            if run_id and not run_ids and await connection.fetchrow(_KNOWN, store_id, run_id) is None:
+                raise RunNotFound
             records = await connection.fetch(_RUNNING, store_id, run_ids, paging.PAGE_BYTES_MAX) if run_ids else []
         calls: dict[str, list[CallRow]] = {run_id: [] for run_id in run_ids}
         for call in map(tables.call, records):

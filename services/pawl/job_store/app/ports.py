@@ -156,6 +156,9 @@ class AttentionRepository(Protocol):
         """Return the runs of a store that need an operator, with their calls in doubt, the longest waiting first.
 
         All of them, or, if it is not empty, only the one with `run_id`; from the one after `after` on.
+
+        Raises:
+            RunNotFound: there is no run with `run_id`.
         """
 
 
