@@ -27,22 +27,22 @@ from pawl.errors import ConversationNotFound, InvalidArguments, InvalidJson, Paw
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.tools import Category, EffectClass, Tool, tool
 
-HELP: Final = (
-    "Type a message. /cancel stops the run, /top-up TOKENS adds to its budget, /runs lists yours, "
-    "/jobs what goes on in the background, /pause, /resume or /stop JOB acts on it, /quit leaves (runs go on). "
+# Each as it is typed, and what it does.
+_COMMANDS: Final = {
+    "/cancel": "stops the run",
+    "/top-up TOKENS": "adds to its budget",
+    "/runs": "lists yours",
+    "/jobs": "lists what goes on in the background",
+    "/pause JOB": "pauses one of these",
+    "/resume JOB": "lets it go on",
+    "/stop JOB": "ends it",
+    "/help": "says this",
+    "/quit": "leaves (runs go on)",
+}
+_HELP: Final = (
+    f"Type a message. {', '.join(f'{typed} {does}' for typed, does in _COMMANDS.items())}. "
     "What begins with a slash is said with two: //this."
 )
-_COMMANDS: Final = {
-    "/cancel": "",
-    "/top-up": " TOKENS",
-    "/runs": "",
-    "/jobs": "",
-    "/pause": " JOB",
-    "/resume": " JOB",
-    "/stop": " JOB",
-    "/help": "",
-    "/quit": "",
-}
 _SHOWN: Final = 10
 _PAGE: Final = 200
 _DIGITS_MAX: Final = 18
@@ -167,7 +167,7 @@ class Chat:
     async def run(self) -> int:
         """Talk until /quit, or the end of the input and of what it started; returns the exit code."""
         if sys.stdin.isatty():
-            self._screen.line(HELP, "dim")
+            self._screen.line(_HELP, "dim")
         async with self._session:
             await self._resume()
             try:
@@ -447,11 +447,11 @@ class Chat:
             case ["/resume", job_id]:
                 self._screen.line(paused_text(await self._target.resume_job(job_id), resumed=True), "dim")
             case ["/help"]:
-                self._screen.line(HELP, "dim")
-            case [name, *_] if name in _COMMANDS:
-                self._screen.line(f"It is: {name}{_COMMANDS[name]}", "yellow")
+                self._screen.line(_HELP, "dim")
+            case [name, *_] if meant := [typed for typed in _COMMANDS if typed.split()[0] == name]:
+                self._screen.line(f"It is: {meant[0]}", "yellow")
             case [name, *_]:
-                there_are = ", ".join(f"{each}{takes}" for each, takes in _COMMANDS.items())
+                there_are = ", ".join(_COMMANDS)
                 said = wording.one_line(name)
                 self._screen.line(f"There is no command {said}. There are {there_are}. To say it: /{said}", "yellow")
 

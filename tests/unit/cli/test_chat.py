@@ -282,6 +282,14 @@ async def test_a_line_that_is_no_command_is_told_so_and_not_said(
     assert told in shown
 
 
+async def test_the_help_has_each_command_that_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, refused = await typed(monkeypatch, "/foo")
+    _, shown = await typed(monkeypatch, "/help")
+    commands = refused.partition("There are ")[2].partition(". ")[0].split(", ")
+    assert len(commands) > 5
+    assert all(f"{command} " in shown for command in commands)
+
+
 async def test_what_begins_with_a_slash_is_said_with_two(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await typed(monkeypatch, "//etc/notes.txt is what?") == (["/etc/notes.txt is what?"], "")
 
