@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -16,7 +17,7 @@ from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.erasures import ErasurePart
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.tasks import end
-from pawl.notifier.adapters.deliveries import DUE, HOLD_DUE
+from pawl.notifier.adapters.deliveries import CLAIM, DUE, HOLD_DUE, SETTLE
 from pawl.notifier.adapters.postgres import ADD, PostgresStore, added_columns
 from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
@@ -132,6 +133,20 @@ async def test_what_is_looked_up_is_found_by_its_own_index_before_there_are_stat
         await store.add([draft(f"run{first + number}") for number in range(200)])
     found = [each.delivery_id for each in await repository.due([], limit=500)]
     assert await pages(database, HOLD_DUE, found, CODE_LASTS, VIEWER_SECONDS) < 500, "all of the user for each"
+
+
+@pytest.mark.parametrize(
+    ("statement", "arguments"),
+    [
+        (CLAIM, (["dlv_1"], [True], [None], [None], ["waiting"], [False])),
+        (SETTLE, ("dlv_1", datetime.now(UTC), "dead", None, 0, 0, "refused")),
+    ],
+)
+async def test_what_changes_deliveries_reads_no_channel_that_it_has_no_use_for(
+    database: Database, statement: str, arguments: tuple[object, ...]
+) -> None:
+    plan = await database.fetch(f"EXPLAIN {statement}", *arguments)
+    assert not any(re.search(r"\bwebhooks\b", line) for (line,) in plan)
 
 
 async def pages(database: Database, statement: str, *arguments: object) -> int:

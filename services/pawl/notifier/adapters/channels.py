@@ -141,7 +141,7 @@ NOW: Final = "SELECT now()"
 LOCK_WAITING: Final = """
 SELECT FROM notifier.webhook_deliveries WHERE webhook_id = $1 AND due_time IS NOT NULL ORDER BY delivery_id FOR UPDATE
 """
-# An update of deliveries. NATS is told of those that end with it, and it returns their ids.
+# An update of deliveries; what is read of `changed` follows. NATS is told of those that end with it.
 TELLING: Final = """
 WITH changed AS ({} RETURNING d.*),
 told AS (
@@ -149,13 +149,17 @@ told AS (
     SELECT 'delivery.' || state, store_id, user_id, webhook_id, delivery_id, tries, status, last_error FROM changed
     WHERE number IS NOT NULL AND NOT skipped AND state IN ('delivered', 'dead')
 )
-SELECT delivery_id, failing_since IS NOT NULL AS is_failing FROM changed JOIN notifier.webhooks USING (webhook_id)
+{}
 """
-_END_WAITING: Final = TELLING.format("""
+CHANGED: Final = "SELECT FROM changed"
+_END_WAITING: Final = TELLING.format(
+    """
 UPDATE notifier.webhook_deliveries AS d
 SET state = 'dead', due_time = NULL, last_error = 'the channel was disabled', skipped = false
 WHERE webhook_id = $1 AND due_time IS NOT NULL AND NOT claimed AND number IS NOT NULL
-""")
+""",
+    CHANGED,
+)
 _LOCK_CODES: Final = "SELECT pg_advisory_xact_lock(hashtextextended('notifier.codes_sent', 0))"
 _COUNT_CODES: Final = """
 SELECT

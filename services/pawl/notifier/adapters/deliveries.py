@@ -12,6 +12,7 @@ import asyncpg
 from pawl.chassis.database import Connection, DatabaseAdapter
 from pawl.chassis.ids import RunId
 from pawl.notifier.adapters.channels import (
+    CHANGED,
     LOCK,
     LOCK_INBOX,
     LOCK_WAITING,
@@ -105,14 +106,17 @@ WHERE d.delivery_id = ANY ($1::text[]) AND d.due_time <= now()
 ORDER BY d.delivery_id
 FOR UPDATE OF d SKIP LOCKED
 """
-_CLAIM: Final = TELLING.format("""
+CLAIM: Final = TELLING.format(
+    """
 UPDATE notifier.webhook_deliveries AS d SET
     claimed = each.claimed, due_time = each.due_time, last_error = coalesce(each.reason, last_error),
     state = each.state, skipped = each.skipped, put_off = put_off OR NOT each.claimed
 FROM unnest($1::text[], $2::boolean[], $3::timestamptz[], $4::text[], $5::text[], $6::boolean[])
     AS each (delivery_id, claimed, due_time, reason, state, skipped)
 WHERE d.delivery_id = each.delivery_id
-""")
+""",
+    CHANGED,
+)
 _GIVE_BACK: Final = """
 UPDATE notifier.webhook_deliveries SET claimed = false, due_time = now()
 WHERE delivery_id IN (
@@ -122,12 +126,17 @@ WHERE delivery_id IN (
     FOR UPDATE OF d SKIP LOCKED
 )
 """
-_SETTLE: Final = TELLING.format("""
+_SETTLEMENT: Final = """
 UPDATE notifier.webhook_deliveries AS d SET
     claimed = false, tries = tries + 1, state = $3, due_time = now() + make_interval(secs => $4), try_time = now(),
     status = $5, latency_ms = $6, last_error = $7
 WHERE delivery_id = $1 AND claimed AND due_time = $2
-""")
+"""
+SETTLE: Final = TELLING.format(_SETTLEMENT, CHANGED)
+_SETTLE_SUCCESS: Final = TELLING.format(
+    _SETTLEMENT,
+    "SELECT failing_since IS NOT NULL AS is_failing FROM changed JOIN notifier.webhooks USING (webhook_id)",
+)
 # In one order, so that replicas that hear the same do not deadlock; who was noted a moment ago is not written again.
 _NOTE_VIEWERS: Final = """
 INSERT INTO notifier.viewers AS v (store_id, user_id, run_id)
@@ -208,7 +217,7 @@ class PostgresDeliveries(DatabaseAdapter):
                 )
                 for row, each in plans
             ]
-            await connection.execute(_CLAIM, *map(list, zip(*changes, strict=True)))
+            await connection.execute(CLAIM, *map(list, zip(*changes, strict=True)))
         return [_attempt(by_id[row["delivery_id"]], row, until) for row, each in plans if each.sends]
 
     async def give_back(self, attempts: Sequence[Attempt]) -> None:
@@ -219,7 +228,7 @@ class PostgresDeliveries(DatabaseAdapter):
         if outcome.is_success:
             # No lock on the channel, which has many at once.
             verdict = Verdict(state=DeliveryState.DELIVERED)
-            settled = await self._database.fetchrow(_SETTLE, *_settlement(attempt, outcome, verdict))
+            settled = await self._database.fetchrow(_SETTLE_SUCCESS, *_settlement(attempt, outcome, verdict))
             if settled is None:
                 return None
             if settled["is_failing"]:
@@ -259,7 +268,7 @@ async def _settle_failure(connection: Connection, attempt: Attempt, outcome: Out
         verdict = replace(verdict, disable_reason="")
     if verdict.disable_reason:
         await connection.execute(LOCK_WAITING, channel_id)
-    if await connection.fetchrow(_SETTLE, *_settlement(attempt, outcome, verdict)) is None:
+    if await connection.fetchrow(SETTLE, *_settlement(attempt, outcome, verdict)) is None:
         return None
     is_its_failure = outcome.is_receivers and not (is_test or is_former or attempt.is_lost)
     await connection.execute(_FAILED, channel_id, verdict.disable_reason, is_its_failure)
