@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -123,7 +123,6 @@ async def _parked(options: Options) -> list[Figure | NotMeasured]:
         before = await subject.ask("SELECT count(*) FROM job_store.calls WHERE store_id LIKE 'copy-%'")
         going = await _cpu(subject, seconds)
         made = await subject.ask("SELECT count(*) FROM job_store.calls WHERE store_id LIKE 'copy-%'") - before
-    detail = {f"{name}, % of a core": value for name, value in going.items()}
     return [
         at_most(
             _CORE_MAX_PERCENT,
@@ -131,7 +130,8 @@ async def _parked(options: Options) -> list[Figure | NotMeasured]:
             what=f"{_PARKED:,} parked series, one iteration a second in total: CPU of all processes over that of none",
             value=sum(going.values()) - sum(none.values()),
             unit="% of a core",
-            detail=detail | {"iterations a second": made / seconds, "of none, % of a core": sum(none.values())},
+            detail=_over(none, going)
+            | {"iterations a second": made / seconds, "of none, % of a core": sum(none.values())},
         ),
         at_most(
             _CORE_MAX_PERCENT,
@@ -139,9 +139,15 @@ async def _parked(options: Options) -> list[Figure | NotMeasured]:
             what="the same while none is due",
             value=sum(parked.values()) - sum(none.values()),
             unit="% of a core",
-            detail={"agent-loop grows, MiB": held - memory},
+            detail={"agent-loop grows, MiB": held - memory}
+            | {f"{name}, % of a core": value - none[name] for name, value in parked.items()},
         ),
     ]
+
+
+def _over(none: Mapping[str, float], used: Mapping[str, float]) -> dict[str, float]:
+    """Return by how much more each process used."""
+    return {f"{name}, % of a core": each - none[name] for name, each in used.items()}
 
 
 async def _cpu(subject: Pawl, seconds: float) -> dict[str, float]:

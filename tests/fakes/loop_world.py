@@ -87,6 +87,7 @@ class World:
         worker_id: str = "worker",
         new_drive: Callable[[Claim], Drive] | None = None,
         ending_drive: Callable[[Claim], Drive] | None = None,
+        limits: WorkerLimits = WorkerLimits(),  # noqa: B008  # it is frozen
     ) -> Worker:
         """A worker that is not running yet, with drives of the test's own: to drive, and to end what crashed."""
 
@@ -94,7 +95,7 @@ class World:
             own = new_drive if failure is None else ending_drive
             return own(claim) if own else Drive(claim, dependencies, failure)
 
-        return Worker(WorkerId(worker_id), self.dependencies, WorkerLimits(), drive)
+        return Worker(WorkerId(worker_id), self.dependencies, limits, drive)
 
     async def respond(self, key: RunKey) -> None:
         """Be the people and the front end: approve, answer, run what is offered."""

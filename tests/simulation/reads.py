@@ -32,7 +32,7 @@ from pawl.job_store.app.reading import (
 from pawl.job_store.domain.offers import is_pending
 from pawl.job_store.domain.places import DueRun, Line, PlaceLimits, share_out
 from pawl.job_store.domain.rows import CallRow, CommandKey, CommandRow, ConversationKey, ConversationRow, RunRow
-from pawl.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause
+from pawl.job_store.domain.states import CallState, CommandOutcome, RunState, StopCause, WaitKind
 from pawl.job_store.domain.waiting import Situation
 from tests.simulation.store import Database, with_lease
 
@@ -70,7 +70,8 @@ class MemoryLeases:
             row = with_lease(runs[due.key], worker_id, time, lease_seconds)
             self._database.history.owners[row.run_id, row.epoch] = worker_id
             runs[due.key] = row
-            claimed.append(_claimed(row, is_new=row.last_commit is None))
+            is_quiet = row.last_commit is None or row.waits == (WaitKind.TIME,)
+            claimed.append(_claimed(row, is_quiet=is_quiet))
             self._database.history.tell(f"ledger claim {row.run_id} by {worker_id} epoch {row.epoch}")
             if not due.is_active:
                 self._check_places(row)
@@ -464,5 +465,5 @@ def _crashes(row: RunRow) -> int:
     return row.crashes + (row.worker_id is not None)
 
 
-def _claimed(row: RunRow, *, is_new: bool = False) -> Claimed:
-    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, is_new=is_new)
+def _claimed(row: RunRow, *, is_quiet: bool = False) -> Claimed:
+    return Claimed(store_id=row.store_id, run_id=row.run_id, epoch=row.epoch, is_quiet=is_quiet)

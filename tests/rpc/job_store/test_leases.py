@@ -96,6 +96,18 @@ async def test_what_is_too_large_for_a_part_or_has_a_step_does_not_come_with_a_c
     assert not run.HasField("loaded")
 
 
+async def test_a_run_that_waited_for_a_time_comes_with_its_claim(user: User) -> None:
+    """No client holds a call of it; one that waits for people is read once it is held."""
+    for conversation, kind in (("time", run_pb2.WAIT_KIND_TIME), ("people", run_pb2.WAIT_KIND_APPROVAL)):
+        owner = await user.start("hello", conversation_id=conversation)
+        parked: dict[str, Any] = {"state": run_pb2.RUN_STATE_WAITING, "waits": [kind]}
+        wake_time = Timestamp(seconds=1)
+        await owner.commit(lease_action=pb.LEASE_ACTION_PARK, wake_time=wake_time, loop_state=b"parked", **parked)
+        (run,) = await user.claim()
+        assert run.HasField("loaded") == (kind == run_pb2.WAIT_KIND_TIME)
+        assert not run.HasField("loaded") or run.loaded.loop_state == b"parked"
+
+
 async def test_single_claims_go_round_the_stores(user: User) -> None:
     for store in ("a", "b", "c"):
         for number in range(2):

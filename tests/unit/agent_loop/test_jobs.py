@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
@@ -50,6 +51,7 @@ class Story:
         self.world = World(VERDICTS, list(scripts), seconds=seconds)
         self.world.dependencies = replace_fields(self.world.dependencies, background_as_tool=as_tool)
         self.conversation_id = ""
+        self.limits = WorkerLimits()
 
     def say(self, text: str, options: RunOptions | None = None) -> RunKey:
         key = self.world.ledger.submit(text, options, self.conversation_id)
@@ -58,7 +60,7 @@ class Story:
 
     async def until(self, done: Callable[[], bool], *, seconds_max: float = 3600.0, approve: bool = False) -> None:
         """Let a worker drive until something is so."""
-        worker = self.world.worker()
+        worker = self.world.worker(limits=self.limits)
         tasks = [asyncio.create_task(work()) for work in (worker.claim_forever, worker.renew_forever)]
         try:
             async with asyncio.timeout(seconds_max):

@@ -623,8 +623,8 @@ class ClaimedRun(_message.Message):
     """The worker's epoch: goes with every commit."""
     @_builtins.property
     def loaded(self) -> Global___LoadRunResponse:
-        """Of a claim: what LoadRun gives, read after the claim, of a run without a step, if that fits into one part and few
-        runs were claimed.
+        """Of a claim: what LoadRun gives, read after the claim, of a run without a step, or of one that waited for a time, if
+        that fits into one part and few runs were claimed.
         """
 
     def __init__(

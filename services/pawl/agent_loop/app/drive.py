@@ -32,6 +32,7 @@ from pawl.agent_loop.domain.command_rules import (
 from pawl.agent_loop.domain.decision import Finish, Park, StartModel, StopModel, Wait
 from pawl.agent_loop.domain.event import OutputDelta, OwnerEvent
 from pawl.agent_loop.domain.fact import (
+    CallChecked,
     CallExecuted,
     CallStopped,
     Fact,
@@ -429,6 +430,8 @@ def _result_of(fact: Fact) -> CallResult | None:
 
 
 def _without_reads(fact: Fact) -> Fact:
+    if isinstance(fact, CallChecked):
+        return replace(fact, verdict=replace(fact.verdict, result=None))
     if not isinstance(fact, ModelAnswered):
         return fact
     verdicts = {call_id: replace(verdict, result=None) for call_id, verdict in fact.verdicts.items()}

@@ -308,10 +308,7 @@ class RunTasks(Tasks):
         known = [tool.name for tool in state.run.tools]
         is_near_loop = repetition.may_be_stuck(state.loop, calls, state.run.options.limits.identical_calls_max)
         proposed = proposals.to_check(state.run, calls)
-        verdicts = await self.tool_calls.check(proposed, known, may_read=self.may_read and not (is_near_loop or wishes))
-        for verdict in verdicts.values():
-            if verdict.result is not None:
-                self._dependencies.meter.call_executed(verdict.result.outcome)
+        verdicts = await self._verdicts(proposed, known, may_read=not (is_near_loop or wishes))
         return ModelAnswered(
             answer=ended,
             calls=calls,
@@ -411,8 +408,19 @@ class RunTasks(Tasks):
         """Return the verdict on a call that is proposed; a refusal if the run has no such tool."""
         if not run.tool_version(call.tool_name):
             return CallChecked(call=call, verdict=_not_found(call))
-        verdicts = await self.tool_calls.check(proposals.to_check(run, [call]), [tool.name for tool in run.tools])
+        known = [tool.name for tool in run.tools]
+        verdicts = await self._verdicts(proposals.to_check(run, [call]), known, may_read=True)
         return CallChecked(call=call, verdict=verdicts[call.call_id])
+
+    async def _verdicts(
+        self, proposed: Sequence[ProposedCall], known: Sequence[str], *, may_read: bool
+    ) -> dict[CallId, Verdict]:
+        """Return the verdicts on calls; with `may_read`, if the ledger takes that, with results of what only reads."""
+        verdicts = await self.tool_calls.check(proposed, known, may_read=may_read and self.may_read)
+        for verdict in verdicts.values():
+            if verdict.result is not None:
+                self._dependencies.meter.call_executed(verdict.result.outcome)
+        return verdicts
 
     async def _check_fallback(self, call_id: CallId, state: State) -> Fact:
         call = state.calls[call_id]

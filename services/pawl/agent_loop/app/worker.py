@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
-from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim, Loaded, Wakeups
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.domain.loop_state import NewerVersion
@@ -45,8 +45,12 @@ _REMEMBERED_MAX: Final = 4096
 _RELEASE_SECONDS_MAX: Final = 1.0
 # What is due later is found by looking now and then.
 _DUE_SECONDS_MAX: Final = 3600.0
+# Two clocks never agree to the last digit: a claim a moment too early would be in vain, and the next one is the poll's.
+_DUE_AFTER_SECONDS: Final = 0.001
 # A quarter of what a worker can drive is for runs that people wait for, unless it can drive one alone.
 _BACKGROUND_SHARE: Final = 0.75
+# From here on the next claim may find more that is due than this worker had room for.
+_CROWDED_SHARE: Final = 0.5
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -117,6 +121,8 @@ class Worker:
         self._unread = _Recent[RunKey, tuple[float, float]]()
         self._work_may_be_there = asyncio.Event()
         self._work_is_ours = asyncio.Event()
+        # That one of these is so, or that something is due sooner.
+        self._news = asyncio.Event()
         # When runs are due that were parked here, the next one first: nobody else looks as soon as that.
         self._due_times: list[float] = []
         self._claiming = asyncio.Lock()
@@ -130,11 +136,15 @@ class Worker:
         """Claim at once: what came through this process may have made a run due."""
         self._work_is_ours.set()
         self._work_may_be_there.set()
+        self._news.set()
 
     def _wake_at(self, due: float) -> None:
-        soon = due - self._clock.monotonic() < _DUE_SECONDS_MAX
-        if soon and len(self._due_times) < _REMEMBERED_MAX:
-            heapq.heappush(self._due_times, due)
+        left = due - self._clock.monotonic()
+        if left <= 0:
+            self.wake()
+        elif left < _DUE_SECONDS_MAX and len(self._due_times) < _REMEMBERED_MAX:
+            heapq.heappush(self._due_times, due + _DUE_AFTER_SECONDS)
+            self._news.set()
 
     async def claim_forever(self) -> None:
         """Claim runs whenever there may be some and there is room."""
@@ -144,16 +154,21 @@ class Worker:
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
             began = self._clock.monotonic()
             if room <= 0 or await self._claim(room) < room:
-                await self._wait_for_work()
+                await self._wait_for_work(began)
             await self._breathe(began + _CLAIM_SECONDS_MIN)
 
-    async def _wait_for_work(self) -> None:
-        pause, now = self._limits.poll_seconds * (0.8 + 0.4 * self._random()), self._clock.monotonic()
-        while self._due_times and self._due_times[0] <= now:
-            heapq.heappop(self._due_times)
-        due = self._due_times[0] - now if self._due_times else pause
-        if await within(min(pause, due), self._work_may_be_there.wait()):
-            await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
+    async def _wait_for_work(self, looked: float) -> None:
+        """Return when there may be work again, of which a claim that began then has not seen anything."""
+        poll_at = self._clock.monotonic() + self._limits.poll_seconds * (0.8 + 0.4 * self._random())
+        while not self._work_may_be_there.is_set():
+            while self._due_times and self._due_times[0] <= looked:
+                heapq.heappop(self._due_times)
+            left = min([poll_at, *self._due_times[:1]]) - self._clock.monotonic()
+            if left <= 0:
+                return
+            self._news.clear()
+            await within(left, self._news.wait())
+        await within(self._limits.hearsay_seconds * (1 + 0.5 * self._random()), self._work_is_ours.wait())
 
     async def _breathe(self, due: float) -> None:
         """Sleep until `due`, and on for up to a second as long as this process has too much to do."""
@@ -209,6 +224,7 @@ class Worker:
 
     async def _on_work(self) -> None:
         self._work_may_be_there.set()
+        self._news.set()
 
     async def _on_command(self, key: RunKey) -> None:
         for claim, held in self._held.items():
@@ -287,8 +303,10 @@ class Worker:
                 _log.error("run.not_given_up", run=claim.key.run_id, epoch=claim.epoch, exc_info=error)
         self._meter.runs_held(len(self._held))
         self._meter.run_left(how)
-        # The next one of its conversation, or one that waited for its place.
-        self.wake()
+        # The next one of its conversation, or one that waited for its place. One that parks has left a place only, and
+        # the ledger says it if one waits for that; if it was one of many, those that wait for this worker may be more.
+        if how != Left.PARKED or len(self._held) >= self._limits.runs_max * _CROWDED_SHARE:
+            self.wake()
 
     async def _drive(self, drive: Drive, loaded: Loaded | None) -> str:
         """Drive a run; return how it was left."""

@@ -78,12 +78,14 @@ _TAKEN_BY_USER: Final = """
  WHERE a.store_id = due.store_id AND a.user_id = due.user_id AND a.active AND NOT a.in_background) AS taken_by_user
 """
 
+_HELD: Final = "(SELECT count(*) FROM job_store.runs WHERE worker_id = $5 AND in_background) AS background_held"
+
 # The first of those that are due of some stores: those that have a place come before those that want one, and those of
 # people before those of the background.
 # With $4 those that notices have begun, and all that these begin, are not for this worker.
 # A run whose last allowed worker has died is left to be quarantined; runs that others died of come last.
 _DUE: Final = f"""
-SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}
+SELECT due.*, places.taken, places.taken_background, {_TAKEN_BY_USER}, {_HELD}
 FROM unnest($1::text[]) AS s (store_id)
 CROSS JOIN LATERAL (SELECT {_TAKEN}) AS places
 CROSS JOIN LATERAL (
@@ -128,7 +130,6 @@ WHERE s.hops > 0 AND s.user_id IS NOT NULL
 ORDER BY due.crashes, due.claim_at
 """
 
-_BACKGROUND_HELD: Final = "SELECT count(*) FROM job_store.runs WHERE worker_id = $1 AND in_background"
 _HAS_LAST_CHANCE: Final = "SELECT EXISTS (SELECT FROM job_store.runs WHERE worker_id = $1 AND crashes >= $2)"
 
 # Of each store at least so many runs are looked at.
@@ -184,7 +185,8 @@ class DueRuns:
         stores = [record["store_id"] for record in records]
         await connection.execute(_LOCK, stores)
         window = max(_WINDOW_MIN, -(-runs_max // len(stores)))
-        due = _by_store(stores, await connection.fetch(_DUE, stores, window, self._crashes_max, is_before))
+        records = await connection.fetch(_DUE, stores, window, self._crashes_max, is_before, worker_id)
+        held, due = max((record["background_held"] for record in records), default=0), _by_store(stores, records)
         kinds = {
             store: Counter((record["active"], record["in_background"]) for record in due[store]) for store in stores
         }
@@ -198,7 +200,7 @@ class DueRuns:
             limits=limits,
             runs_max=runs_max,
             last_chances_max=last_chances_max,
-            background_max=await self._background_max(connection, worker_id, due, background_runs_max or 0),
+            background_max=max(0, (background_runs_max or 0) - held),
         )
         runs = share(self._lines(due))
         blocked = self._blocked(due, cut, runs) if len(runs) < runs_max else []
@@ -207,15 +209,6 @@ class DueRuns:
                 due[store] += heads
             runs = share(self._lines(due))
         return Picked(stores=stores, runs=runs, has_more=has_more or len(stores) == stores_max)
-
-    async def _background_max(
-        self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]], runs_max: int
-    ) -> int:
-        """Return how many runs of the background the worker may get, given the most that it may hold."""
-        if not any(record["in_background"] for records in due.values() for record in records):
-            return 0
-        held: int = await connection.fetchval(_BACKGROUND_HELD, worker_id)
-        return max(0, runs_max - held)
 
     async def _last_chances_max(
         self, connection: Connection, worker_id: WorkerId, due: Mapping[StoreId, Sequence[Record]]

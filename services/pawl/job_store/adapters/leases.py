@@ -20,7 +20,8 @@ from pawl.job_store.adapters.due_runs import DueRuns
 from pawl.job_store.app.reading import Claimed, Renewed
 from pawl.job_store.domain.places import DueRun, PlaceLimits
 
-# Rows that somebody writes are skipped, not waited for. A run that still has a worker lost it in a crash.
+# Rows that somebody writes are skipped, not waited for. A run that still has a worker lost it in a crash. 7 is
+# WAIT_KIND_TIME.
 _TAKE: Final = """
 WITH picked AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs AS r
@@ -32,7 +33,7 @@ UPDATE job_store.runs AS r
 SET epoch = r.epoch + 1, worker_id = $3, claim_at = now() + $4, start_time = coalesce(r.start_time, now()),
     crashes = r.crashes + (r.worker_id IS NOT NULL)::integer
 FROM picked WHERE r.store_id = picked.store_id AND r.run_id = picked.run_id
-RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL AS is_new
+RETURNING r.store_id, r.run_id, r.epoch, r.last_commit IS NULL OR r.waits = '\\x07' AS is_quiet
 """
 
 # Locked in key order first, as everybody does, so that nobody deadlocks.
@@ -164,7 +165,7 @@ class PostgresLeases:
     ) -> list[Claimed]:
         stores, runs = [run.key.store_id for run in picked], [run.key.run_id for run in picked]
         records = await connection.fetch(_TAKE, stores, runs, worker_id, lease, self._crashes_max)
-        return [replace(_claimed(record), is_new=record["is_new"]) for record in records]
+        return [replace(_claimed(record), is_quiet=record["is_quiet"]) for record in records]
 
 
 def _claimed(record: Record) -> Claimed:

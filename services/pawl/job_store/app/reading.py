@@ -36,8 +36,8 @@ class Claimed:
     store_id: StoreId
     run_id: RunId
     epoch: int
-    is_new: bool = False
-    """True if it was claimed just now and has no step yet."""
+    is_quiet: bool = False
+    """True if it was claimed just now and no client holds a call of it: it has no step yet, or waited for a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -76,8 +76,8 @@ class LedgerServicer(ledger_pb2_grpc.LedgerServiceServicer):
         )
         response = pb.ClaimRunsResponse(runs=map(messages.CLAIMED.fields, claimed))
         if len(claimed) <= RUNS_LOADED_MAX:
-            # Of a run without a step: nobody else changes anything of it meanwhile, as clients do that hold calls.
-            for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_new):
+            # Nobody else changes anything of these meanwhile, as clients do that hold calls.
+            for run in (run for run, claim in zip(response.runs, claimed, strict=True) if claim.is_quiet):
                 await self._load_along(run)
         return response
 
