@@ -89,7 +89,9 @@ class ClientSide:
             takes_images=takes_images,
             tools=tools,
         )
-        self.inbox = Inbox(ledger=ledger, checker=checker, ids=ids, now=clock.now)
+        self.inbox = Inbox(
+            ledger=ledger, checker=checker, ids=ids, now=clock.now, lease_seconds=times.sessions.offer_lease_seconds
+        )
         self.sessions = Sessions(
             ids,
             Parts(

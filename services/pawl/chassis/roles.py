@@ -59,8 +59,8 @@ _TABLE: Final[Mapping[str, Mapping[Collection[str], str]]] = {
     "pawl.agent.v1.AgentService": {
         READERS: "WatchRun GetRun ListRuns ListCalls ListSteps WatchSteps ListMessages ListPending WatchPending"
         " PreviewUndo GetUndoReport",
-        _MEMBERS: "StartRun Session SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun UndoRun"
-        " UndoCall",
+        _MEMBERS: "StartRun Session LeaseCall SubmitToolResults Decide DecideCalls SendMessage CancelRun TopUpRun"
+        " UndoRun UndoCall",
         _MENDERS: "ResolveCall",
         ROLES: "WhoAmI",
     },

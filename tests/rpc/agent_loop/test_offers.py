@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 
-from pawl.agent.v1 import session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
 from pawl.agent_loop.app.public_values import ResultCommand
 from pawl.chassis.ids import CallId, ClientId, IdSource
@@ -20,7 +20,8 @@ from pawl.job_store.domain.rows import Offer
 from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import ACCEPTED, Client
-from tests.rpc.agent_loop.conftest import client_side, new_server
+from tests.rpc.agent_loop.conftest import ME, client_side, new_server
+from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -318,3 +319,53 @@ async def test_a_stream_that_was_lost_unnoticed_gives_back_nothing_of_its_succes
     await until(lambda: ledger.released)
     assert holder(ledger, "call_1") == "cli_a"
     assert (await back.answer(offer)).status == ACCEPTED
+
+
+async def leased(stub: AgentServiceAsyncStub, client_id: str, call_id: str = "call_1") -> tuple[bool, int]:
+    request = agent_pb2.LeaseCallRequest(run_id="run_1", call_id=call_id, client_id=client_id)
+    response = await stub.LeaseCall(request, metadata=ME)
+    assert response.lease_seconds == 30
+    return response.granted, response.call.offer.offer_epoch
+
+
+async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> types_pb2.ReceiptStatus:
+    result = types_pb2.ToolResult(call_id="call_1", content_json=b"1", offer_epoch=epoch)
+    request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", client_id=client_id, results=[result])
+    return (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status
+
+
+async def test_a_client_without_a_stream_leases_a_call_and_brings_its_result_under_that_lease(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    await ledger.offer("call_1")
+    assert await leased(stub, "tab_a") == (True, 1)
+    assert await leased(stub, "tab_b") == (False, 1)
+    assert await brought(stub, "", 0) == WRONG_HOLDER
+    await clock.advance(20)
+    assert await leased(stub, "tab_a") == (True, 1)
+    await clock.advance(20)
+    assert await leased(stub, "tab_b") == (False, 1)
+    await clock.advance(20)
+    assert await leased(stub, "tab_b") == (True, 2)
+    assert await brought(stub, "tab_a", 1) == WRONG_HOLDER
+    assert await brought(stub, "tab_b", 2) == ACCEPTED
+    assert await brought(stub, "tab_a", 1) == LATE
+    assert await leased(stub, "tab_a") == (False, 2)
+
+
+async def test_a_client_without_a_stream_and_a_session_never_have_the_same_call(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    client = await attached(stub)
+    await ledger.offer("call_1")
+    offer = await client.offer()
+    assert await leased(stub, "tab_a") == (False, 1)
+    # Not even under the id of that client: its stream is the newer one.
+    assert await leased(stub, "cli_a") == (False, 1)
+    assert (await client.answer(offer)).status == ACCEPTED
+
+
+async def test_what_cannot_be_leased_is_said(stub: AgentServiceAsyncStub) -> None:
+    for names, expected in (({"client_id": "tab"}, "CALL_NOT_FOUND"), ({}, "INVALID_ID")):
+        request = agent_pb2.LeaseCallRequest(run_id="run_1", call_id="nope", **names)
+        assert await reason(stub.LeaseCall(request, metadata=ME)) == expected

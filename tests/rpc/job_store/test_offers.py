@@ -66,6 +66,15 @@ async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None
     assert await successor.inbox() == []
 
 
+async def test_a_client_without_a_stream_is_older_than_any_stream_of_it(user: User) -> None:
+    owner = await offered(user)
+    assert (await user.lease(owner.run_id, "call_1", "tab", session_id="")).granted
+    assert (await user.lease(owner.run_id, "call_1", "tab", session_id="")).call.offer.offer_epoch == 1
+    assert (await user.lease(owner.run_id, "call_1", "tab", session_id="ses_1")).granted
+    again = await user.lease(owner.run_id, "call_1", "tab", session_id="")
+    assert (again.granted, again.replaced) == (False, True)
+
+
 async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> None:
     """Told once a lease, and the duration counts from the lease of whoever brings the result."""
     owner = await offered(user)

@@ -5,7 +5,7 @@ import { pause, type PawlError, persist } from "./errors.js";
 import { emptyView, fold, foldGap, isEnded, type RunView } from "./fold.js";
 import { Streams } from "./stream.js";
 import { Answers, type AnswerOptions, type FrontEndTool } from "./tools.js";
-import { type Options, type Service, Transport } from "./transport.js";
+import { Transport } from "./transport.js";
 
 export { PawlError, type Reason } from "./errors.js";
 export * from "./fold.js";
@@ -16,54 +16,32 @@ export type { CallOptions, Options, Service } from "./transport.js";
 export type * from "../gen/index.js";
 
 /** A caller of a suite, through its gateway. */
-export class Pawl {
-  readonly agent: Service<typeof pb.AgentService>;
-  readonly agents: Service<typeof pb.AgentRegistryService>;
-  readonly conversations: Service<typeof pb.ConversationService>;
-  readonly jobs: Service<typeof pb.JobService>;
-  readonly operator: Service<typeof pb.OperatorService>;
-  readonly schedules: Service<typeof pb.ScheduleService>;
-  readonly triggers: Service<typeof pb.TriggerService>;
-  readonly notifications: Service<typeof pb.NotifyService>;
-  readonly channels: Service<typeof pb.ChannelService>;
-  readonly preferences: Service<typeof pb.PreferenceService>;
-  readonly documents: Service<typeof pb.DocumentService>;
-  readonly sources: Service<typeof pb.SourceService>;
-  readonly tools: Service<typeof pb.ToolService>;
-  readonly rules: Service<typeof pb.RuleService>;
-  readonly audit: Service<typeof pb.AuditService>;
-  readonly streams: Streams;
-  readonly #transport: Transport;
-  readonly #answers: Answers;
-
-  constructor(options: Options = {}) {
-    const transport = (this.#transport = new Transport(options));
-    this.agent = transport.service("pawl.agent.v1.AgentService");
-    this.agents = transport.service("pawl.agent.v1.AgentRegistryService");
-    this.conversations = transport.service("pawl.agent.v1.ConversationService");
-    this.jobs = transport.service("pawl.agent.v1.JobService");
-    this.operator = transport.service("pawl.agent.v1.OperatorService");
-    this.schedules = transport.service("pawl.agent.v1.ScheduleService");
-    this.triggers = transport.service("pawl.agent.v1.TriggerService");
-    this.notifications = transport.service("pawl.notify.v1.NotifyService");
-    this.channels = transport.service("pawl.notify.v1.ChannelService");
-    this.preferences = transport.service("pawl.notify.v1.PreferenceService");
-    this.documents = transport.service("pawl.tool.v1.DocumentService");
-    this.sources = transport.service("pawl.tool.v1.SourceService");
-    this.tools = transport.service("pawl.tool.v1.ToolService");
-    this.rules = transport.service("pawl.tool.v1.RuleService");
-    this.audit = transport.service("pawl.tool.v1.AuditService");
-    this.streams = new Streams(transport);
-    this.#answers = new Answers(this.agent);
-  }
+export class Pawl extends Transport {
+  readonly agent = this.service<typeof pb.AgentService>("pawl.agent.v1.AgentService");
+  readonly agents = this.service<typeof pb.AgentRegistryService>("pawl.agent.v1.AgentRegistryService");
+  readonly conversations = this.service<typeof pb.ConversationService>("pawl.agent.v1.ConversationService");
+  readonly jobs = this.service<typeof pb.JobService>("pawl.agent.v1.JobService");
+  readonly operator = this.service<typeof pb.OperatorService>("pawl.agent.v1.OperatorService");
+  readonly schedules = this.service<typeof pb.ScheduleService>("pawl.agent.v1.ScheduleService");
+  readonly triggers = this.service<typeof pb.TriggerService>("pawl.agent.v1.TriggerService");
+  readonly notifications = this.service<typeof pb.NotifyService>("pawl.notify.v1.NotifyService");
+  readonly channels = this.service<typeof pb.ChannelService>("pawl.notify.v1.ChannelService");
+  readonly preferences = this.service<typeof pb.PreferenceService>("pawl.notify.v1.PreferenceService");
+  readonly documents = this.service<typeof pb.DocumentService>("pawl.tool.v1.DocumentService");
+  readonly sources = this.service<typeof pb.SourceService>("pawl.tool.v1.SourceService");
+  readonly tools = this.service<typeof pb.ToolService>("pawl.tool.v1.ToolService");
+  readonly rules = this.service<typeof pb.RuleService>("pawl.tool.v1.RuleService");
+  readonly audit = this.service<typeof pb.AuditService>("pawl.tool.v1.AuditService");
+  readonly streams = new Streams(this);
+  readonly #answers = new Answers(this.agent);
 
   /** Logs the browser in, for a page of the gateway: the session is a cookie that no script can read. */
   async logIn(login: { key: string; store?: string; user?: string } | { code: string }): Promise<pb.WhoAmIResponseJson> {
-    return (await this.#transport.post("/login", login)).json() as Promise<pb.WhoAmIResponseJson>;
+    return (await this.post("/login", login)).json() as Promise<pb.WhoAmIResponseJson>;
   }
 
   async logOut(): Promise<void> {
-    await this.#transport.post("/logout", {});
+    await this.post("/logout", {});
   }
 
   /**
@@ -115,34 +93,30 @@ export class Pawl {
   async *events(runId: string, options: { afterSeq?: number; signal?: AbortSignal } = {}): AsyncGenerator<pb.RunEventJson> {
     const { afterSeq = 0, signal } = options;
     let seq = afterSeq;
-    let come: pb.RunEventJson[] = [];
-    let over = signal?.aborted ?? false;
     let failure: PawlError | undefined;
-    let wake = (): void => {};
-    const stop = (): void => (over = true, wake());
-    signal?.addEventListener("abort", stop);
-    const leave = this.streams.subscribe<pb.WatchRunResponseJson>({
-      method: "pawl.agent.v1.AgentService/WatchRun",
-      request: () => ({ runId, afterSeq: String(seq) }),
-      message: ({ events = [], gap }) => {
-        if (gap) seq = Math.max(seq, Number(gap.toSeq ?? 0));
-        const fresh = events.filter((event) => Number(event.seq ?? 0) > seq);
-        seq = Math.max(seq, ...fresh.map((event) => Number(event.seq)));
-        come.push(...fresh);
-        wake();
+    let leave = (): void => {};
+    const come = new ReadableStream<pb.RunEventJson>({
+      start: (out) => {
+        leave = this.streams.subscribe<pb.WatchRunResponseJson>({
+          method: "pawl.agent.v1.AgentService/WatchRun",
+          request: () => ({ runId, afterSeq: String(seq) }),
+          message: ({ events = [], gap }) => {
+            if (gap) seq = Math.max(seq, Number(gap.toSeq ?? 0));
+            for (const event of events.filter((each) => Number(each.seq ?? 0) > seq)) {
+              seq = Number(event.seq);
+              out.enqueue(event);
+            }
+          },
+          end: (error) => ((failure = error), out.close()),
+        });
       },
-      end: (error) => ((failure = error), stop()),
-    });
+    }).getReader();
+    const stop = (): void => void come.cancel();
+    signal?.addEventListener("abort", stop);
     try {
-      for (;;) {
-        const ready = come;
-        come = [];
-        yield* ready;
-        if (come.length) continue;
-        if (failure) throw failure;
-        if (over) return;
-        await new Promise<void>((done) => (wake = done));
-      }
+      if (signal?.aborted) return;
+      for (let next; !(next = await come.read()).done; ) yield next.value;
+      if (failure) throw failure;
     } finally {
       signal?.removeEventListener("abort", stop);
       leave();
@@ -164,8 +138,8 @@ export class Pawl {
    * Answers a call that is offered to front ends with what a function of the page does, and returns what became of the
    * result; undefined if somebody else was quicker.
    *
-   * May be asked as often as one likes: of all windows of this browser one runs the function, once, and another if that one
-   * is closed meanwhile. A tool that is not in `tools` is answered with an error, as is one that throws.
+   * May be asked as often as one likes: of all windows and browsers of the user one runs the function, once, and another if
+   * that one goes away meanwhile and the tool is safe to repeat. A tool that is not in `tools` is answered with an error, as is one that throws.
    */
   answer(call: pb.CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions = {}): Promise<pb.ReceiptJson | undefined> {
     return this.#answers.answer(call, tools, options);

@@ -11,6 +11,11 @@ export interface Subscription<M> {
   end?: (error?: PawlError) => void;
 }
 
+interface Watched extends Subscription<any> {
+  /** How often it was tried in vain since its last message. */
+  failures: number;
+}
+
 interface Line {
   key: string;
   message?: unknown;
@@ -31,13 +36,10 @@ export class Streams {
   /** Told when the connection is made (true) or lost (false). */
   onState: (connected: boolean) => void = () => {};
   readonly #transport: Transport;
-  readonly #subscriptions = new Map<string, Subscription<any>>();
+  readonly #subscriptions = new Map<string, Watched>();
   #controller: AbortController | undefined;
   #changing: ReturnType<typeof setTimeout> | undefined;
   #paused = false;
-  #failures = 0;
-  /** How often each stream ended with an error that passes, since its last message. */
-  readonly #ends = new Map<string, number>();
   #next = 0;
 
   constructor(transport: Transport) {
@@ -47,10 +49,9 @@ export class Streams {
   /** Subscribes; returns what ends it. */
   subscribe<M>(subscription: Subscription<M>): () => void {
     const key = `s${this.#next++}`;
-    this.#subscriptions.set(key, subscription);
+    this.#subscriptions.set(key, { ...subscription, failures: 0 });
     this.#change();
     return () => {
-      this.#ends.delete(key);
       if (this.#subscriptions.delete(key)) this.#change();
     };
   }
@@ -74,7 +75,10 @@ export class Streams {
     this.#changing = setTimeout(() => void this.#connect(), pauseMs);
   }
 
-  #changeLater(failures: number): void {
+  /** Asks again, once more in vain for `these`: the later the more often that was so. */
+  #changeLater(these: Iterable<Watched>): void {
+    for (const each of these) each.failures++;
+    const failures = Math.max(1, ...[...this.#subscriptions.values()].map((each) => each.failures));
     this.#change(PAUSES_MS[Math.min(failures, PAUSES_MS.length) - 1]! * (0.5 + Math.random()));
   }
 
@@ -97,7 +101,7 @@ export class Streams {
     }
     if (this.#controller !== controller) return;
     this.onState(false);
-    this.#changeLater(Math.max(++this.#failures, ...this.#ends.values()));
+    this.#changeLater(this.#subscriptions.values());
   }
 
   async #read(controller: AbortController): Promise<void> {
@@ -123,19 +127,16 @@ export class Streams {
     const subscription = this.#subscriptions.get(line.key);
     if (!subscription) return;
     if (name !== "end") {
-      this.#failures = 0;
-      this.#ends.delete(line.key);
+      subscription.failures = 0;
       subscription.message(line.message);
       return;
     }
     const error = line.error && errorOf(line.error, "The stream ended.");
     // What is away comes back: the others go on meanwhile, and then all are asked for again.
     if (error && passes(error)) {
-      this.#ends.set(line.key, (this.#ends.get(line.key) ?? 0) + 1);
-      this.#changeLater(Math.max(...this.#ends.values()));
+      this.#changeLater([subscription]);
       return;
     }
-    this.#ends.delete(line.key);
     this.#subscriptions.delete(line.key);
     if (this.#subscriptions.size >= WATCHED_MAX) this.#change();
     subscription.end?.(error);
@@ -144,7 +145,6 @@ export class Streams {
   #endAll(error: PawlError): void {
     const all = [...this.#subscriptions.values()];
     this.#subscriptions.clear();
-    this.#ends.clear();
     for (const subscription of all) subscription.end?.(error);
   }
 }
@@ -154,7 +154,7 @@ function passes(error: PawlError): boolean {
   return error.again || error.code === "resource_exhausted";
 }
 
-/** Yields name and data of each server-sent event; a comment has neither. */
+/** Yields name and data, which is one line, of each server-sent event; a comment has neither. */
 export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<[name: string, data: string]> {
   const reader = body.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader();
   let rest = "";
@@ -164,15 +164,7 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
       if (done) return;
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop()!;
-      for (const block of blocks) {
-        let name = "";
-        let data = "";
-        for (const line of block.split("\n")) {
-          if (line.startsWith("event: ")) name = line.slice(7);
-          else if (line.startsWith("data: ")) data += line.slice(6);
-        }
-        yield [name, data];
-      }
+      for (const block of blocks) yield [/^event: (.*)/m.exec(block)?.[1] ?? "", /^data: (.*)/m.exec(block)?.[1] ?? ""];
     }
   } finally {
     await reader.cancel().catch(() => {});

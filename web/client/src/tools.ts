@@ -1,4 +1,4 @@
-import type { AgentService, CallJson, ReceiptJson } from "../gen/index.js";
+import type { AgentService, CallJson, LeaseCallResponseJson, ReceiptJson } from "../gen/index.js";
 import { pause, PawlError, persist } from "./errors.js";
 import { decode, encode, requestId } from "./json.js";
 import type { Service } from "./transport.js";
@@ -15,6 +15,7 @@ export interface AnswerOptions {
 /** Calls that are answered by this program, each once. */
 export class Answers {
   readonly #agent: Service<typeof AgentService>;
+  readonly #clientId = requestId();
   readonly #going = new Map<string, Promise<ReceiptJson | undefined>>();
 
   constructor(agent: Service<typeof AgentService>) {
@@ -29,44 +30,66 @@ export class Answers {
   }
 
   async #begin(call: CallJson, tools: Record<string, FrontEndTool>, options: AnswerOptions): Promise<ReceiptJson | undefined> {
-    if (!options.whileHidden) await seen(options.signal);
-    return alone(`pawl_${call.callId}`, options.signal, async () => {
-      // It may have been answered while another window had the lock.
-      const open = await this.#open(call, options.signal);
-      return open && this.#run(open, tools, options.signal);
-    });
+    const { signal } = options;
+    if (!options.whileHidden) await seen(signal);
+    let told: Outcome | undefined;
+    for (let refused = false; ; ) {
+      const held = await this.#take(call, signal);
+      if (!held) return undefined;
+      told ??= await this.#run(held, tools);
+      const receipt = await this.#submit(held, told, signal);
+      // If the lease ran out, the same result counts under the next one.
+      if (receipt?.status === "RECEIPT_STATUS_WRONG_HOLDER") continue;
+      if (receipt?.status !== "RECEIPT_STATUS_REFUSED" || refused) return receipt;
+      refused = true;
+      told = failure(`The result was refused: ${receipt.message}`);
+    }
   }
 
-  /** Returns the call as it is now, once no client holds it under a lease; undefined if it is settled. */
-  async #open(call: CallJson, signal?: AbortSignal): Promise<CallJson | undefined> {
+  /** Waits for the lease of a call; undefined if the call is settled. */
+  async #take(call: CallJson, signal?: AbortSignal): Promise<LeaseCallResponseJson | undefined> {
     for (;;) {
-      const { run } = await persist(() => this.#agent.getRun({ runId: call.runId ?? "" }), signal);
-      const open = run?.pendingCalls?.find(({ callId, state }) => callId === call.callId && state === "CALL_STATE_OFFERED");
-      const left = open?.offer?.clientId ? Date.parse(open.offer.expireTime ?? "") - Date.now() : 0;
-      if (!(left > 0)) return open;
-      await pause(Math.min(left, 5000) + 100, signal);
+      const answer = await persist(() => this.#lease(call), signal);
+      if (answer.granted) return answer;
+      if (answer.call?.state !== "CALL_STATE_OFFERED") return undefined;
+      await pause(2000, signal);
     }
   }
 
-  async #run(call: CallJson, tools: Record<string, FrontEndTool>, signal?: AbortSignal): Promise<ReceiptJson | undefined> {
-    const refused = (why = ""): Promise<ReceiptJson | undefined> =>
-      this.#submit(call, failure(`The result was refused: ${why}`), signal);
-    try {
-      const receipt = await this.#submit(call, await outcome(call, tools), signal);
-      return receipt?.status === "RECEIPT_STATUS_REFUSED" ? refused(receipt.message) : receipt;
-    } catch (error) {
-      if (error instanceof PawlError && error.reason === "TOO_LARGE") return refused(error.message);
-      throw error;
-    }
+  #lease({ runId = "", callId = "" }: CallJson): Promise<LeaseCallResponseJson> {
+    return this.#agent.leaseCall({ runId, callId, clientId: this.#clientId });
+  }
+
+  /** Runs the function of a tool under a lease that is renewed; not if somebody may have done so who has gone away. */
+  async #run({ call = {}, leaseSeconds }: LeaseCallResponseJson, tools: Record<string, FrontEndTool>): Promise<Outcome> {
+    if (Number(call.offer?.offerEpoch) > 1 && !REPEATABLE.has(call.effectClass ?? "")) return failure(UNKNOWN);
+    const done = new AbortController();
+    const renew = async (): Promise<never> => {
+      for (;;) {
+        await pause((Number(leaseSeconds) * 1000) / 3, done.signal);
+        await persist(() => this.#lease(call), done.signal);
+      }
+    };
+    renew().catch(() => {});
+    return outcome(call, tools).finally(() => done.abort());
   }
 
   /** Submits what the model is told, again and again until it is taken: the function is not run twice for that. */
-  async #submit(call: CallJson, told: Outcome, signal?: AbortSignal): Promise<ReceiptJson | undefined> {
-    const { runId = "", callId = "" } = call;
-    const request = { requestId: requestId(), runId, results: [{ runId, callId, ...told }] };
-    return (await persist(() => this.#agent.submitToolResults(request), signal)).receipts?.[0];
+  async #submit({ call = {} }: LeaseCallResponseJson, told: Outcome, signal?: AbortSignal): Promise<ReceiptJson | undefined> {
+    const { runId = "", callId = "", offer } = call;
+    const results = [{ callId, offerEpoch: offer?.offerEpoch ?? "0", ...told }];
+    const request = { requestId: requestId(), runId, clientId: this.#clientId, results };
+    try {
+      return (await persist(() => this.#agent.submitToolResults(request), signal)).receipts?.[0];
+    } catch (error) {
+      if (error instanceof PawlError && error.reason === "TOO_LARGE") return { status: "RECEIPT_STATUS_REFUSED", message: error.message };
+      throw error;
+    }
   }
 }
+
+const REPEATABLE = new Set(["EFFECT_CLASS_READ_ONLY", "EFFECT_CLASS_IDEMPOTENT"]);
+const UNKNOWN = "Another window began this call and went away, so it is unknown whether it took effect.";
 
 type Outcome = { contentJson: string; isError: boolean };
 
@@ -86,18 +109,5 @@ function failure(error: string): Outcome {
 }
 
 async function seen(signal?: AbortSignal): Promise<void> {
-  const page = globalThis.document;
-  while (page?.hidden) {
-    signal?.throwIfAborted();
-    await new Promise<void>((done) => {
-      page.addEventListener("visibilitychange", () => done(), { once: true });
-      signal?.addEventListener("abort", () => done(), { once: true });
-    });
-  }
-}
-
-/** Does something while no other window of this origin does it; where there are no locks, at once. */
-function alone<T>(name: string, signal: AbortSignal | undefined, work: () => Promise<T>): Promise<T> {
-  const locks = globalThis.navigator?.locks as LockManager | undefined;
-  return locks ? (locks.request(name, signal ? { signal } : {}, work) as Promise<T>) : work();
+  while (globalThis.document?.hidden) await pause(500, signal);
 }

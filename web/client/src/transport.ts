@@ -39,7 +39,7 @@ export class Transport {
   readonly #fetch: typeof fetch;
   #renewing: Promise<boolean> | undefined;
 
-  constructor(options: Options) {
+  constructor(options: Options = {}) {
     this.baseUrl = (options.baseUrl ?? "").replace(/\/$/, "");
     this.#headers = {
       "content-type": "application/json",

@@ -1,21 +1,11 @@
 import { afterEach, beforeEach, expect, it, vi } from "vitest";
 
-import { Pawl, PawlError } from "../src/index";
+import { PawlError } from "../src/index";
+import { client } from "./gateway";
 
 const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}` } });
 const EVENTS = (...seqs: number[]) => `data: ${JSON.stringify({ key: "s0", message: { events: seqs.map(EVENT) } })}\n\n`;
 const END = 'event: end\ndata: {"key":"s0"}\n\n';
-
-/** A client whose gateway gives one answer after the other, and what it was asked. */
-function client(...answers: (string | object)[]): { pawl: Pawl; asked: any[] } {
-  const asked: any[] = [];
-  const fetch = async (_: unknown, request?: RequestInit): Promise<Response> => {
-    asked.push(JSON.parse(request!.body as string));
-    const answer = answers[Math.min(asked.length, answers.length) - 1]!;
-    return typeof answer === "string" ? new Response(answer) : Response.json(answer);
-  };
-  return { pawl: new Pawl({ fetch }), asked };
-}
 
 beforeEach(() => void vi.useFakeTimers());
 afterEach(() => void vi.useRealTimers());

@@ -2,42 +2,37 @@ import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
 
 import { type CallJson, decode, encode, type FrontEndTool, Pawl, type ReceiptJson } from "../src/index";
 
-const CALL: CallJson = { runId: "r", callId: "c", toolName: "paint", state: "CALL_STATE_OFFERED", argumentsJson: encode({ hue: 7 }) };
+const CALL: CallJson = { runId: "r", callId: "c", toolName: "paint", state: "CALL_STATE_OFFERED", argumentsJson: encode({ hue: 7 }), effectClass: "EFFECT_CLASS_IDEMPOTENT" };
 
-/** A gateway that has one call, of which the first result counts, and everything that was submitted to it. */
+/** A gateway that has one call under leases of 30 s, of which the first result counts, and everything that was submitted to it. */
 function gateway(open: CallJson = CALL, answers: (Response | Error | ReceiptJson)[] = []) {
   const submitted: { requestId: string; content: unknown; isError: boolean }[] = [];
-  let pending = [open];
+  let call = open;
+  let expires = Date.parse(open.offer?.expireTime ?? "") || 0;
   const fetch = async (url: unknown, request?: RequestInit): Promise<Response> => {
-    if (!String(url).endsWith("/SubmitToolResults")) return Response.json({ run: { pendingCalls: pending } });
-    const { requestId, results } = JSON.parse(request!.body as string);
+    const { requestId, clientId, results } = JSON.parse(request!.body as string);
+    const offered = call.state === "CALL_STATE_OFFERED";
+    if (String(url).endsWith("/LeaseCall")) {
+      const held = expires > Date.now();
+      const granted = offered && (!held || call.offer?.clientId === clientId);
+      if (granted) expires = Date.now() + 30_000;
+      const offerEpoch = String(Number(call.offer?.offerEpoch ?? 0) + (held ? 0 : 1));
+      if (granted) call = { ...call, offer: { clientId, offerEpoch } };
+      return Response.json({ granted, call, leaseSeconds: 30 });
+    }
     submitted.push({ requestId, content: decode(results[0].contentJson), isError: results[0].isError });
-    const answer = answers.shift() ?? { status: pending.length ? "RECEIPT_STATUS_ACCEPTED" : "RECEIPT_STATUS_LATE" };
+    const holds = call.offer?.clientId === clientId && call.offer?.offerEpoch === results[0].offerEpoch;
+    const taken = holds ? "RECEIPT_STATUS_ACCEPTED" : "RECEIPT_STATUS_WRONG_HOLDER";
+    const answer = answers.shift() ?? { status: offered ? taken : "RECEIPT_STATUS_LATE" };
     if (answer instanceof Error) throw answer;
     if (answer instanceof Response) return answer;
-    if (answer.status === "RECEIPT_STATUS_ACCEPTED") pending = [];
+    if (answer.status === "RECEIPT_STATUS_ACCEPTED") call = { ...call, state: "CALL_STATE_SUCCEEDED" };
     return Response.json({ receipts: [answer] });
   };
   return { window: () => new Pawl({ fetch }), submitted, told: () => submitted.map(({ content, isError }) => [content, isError]) };
 }
 
-/** What browsers have: locks by name, over all windows. */
-function locks(): { request: (name: string, options: object, work: () => Promise<unknown>) => Promise<unknown> } {
-  const held = new Map<string, Promise<unknown>>();
-  return {
-    request: (name, _, work) => {
-      const before = held.get(name) ?? Promise.resolve();
-      const mine = before.then(work, work);
-      held.set(name, mine.catch(() => {}));
-      return mine;
-    },
-  };
-}
-
-beforeEach(() => {
-  vi.useFakeTimers();
-  vi.stubGlobal("navigator", { locks: locks() });
-});
+beforeEach(() => void vi.useFakeTimers());
 afterEach(() => {
   vi.useRealTimers();
   vi.unstubAllGlobals();
@@ -68,7 +63,7 @@ describe("a call that is offered to a page", () => {
     const paint = vi.fn(() => new Promise((done) => setTimeout(() => done("red"), 500)));
     const [first, second] = [window(), window()];
     const all = Promise.all([first, first, second, second].map((each) => each.answer(CALL, { paint })));
-    await vi.advanceTimersByTimeAsync(600);
+    await vi.advanceTimersByTimeAsync(3000);
     const taken = "RECEIPT_STATUS_ACCEPTED";
     expect((await all).map((receipt) => receipt?.status)).toEqual([taken, taken, undefined, undefined]);
     expect([paint.mock.calls.length, told()]).toEqual([1, [["red", false]]]);
@@ -79,8 +74,38 @@ describe("a call that is offered to a page", () => {
     const { window, told } = gateway(CALL, [new Response("{}", { status: 401 })]);
     const [first, second] = [window(), window()];
     await expect(first.answer(CALL, { paint: () => "red" })).rejects.toThrow("401");
-    await second.answer(CALL, { paint: () => "blue" });
+    const answered = second.answer(CALL, { paint: () => "blue" });
+    await vi.advanceTimersByTimeAsync(29_000);
+    expect(told()).toEqual([["red", false]]);
+    await vi.advanceTimersByTimeAsync(5000);
+    await answered;
     expect(told()).toEqual([["red", false], ["blue", false]]);
+  });
+
+  it("is not run again by the next window if that is not safe: the model is told that nobody knows", async () => {
+    const { window, told } = gateway({ ...CALL, effectClass: "EFFECT_CLASS_AT_MOST_ONCE" }, [new Response("{}", { status: 401 })]);
+    await expect(window().answer(CALL, { paint: () => "red" })).rejects.toThrow("401");
+    const paint = vi.fn();
+    const answered = window().answer(CALL, { paint });
+    await vi.advanceTimersByTimeAsync(34_000);
+    await answered;
+    expect(paint).not.toHaveBeenCalled();
+    expect(told()[1]).toEqual([{ error: expect.stringContaining("unknown whether it took effect") }, true]);
+  });
+
+  it("keeps its lease as long as the function works", async () => {
+    const { window, told } = gateway();
+    const slow = window().answer(CALL, { paint: () => new Promise((done) => setTimeout(() => done("red"), 100_000)) });
+    const other = window().answer(CALL, { paint: () => "blue" });
+    await vi.advanceTimersByTimeAsync(103_000);
+    expect([(await slow)?.status, await other, told()]).toEqual(["RECEIPT_STATUS_ACCEPTED", undefined, [["red", false]]]);
+  });
+
+  it("brings what it has done under the next lease when the first one ran out", async () => {
+    const { window, told } = gateway(CALL, [{ status: "RECEIPT_STATUS_WRONG_HOLDER" }]);
+    const paint = vi.fn(() => "red");
+    expect((await window().answer(CALL, { paint }))?.status).toBe("RECEIPT_STATUS_ACCEPTED");
+    expect([paint.mock.calls.length, told()]).toEqual([1, [["red", false], ["red", false]]]);
   });
 
   it("is not run again for a result that is not taken at once: the same one is sent again", async () => {
@@ -100,14 +125,14 @@ describe("a call that is offered to a page", () => {
   });
 
   it("waits until the page is seen, unless that does not matter", async () => {
-    const page = Object.assign(new EventTarget(), { hidden: true });
+    const page = { hidden: true };
     vi.stubGlobal("document", page);
     const { window, told } = gateway();
     const answered = window().answer(CALL, { paint: () => "red" });
     await vi.advanceTimersByTimeAsync(60_000);
     expect(told()).toEqual([]);
     page.hidden = false;
-    page.dispatchEvent(new Event("visibilitychange"));
+    await vi.advanceTimersByTimeAsync(500);
     await answered;
     expect(told()).toEqual([["red", false]]);
     page.hidden = true;

@@ -339,6 +339,70 @@ class WatchRunResponse(_message.Message):
 Global___WatchRunResponse: _TypeAlias = WatchRunResponse  # noqa: Y015
 
 @_typing.final
+class LeaseCallRequest(_message.Message):
+    """LeaseCallRequest asks for an offered call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RUN_ID_FIELD_NUMBER: _builtins.int
+    CALL_ID_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
+    run_id: _builtins.str
+    """The run."""
+    call_id: _builtins.str
+    """The call."""
+    client_id: _builtins.str
+    """An id of the one who will run it, as in Hello: a new one for each window."""
+    def __init__(
+        self,
+        *,
+        run_id: _builtins.str = ...,
+        call_id: _builtins.str = ...,
+        client_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_id", b"call_id", "client_id", b"client_id", "run_id", b"run_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseCallRequest: _TypeAlias = LeaseCallRequest  # noqa: Y015
+
+@_typing.final
+class LeaseCallResponse(_message.Message):
+    """LeaseCallResponse says whether the client holds it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    GRANTED_FIELD_NUMBER: _builtins.int
+    CALL_FIELD_NUMBER: _builtins.int
+    LEASE_SECONDS_FIELD_NUMBER: _builtins.int
+    granted: _builtins.bool
+    """True if the client holds the call from now on, and is to run it."""
+    lease_seconds: _builtins.float
+    """Seconds a lease lasts; ask again after a third of them to keep it."""
+    @_builtins.property
+    def call(self) -> _call_pb2.Call:
+        """The call as it is now, with its lease: one that is OFFERED may be asked for
+        again, any other is settled or about to be.
+        """
+
+    def __init__(
+        self,
+        *,
+        granted: _builtins.bool = ...,
+        call: _call_pb2.Call | None = ...,
+        lease_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call", b"call"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call", b"call", "granted", b"granted", "lease_seconds", b"lease_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LeaseCallResponse: _TypeAlias = LeaseCallResponse  # noqa: Y015
+
+@_typing.final
 class SubmitToolResultsRequest(_message.Message):
     """SubmitToolResultsRequest returns results of front-end calls."""
 
@@ -347,10 +411,15 @@ class SubmitToolResultsRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     RESULTS_FIELD_NUMBER: _builtins.int
+    CLIENT_ID_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the package comment. Each result is known by request id and call id."""
     run_id: _builtins.str
     """The run."""
+    client_id: _builtins.str
+    """The client that holds the calls by LeaseCall, each under the `offer_epoch` of
+    its result; others are WRONG_HOLDER. Empty for results without a lease.
+    """
     @_builtins.property
     def results(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.ToolResult]:
         """1 to 64 results. The request has at most 1.25 MiB (PAWL_MESSAGE_BYTES_MAX):
@@ -363,10 +432,11 @@ class SubmitToolResultsRequest(_message.Message):
         request_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
         results: _abc.Iterable[_types_pb2.ToolResult] | None = ...,
+        client_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id", "results", b"results", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["client_id", b"client_id", "request_id", b"request_id", "results", b"results", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

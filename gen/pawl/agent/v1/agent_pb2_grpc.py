@@ -54,6 +54,11 @@ class AgentServiceStub(object):
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchRunRequest.SerializeToString,
                 response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchRunResponse.FromString,
                 _registered_method=True)
+        self.LeaseCall = channel.unary_unary(
+                '/pawl.agent.v1.AgentService/LeaseCall',
+                request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.LeaseCallRequest.SerializeToString,
+                response_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.LeaseCallResponse.FromString,
+                _registered_method=True)
         self.SubmitToolResults = channel.unary_unary(
                 '/pawl.agent.v1.AgentService/SubmitToolResults',
                 request_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.SubmitToolResultsRequest.SerializeToString,
@@ -201,6 +206,19 @@ class AgentServiceServicer(object):
 
         Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
         or 1 MiB behind; metadata says where to resume).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def LeaseCall(self, request, context):
+        """Leases one offered call to a client without a stream, as a Session does to
+        its own: granted if nobody holds it, and never of tools that came with the
+        session of another client. Ask again to keep it. An `offer_epoch` beyond 1
+        says that a client before may have run the call: repeat only what is safe to
+        repeat. Idempotent.
+
+        Errors: CALL_NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -465,6 +483,11 @@ def add_AgentServiceServicer_to_server(servicer, server):
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchRunRequest.FromString,
                     response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.WatchRunResponse.SerializeToString,
             ),
+            'LeaseCall': grpc.unary_unary_rpc_method_handler(
+                    servicer.LeaseCall,
+                    request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.LeaseCallRequest.FromString,
+                    response_serializer=pawl_dot_agent_dot_v1_dot_agent__pb2.LeaseCallResponse.SerializeToString,
+            ),
             'SubmitToolResults': grpc.unary_unary_rpc_method_handler(
                     servicer.SubmitToolResults,
                     request_deserializer=pawl_dot_agent_dot_v1_dot_agent__pb2.SubmitToolResultsRequest.FromString,
@@ -648,6 +671,33 @@ class AgentService(object):
             '/pawl.agent.v1.AgentService/WatchRun',
             pawl_dot_agent_dot_v1_dot_agent__pb2.WatchRunRequest.SerializeToString,
             pawl_dot_agent_dot_v1_dot_agent__pb2.WatchRunResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def LeaseCall(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/pawl.agent.v1.AgentService/LeaseCall',
+            pawl_dot_agent_dot_v1_dot_agent__pb2.LeaseCallRequest.SerializeToString,
+            pawl_dot_agent_dot_v1_dot_agent__pb2.LeaseCallResponse.FromString,
             options,
             channel_credentials,
             insecure,

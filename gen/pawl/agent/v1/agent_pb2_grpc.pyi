@@ -98,6 +98,15 @@ class AgentServiceStub:
     Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
     or 1 MiB behind; metadata says where to resume).
     """
+    LeaseCall: _grpc.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]
+    """Leases one offered call to a client without a stream, as a Session does to
+    its own: granted if nobody holds it, and never of tools that came with the
+    session of another client. Ask again to keep it. An `offer_epoch` beyond 1
+    says that a client before may have run the call: repeat only what is safe to
+    repeat. Idempotent.
+
+    Errors: CALL_NOT_FOUND.
+    """
     SubmitToolResults: _grpc.UnaryUnaryMultiCallable[_agent_pb2.SubmitToolResultsRequest, _agent_pb2.SubmitToolResultsResponse]
     """Returns results of front-end calls without a stream, in parts, from any
     client of the same user. Each result gets its own receipt; a bad one does
@@ -298,6 +307,15 @@ class AgentServiceAsyncStub(AgentServiceStub):
 
     Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
     or 1 MiB behind; metadata says where to resume).
+    """
+    LeaseCall: _aio.UnaryUnaryMultiCallable[_agent_pb2.LeaseCallRequest, _agent_pb2.LeaseCallResponse]  # type: ignore[assignment]
+    """Leases one offered call to a client without a stream, as a Session does to
+    its own: granted if nobody holds it, and never of tools that came with the
+    session of another client. Ask again to keep it. An `offer_epoch` beyond 1
+    says that a client before may have run the call: repeat only what is safe to
+    repeat. Idempotent.
+
+    Errors: CALL_NOT_FOUND.
     """
     SubmitToolResults: _aio.UnaryUnaryMultiCallable[_agent_pb2.SubmitToolResultsRequest, _agent_pb2.SubmitToolResultsResponse]  # type: ignore[assignment]
     """Returns results of front-end calls without a stream, in parts, from any
@@ -514,6 +532,21 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
 
         Errors: RUN_NOT_FOUND, SEQ_BEYOND_END, SLOW_CONSUMER (more than 256 events
         or 1 MiB behind; metadata says where to resume).
+        """
+
+    @_abc_1.abstractmethod
+    def LeaseCall(
+        self,
+        request: _agent_pb2.LeaseCallRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_agent_pb2.LeaseCallResponse, _abc.Awaitable[_agent_pb2.LeaseCallResponse]]:
+        """Leases one offered call to a client without a stream, as a Session does to
+        its own: granted if nobody holds it, and never of tools that came with the
+        session of another client. Ask again to keep it. An `offer_epoch` beyond 1
+        says that a client before may have run the call: repeat only what is safe to
+        repeat. Idempotent.
+
+        Errors: CALL_NOT_FOUND.
         """
 
     @_abc_1.abstractmethod

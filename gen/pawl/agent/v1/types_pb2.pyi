@@ -130,7 +130,9 @@ class ToolResult(_message.Message):
     is_error: _builtins.bool
     """True if the content is an error for the model."""
     offer_epoch: _builtins.int
-    """The lease under which it was run; required on a Session, 0 without one."""
+    """The lease under which it was run; required on a Session and with a
+    `client_id`, 0 without one.
+    """
     def __init__(
         self,
         *,

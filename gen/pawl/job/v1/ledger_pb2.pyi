@@ -2058,7 +2058,7 @@ class LeaseOfferRequest(_message.Message):
     """Seconds of the lease, 1 to 300."""
     session_id: _builtins.str
     """The stream by which the client asks: a new id for each; of two the greater
-    one is the newer.
+    one is the newer. Empty for a client without a stream, which is older than any.
     """
     def __init__(
         self,

@@ -18,6 +18,7 @@ from pawl.agent_loop.app.frames import CallDecision, ToolProgress, ToolResult
 from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
 from pawl.agent_loop.app.public_values import (
     NOBODY,
+    CallView,
     ClientSession,
     DecisionCommand,
     DecisionRight,
@@ -34,7 +35,7 @@ from pawl.agent_loop.domain.command import CallResolution, Cancel, Pause, Resolv
 from pawl.agent_loop.domain.limits import TOKENS_MAX
 from pawl.agent_loop.domain.run import StopCause
 from pawl.chassis.auth import Principal, check_decides
-from pawl.chassis.ids import CallId, CommandId, IdSource, RequestId, RunId
+from pawl.chassis.ids import CallId, ClientId, CommandId, IdSource, RequestId, RunId
 from pawl.errors import (
     AlreadyExists,
     CallNotFound,
@@ -74,24 +75,56 @@ def derived_id(*parts: str) -> RequestId:
 class Inbox:
     """Sends commands to runs."""
 
-    def __init__(self, *, ledger: PublicLedger, checker: CallChecker, ids: IdSource, now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        *,
+        ledger: PublicLedger,
+        checker: CallChecker,
+        ids: IdSource,
+        now: Callable[[], float],
+        lease_seconds: float = 30.0,
+    ) -> None:
         self._ledger = ledger
         self._now = now
         self._checker = checker
         self._ids = ids
+        self.lease_seconds = lease_seconds
+
+    async def lease(
+        self, caller: Principal, run_id: RunId, call_id: CallId, client_id: ClientId
+    ) -> tuple[bool, CallView]:
+        """Lease an offered call to a client without a stream for `lease_seconds`, or renew that; return the call.
+
+        Raises:
+            CallNotFound
+        """
+        answer = await self._ledger.lease_offer(
+            caller, run_id, call_id, client=ClientSession(client_id=client_id), lease_seconds=self.lease_seconds
+        )
+        if answer.call is None:
+            raise CallNotFound
+        return answer.granted, answer.call
 
     async def submit_results(
-        self, caller: Principal, request_id: RequestId, run_id: RunId, results: Sequence[ToolResult]
+        self,
+        caller: Principal,
+        request_id: RequestId,
+        run_id: RunId,
+        results: Sequence[ToolResult],
+        client_id: ClientId = NOBODY.client_id,
     ) -> tuple[list[Reply], RunView]:
         """Bring results without a stream; return one reply each, in order, and the run after them.
+
+        Of a client, those of the calls that it has leased.
 
         A result that is wrong is refused alone. Idempotent by request id and call.
 
         Raises:
             RunNotFound
         """
+        client = ClientSession(client_id=client_id)
         replies = await asyncio.gather(
-            *(_alone(self.submit_result(caller, _derived(request_id, result), result)) for result in results)
+            *(_alone(self.submit_result(caller, _derived(request_id, result), result, client)) for result in results)
         )
         if any(reply.reason == RunNotFound.reason for reply in replies):
             raise RunNotFound

@@ -97,13 +97,20 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
             async for page in pages:
                 await _write(context, _watch_response(page))
 
+    async def LeaseCall(self, request: pb.LeaseCallRequest, context: Context) -> pb.LeaseCallResponse:
+        run_id, call_id = convert.run_id(request), check_id(request.call_id, "call_id")
+        client_id = check_id(request.client_id, "client_id")
+        granted, call = await self._inbox.lease(require_user(), run_id, call_id, client_id)
+        return pb.LeaseCallResponse(granted=granted, call=_calls([call])[0], lease_seconds=self._inbox.lease_seconds)
+
     async def SubmitToolResults(
         self, request: pb.SubmitToolResultsRequest, context: Context
     ) -> pb.SubmitToolResultsResponse:
         run_id = convert.run_id(request)
         request_id = convert.request_id(request)
         results = convert.tool_results(request.results, run_id=run_id)
-        replies, run = await self._inbox.submit_results(require_user(), request_id, run_id, results)
+        client_id = check_id(request.client_id, "client_id", optional=True)
+        replies, run = await self._inbox.submit_results(require_user(), request_id, run_id, results, client_id)
         receipts = [_receipt(reply, run_id, result.call_id) for reply, result in zip(replies, results, strict=True)]
         return pb.SubmitToolResultsResponse(receipts=receipts, run=_run(run))
 

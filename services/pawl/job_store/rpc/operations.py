@@ -257,7 +257,7 @@ def lease_offer(request: ledger_pb2.LeaseOfferRequest) -> LeaseOffer:
         call=call_key(request),
         user_id=check_id(request.user_id, "user_id"),
         client_id=check_id(request.client_id, "client_id"),
-        session_id=check_id(request.session_id, "session_id"),
+        session_id=check_id(request.session_id, "session_id", optional=True),
         lease_seconds=lease_seconds(request.lease_seconds),
     )
 

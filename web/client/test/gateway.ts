@@ -1,0 +1,16 @@
+import { Pawl } from "../src/index";
+
+export type Answer = string | Response | Error | object;
+
+/** A client whose gateway gives one answer after the other, the last again and again, and what it was asked. */
+export function client(...answers: Answer[]): { pawl: Pawl; asked: any[] } {
+  const asked: any[] = [];
+  const fetch = async (_: unknown, request?: RequestInit): Promise<Response> => {
+    asked.push(JSON.parse(request!.body as string));
+    const answer = answers[Math.min(asked.length, answers.length) - 1]!;
+    if (answer instanceof Error) throw answer;
+    if (answer instanceof Response) return answer.clone();
+    return typeof answer === "string" ? new Response(answer) : Response.json(answer);
+  };
+  return { pawl: new Pawl({ fetch }), asked };
+}
