@@ -328,7 +328,7 @@ async def leased(stub: AgentServiceAsyncStub, client_id: str, call_id: str = "ca
     return response.granted, response.call.offer.offer_epoch
 
 
-async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> types_pb2.ReceiptStatus:
+async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> types_pb2.ReceiptStatus.ValueType:
     result = types_pb2.ToolResult(call_id="call_1", content_json=b"1", offer_epoch=epoch)
     request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", client_id=client_id, results=[result])
     return (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status
