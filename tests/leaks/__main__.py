@@ -26,8 +26,9 @@ _WINDOWS = 8
 _CYCLE_TOLERANCE = Tolerance(tasks=0.2, descriptors=0.5, threads=0.2, objects=100.0, blocks=400.0, kib=1024.0)
 # Of an operation. What each leaves behind would show as one or more; the rest is buffers that fill, and noise.
 _TOLERANCE = Tolerance(tasks=0.02, descriptors=0.02, threads=0.01, objects=2.0, blocks=6.0, kib=2.0)
-# The fewer the operations, the more weighs what only fills up, such as the last 4,096 claims of a worker.
-_SHORT_TOLERANCE = Tolerance(tasks=0.05, descriptors=0.05, threads=0.02, objects=20.0, blocks=200.0, kib=20.0)
+# The fewer the operations, the more weighs what only fills up, such as the last 4,096 claims of a worker, and what is
+# under way at one sample and not at another: some 400 objects. A run or a stream that stays has hundreds.
+_SHORT_TOLERANCE = Tolerance(tasks=0.05, descriptors=0.05, threads=0.02, objects=10.0, blocks=100.0, kib=20.0)
 _LONG_OPERATIONS = 4000
 
 

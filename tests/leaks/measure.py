@@ -14,7 +14,11 @@ from typing import Final
 import asyncpg
 import psutil
 
+from pawl.chassis.database_kept import KeptConnections
+
 _SETTLE_SECONDS_MAX: Final = 10.0
+# Of tool-registry, which listens for the calls of workers on one that has run nothing else.
+_LISTENING: Final = 1
 _TYPES_SHOWN: Final = 12
 # What may be under way, or in a pool, at one sample and not at the other.
 _NOISE: Final = {"tasks": 10, "descriptors": 10, "threads": 4, "objects": 1000, "blocks": 4000, "kib": 4096}
@@ -59,7 +63,7 @@ async def take(operations: int, before: Sample | None) -> Sample:
         ):
             break
         await asyncio.sleep(0.1)
-    await _renew_connections()
+    await _close_connections()
     for _ in range(2):
         gc.collect()
     _give_back()
@@ -75,14 +79,34 @@ async def take(operations: int, before: Sample | None) -> Sample:
     )
 
 
-async def _renew_connections() -> None:
-    """Replace the connections of every pool: each keeps up to 100 prepared statements, which differ with its work."""
-    for found in gc.get_objects():
-        if type(found) is asyncpg.Pool and not found.is_closing():
-            await found.expire_connections()
-            taken = [await found.acquire() for _ in range(found.get_idle_size())]
-            for connection in taken:
-                await found.release(connection)
+async def _close_connections() -> None:
+    """Close the connections of every pool: each keeps up to 100 prepared statements, which differ with its work.
+
+    Services at rest look into their databases now and then: this waits for a moment at which none does.
+    """
+    loop = asyncio.get_running_loop()
+    give_up = loop.time() + _SETTLE_SECONDS_MAX
+    everything = gc.get_objects()
+    pools = [found for found in everything if type(found) is asyncpg.Pool and not found.is_closing()]
+    # As far as their pool knows, what these hold is in use.
+    kept = [found for found in everything if type(found) is KeptConnections]
+    del everything
+    while True:
+        for pool in pools:
+            for _ in range(pool.get_idle_size()):
+                (await pool.acquire()).terminate()
+        for each in kept:
+            await each.expire()
+        # None of this waits as a rule, so that nobody has opened one meanwhile.
+        if sum(pool.get_size() for pool in pools) <= _LISTENING or loop.time() > give_up:
+            break
+        await asyncio.sleep(0.01)
+        # One that is being opened while all expire would have to be opened again.
+        while any(pool.get_size() < pool.get_min_size() for pool in pools) and loop.time() < give_up:
+            await asyncio.sleep(0.01)
+    # Enough for the loop to close the sockets, and too little for a pool to open the one that it always has.
+    for _ in range(2):
+        await asyncio.sleep(0)
 
 
 def _give_back() -> None:
