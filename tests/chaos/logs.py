@@ -13,7 +13,7 @@ _WRONG = re.compile(
     r"|\"level\": ?\"critical\"|StatusCode\.INTERNAL|\"code\": ?\"INTERNAL\""
 )
 # What gRPC says by itself of a connection that broke, with any code; the service takes it for UNAVAILABLE.
-_BROKEN = re.compile(r"\"event\": ?\"rpc\.unreachable\"")
+_BROKEN = re.compile(r"\"event\": ?\"(rpc\.unreachable|health\.lost)\"")
 _REFUSED = re.compile(r"\"event\": ?\"chat\.refused\"")
 _LINE_MAX = 400
 

@@ -63,12 +63,12 @@ class HealthMonitor:
         """Probe everything once and publish the outcome."""
         names = list(self._probes)
         outcomes = await asyncio.gather(*(self._probe(name) for name in names))
-        for name, failure in zip(names, outcomes, strict=True):
+        for name, (failure, detail) in zip(names, outcomes, strict=True):
             if failure is None and self._failures.pop(name, None) is not None:
                 _log.info("health.recovered", dependency=name)
             elif failure is not None and self._failures.get(name) != failure:
                 self._failures[name] = failure
-                _log.warning("health.lost", dependency=name, error=failure)
+                _log.warning("health.lost", dependency=name, error=failure, detail=detail)
         self._serving = all(self._probes[name][1] for name in self._failures)
         if self._server is not None:
             self._server.set_health(serving=self._serving)
@@ -87,12 +87,13 @@ class HealthMonitor:
             await asyncio.sleep(_INTERVAL_SECONDS)
             await self.check()
 
-    async def _probe(self, name: str) -> str | None:
+    async def _probe(self, name: str) -> tuple[str | None, str]:
+        """Return what failed, None if nothing, and the details that are for logs only."""
         try:
             async with asyncio.timeout(_TIMEOUT_SECONDS):
                 await self._probes[name][0]()
         except TimeoutError:
-            return f"no answer in {_TIMEOUT_SECONDS:g} s"
+            return f"no answer in {_TIMEOUT_SECONDS:g} s", ""
         except Exception as error:  # noqa: BLE001  # a probe fails in whatever way its driver does
-            return type(error).__name__
-        return None
+            return type(error).__name__, "; ".join(getattr(error, "__notes__", ()))
+        return None, ""

@@ -18,7 +18,7 @@ from typing import Any, Final, Self, TypeAlias
 import grpc
 
 from pawl.batch.v1 import batch_pb2
-from pawl.chassis import status, tasks
+from pawl.chassis import logs, status, tasks
 from pawl.chassis.parts import in_parts
 from pawl.chassis.rpc_replicas import Standing, choose
 from pawl.chassis.tasks import within
@@ -47,6 +47,7 @@ _GIVEN_UP_SECONDS: Final = 5.0
 # A stream that is not open after so long takes no call: those that wait for it go to another replica, if one is well.
 _OPENING_SECONDS: Final = 0.5
 
+_log = logs.get_logger(__name__)
 
 Shown: TypeAlias = tuple[tuple[str, str], ...]
 """The metadata by which this process says who it is."""
@@ -132,6 +133,19 @@ class Line:
         self.away_until = -math.inf
         self.busy_until = -math.inf
         self._state = state
+        self._failures = 0
+
+    def lose(self, failure: PawlError) -> None:
+        """Take note that a stream broke or could not be opened, and log the first since one was of use."""
+        if not self._failures:
+            _log.info("rpc.unreachable", address=self.name, detail="; ".join(getattr(failure, "__notes__", ())))
+        self._failures += 1
+
+    def find(self) -> None:
+        """Take note that the other side answers, and log it if it did not before."""
+        if self._failures:
+            _log.info("rpc.reachable", address=self.name, failures=self._failures)
+            self._failures = 0
 
     def standing(self, now: float) -> Standing:
         """Return how it stands with the replica at this time of the event loop."""
@@ -281,6 +295,7 @@ class _Stream:
             if not await self._opens(rpc):
                 failure = DependencyUnavailable("the other side does not answer")
                 self._line.away_until = asyncio.get_running_loop().time() + _GIVEN_UP_SECONDS
+                self._line.lose(failure)
                 return
             writers.append(asyncio.get_running_loop().create_task(self._write(rpc), name="batch.write"))
             async for response in rpc:
@@ -288,6 +303,7 @@ class _Stream:
         except grpc.aio.AioRpcError as error:
             failure = _why_broken(error)
             self._line.away_until = asyncio.get_running_loop().time() + _AWAY_SECONDS
+            self._line.lose(failure)
         finally:
             timer.cancel()
             self._leave_line()
@@ -331,6 +347,7 @@ class _Stream:
 
     def _take(self, response: batch_pb2.BatchResponse) -> None:
         self._asked_at = None
+        self._line.find()
         for reply in response.replies:
             call = self._calls.get(reply.id)
             if call is None:

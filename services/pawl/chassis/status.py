@@ -12,7 +12,6 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]  # ships .pyi but no py.typed
 
 from pawl.batch.v1 import batch_pb2
-from pawl.chassis import logs
 from pawl.errors import (
     DeadlineExceeded,
     DependencyUnavailable,
@@ -35,8 +34,6 @@ _METADATA_BYTES_MAX: Final = 200
 _UNREACHABLE: Final = "another service of the suite cannot be reached or is not ready"
 # Codes that gRPC gives by itself where a connection cannot be made, or breaks.
 _BROKEN: Final = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
-
-_log = logs.get_logger(__name__)
 
 CODES: Final = MappingProxyType({kind: grpc.StatusCode[kind.value] for kind in Kind})
 """The gRPC code of each kind."""
@@ -68,8 +65,8 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: PawlError) -
 def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
     """Return the error that the peer raised, or what its gRPC code says.
 
-    A peer that cannot be reached is DependencyUnavailable, in our words: gRPC's
-    name addresses. A reason that this version does not know gives an error of its
+    A peer that cannot be reached is DependencyUnavailable, in our words: gRPC's,
+    which name addresses, are a note on it for logs. A reason that this version does not know gives an error of its
     kind that keeps the reason. An INTERNAL of a peer stays one, with the peer's
     error id; where gRPC itself says so, the connection broke.
     """
@@ -81,8 +78,9 @@ def from_rpc_error(error: grpc.aio.AioRpcError) -> PawlError:
         # gRPC itself says so about a message over the limit, at either end.
         return TooLarge() if "larger than max" in message else Overloaded()
     if error.code() in _BROKEN:
-        _log.info("rpc.unreachable", code=error.code().name, detail=message)
-        return DependencyUnavailable(_UNREACHABLE)
+        unreachable = DependencyUnavailable(_UNREACHABLE)
+        unreachable.add_note(f"{error.code().name}: {message}")
+        return unreachable
     return by_kind[_KINDS.get(error.code(), Kind.INTERNAL)]()
 
 

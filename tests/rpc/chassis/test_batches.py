@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.wrappers_pb2 import StringValue
+from structlog.testing import capture_logs
 
 from pawl.batch.v1 import batch_pb2
 from pawl.batch.v1.batch_pb2_grpc import BatchServiceStub
@@ -222,6 +223,32 @@ async def test_a_server_that_comes_back_is_found(serve: Serve) -> None:
         async with asyncio.timeout(10):
             while not await answers():
                 await asyncio.sleep(0.05)
+
+
+async def test_a_server_that_is_away_is_logged_once_and_once_when_it_is_back(serve: Serve) -> None:
+    with capture_logs() as logged:
+        async with serve(service_only=True) as server:
+            channel = open_channel(server.address, batches=True)
+            stub = EchoStub(channel)
+            assert await stub.call("unary", "hello") == ["hello"]
+        async with channel:
+            for _ in range(20):
+                with pytest.raises(DependencyUnavailable), translating():
+                    await stub.call("unary", "hello")
+            async with serve(service_only=True):
+
+                async def answers() -> bool:
+                    with suppress(DependencyUnavailable):
+                        return await stub.call("unary", "back") == ["back"]
+                    return False
+
+                await until(answers)
+                assert await stub.call("unary", "still") == ["still"]
+    lost, found = [entry for entry in logged if entry["event"].startswith("rpc.") and "reachable" in entry["event"]]
+    assert (lost["event"], lost["address"]) == ("rpc.unreachable", server.address)
+    assert lost["detail"].startswith("UNAVAILABLE: ")
+    assert (found["event"], found["address"]) == ("rpc.reachable", server.address)
+    assert found["failures"] >= 20
 
 
 async def test_a_stop_lets_calls_finish_and_sends_new_ones_elsewhere(serve: Serve, servicer: EchoServicer) -> None:
