@@ -97,14 +97,12 @@ def application(
         status = error.status_code if isinstance(error, HTTPException) else 404
         if status != 405:  # noqa: PLR2004
             return refusal(MethodNotFound("There is nothing here."), status=status)
-        allowed = ", ".join(_methods(routes[:-1], request) or _methods(routes, request))
-        text = f"{request.method} does not go with this address: it takes {allowed}."
-        return refusal(MethodNotFound(text), status=status, headers={"Allow": allowed})
+        return _wrong_method(request, _methods(routes[:-1], request) or sorted(routes[-1].methods or ()))
 
     async def show(request: Request) -> Response:
         # It takes every address, also those whose own routes take another method.
-        if _methods(routes[:-1], request):
-            raise HTTPException(405)
+        if methods := _methods(routes[:-1], request):
+            return _wrong_method(request, methods)
         return await pages.page(request)
 
     async def check(_: Request) -> Response:
@@ -139,6 +137,13 @@ def _methods(routes: Sequence[Route], request: Request) -> list[str]:
     """Return the methods that the routes of an address take."""
     here = (route for route in routes if route.path_regex.match(request.url.path))
     return sorted(set[str]().union(*(route.methods or () for route in here)))
+
+
+def _wrong_method(request: Request, methods: Sequence[str]) -> Response:
+    """Return the answer to a request whose method is none of those that its address takes."""
+    allowed = ", ".join(methods)
+    text = f"{request.method} does not go with this address: it takes {allowed}."
+    return refusal(MethodNotFound(text), status=405, headers={"Allow": allowed})
 
 
 def _shared(app: ASGIApp, origins: Collection[str]) -> ASGIApp:
