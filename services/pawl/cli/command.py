@@ -9,7 +9,8 @@ import inspect
 import re
 import secrets
 import sys
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, tzinfo
 from pathlib import Path
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from rich.console import Console
 
 from pawl.cli.failure import CommandError, explain
-from pawl.client import AsyncClient
+from pawl.client import AsyncClient, forms
 from pawl.client.target import Asks
 
 EXIT_UNSUCCESSFUL: Final = 1
@@ -143,17 +144,27 @@ def narrows(context: typer.Context, parameter: typer.CallbackParam, given: str |
     return given
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Tell people of a file that the body cannot read.
+
+    Raises:
+        CommandError: it cannot.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
+
+
 def read_file(path: Path, bytes_max: int = -1) -> bytes:
     """Return what a file has, the first `bytes_max` bytes of it if that is given.
 
     Raises:
         CommandError: it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return file.read(bytes_max)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
+    with reading(path):
+        return forms.read_file(path, bytes_max)
 
 
 def secret_of(given: str) -> str:

@@ -9,8 +9,7 @@ import typer
 from rich.console import Console
 
 from pawl.cli import wording
-from pawl.cli.command import command
-from pawl.cli.failure import CommandError
+from pawl.cli.command import command, reading
 from pawl.cli.runs import show_table
 from pawl.client import AsyncClient
 from pawl.tool.v1 import document_pb2
@@ -45,10 +44,8 @@ async def add(
     shared: OfStore = False,
 ) -> None:
     """Add a document, or replace the one of its name."""
-    try:
+    with reading(file):
         put = await target.upload(file, name=name, language=language, shared=shared)
-    except OSError as error:
-        raise CommandError(f"{file} cannot be read: {error.strerror}.") from None
     done = "Added" if put.created else "Replaced"
     console.print(f"{done} {wording.one_line(put.document.name)}.", markup=False, soft_wrap=True)
 

@@ -21,9 +21,9 @@ from pawl.cli.command import EXIT_UNSUCCESSFUL, command, narrows, read_file, sec
 from pawl.cli.failure import CommandError
 from pawl.cli.transcript import ENDED, Transcript, decides, hint
 from pawl.client import AsyncClient, file, form, image
-from pawl.client.forms import SCHEMA_BYTES_MAX
+from pawl.client.forms import IMAGE_BYTES_MAX, SCHEMA_BYTES_MAX
 from pawl.errors import PawlError
-from pawl.event.v1 import event_pb2, gap_pb2, message_pb2, run_pb2
+from pawl.event.v1 import event_pb2, gap_pb2, run_pb2
 
 Json = Annotated[bool, typer.Option("--json", help="Print each event as one line of JSON.")]
 Reasoning = Annotated[bool, typer.Option("--reasoning", help="Show the model's reasoning whole.")]
@@ -135,7 +135,7 @@ async def run(
     started = await target.start(
         text,
         parts=[
-            *map(_image, images or ()),
+            *(image(read_file(path, IMAGE_BYTES_MAX + 1)) for path in images or ()),
             *map(file, files or ()),
             *(file(name, shared=True) for name in shared_files or ()),
         ],
@@ -157,13 +157,6 @@ async def run(
 def effort_of(effort: Thinking | None) -> run_pb2.ReasoningEffort.ValueType:
     """Return an effort as the contract has it."""
     return run_pb2.ReasoningEffort.Value(f"REASONING_EFFORT_{effort.name if effort else 'UNSPECIFIED'}")
-
-
-def _image(path: Path) -> message_pb2.Part:
-    try:
-        return image(path)
-    except OSError as error:
-        raise CommandError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 @command()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from pawl.agent.v1 import agent_pb2, types_pb2, whoami_pb2
 from pawl.agent.v1 import conversation_pb2 as requests_pb2
 from pawl.client.decisions import check_taken, checked
-from pawl.client.forms import natural, parts_of
+from pawl.client.forms import natural, parts_of, read_file
 from pawl.client.history import history
 from pawl.client.jobs import JobVerbs
 from pawl.client.session import AsyncSession, definitions_of
@@ -466,8 +466,7 @@ def _owner(*, shared: bool) -> document_pb2.DocumentOwner.ValueType:
 
 
 def _read(file: Path) -> str:
-    with file.open("rb") as opened:
-        content = opened.read(_TEXT_BYTES_MAX + 1)
+    content = read_file(file, _TEXT_BYTES_MAX + 1)
     if len(content) > _TEXT_BYTES_MAX:
         raise TooLarge(f"{file} is over {_TEXT_BYTES_MAX} bytes. Cut it into several documents")
     try:

@@ -26,7 +26,7 @@ def image(content: bytes | str | Path) -> message_pb2.Part:
         OSError: the file cannot be read.
         TooLarge: it is over 1 MiB.
     """
-    data = content if isinstance(content, bytes) else _read(Path(content))
+    data = content if isinstance(content, bytes) else read_file(Path(content), IMAGE_BYTES_MAX + 1)
     if len(data) > IMAGE_BYTES_MAX:
         raise TooLarge(f"an image has at most {IMAGE_BYTES_MAX} bytes. Make it smaller")
     return message_pb2.Part(image=message_pb2.ImagePart(data=data))
@@ -63,9 +63,14 @@ def natural(number: object, field: str) -> int:
     raise InvalidField(f"{field}: a whole number from 0 to {_NUMBER_MAX}", field=field)
 
 
-def _read(path: Path) -> bytes:
+def read_file(path: Path, bytes_max: int) -> bytes:
+    """Return the first `bytes_max` bytes of a file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
     with path.open("rb") as opened:
-        return opened.read(IMAGE_BYTES_MAX + 1)
+        return opened.read(bytes_max)
 
 
 def form(schema: Mapping[str, Any] | bytes, *, name: str = "", strict: bool = False) -> run_pb2.ResponseFormat:

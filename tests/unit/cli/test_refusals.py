@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -119,3 +120,22 @@ def test_what_narrows_a_command_down_never_means_everything_when_it_is_empty(com
     refused = CliRunner().invoke(app, command, env={"PAWL_ADDRESS": NOBODY})
     assert refused.exit_code == 2
     assert "it is empty. Leave it out for all." in refused.output
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("run", "look", "--image"),
+        ("run", "look", "--schema"),
+        ("documents", "add"),
+        ("conversations", "import"),
+        ("apply", "--file"),
+    ],
+    ids=" ".join,
+)
+def test_a_file_that_cannot_be_read_is_refused_in_the_same_words_everywhere(
+    command: tuple[str, ...], tmp_path: Path
+) -> None:
+    none = tmp_path / "none.yaml"
+    refused = CliRunner().invoke(app, [*command, str(none)], env={"PAWL_ADDRESS": NOBODY})
+    assert (refused.exit_code, refused.output) == (2, f"{none} cannot be read: No such file or directory.\n")
