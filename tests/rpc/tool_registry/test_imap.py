@@ -220,6 +220,43 @@ async def test_a_server_that_does_not_answer_is_given_up(server: ImapServer, mon
         await read(server)
 
 
+class SlowServer(ImapServer):
+    """It sends the beginning of a third mail, and `time` is over, or the connection."""
+
+    def __init__(self, end: bytes) -> None:
+        super().__init__()
+        self.time = 0.0
+        self._end = end
+
+    async def _answer(self, command: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+        if not command.startswith("UID FETCH 3 "):
+            return await super()._answer(command, reader, writer)
+        if self._end:
+            self.time = 2 * SESSION_SECONDS
+        writer.write(b"* 3 FETCH (UID 3 RFC822.SIZE 100 BODY[]<0> {100}\r\nFrom: Ann")
+        if not self._end:
+            writer.close()
+        return self._end
+
+
+@pytest.mark.parametrize("end", [b" <ann", b""], ids=["the time is over", "the connection ends"])
+async def test_mails_that_came_whole_are_kept_when_a_look_ends_before_it_is_done(
+    monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    """Else a mailbox whose mails come slowly would be read from the same mail on for ever."""
+    async with SlowServer(end) as slow:
+        for number in range(5):
+            slow.add(MAIL.format(number))
+        monkeypatch.setattr(imap, "time", SimpleNamespace(monotonic=lambda: slow.time))
+        found = await read(slow)
+        assert ([mail.uid for mail in found.mails], found.has_more) == ([1, 2], True)
+        slow.time = 0.0
+        with pytest.raises(MailboxUnreachable):
+            await read(slow, 2)
+        slow.time = 0.0
+        assert [mail.uid for mail in (await read(slow, 3)).mails] == [4, 5]
+
+
 async def test_addresses_that_do_not_answer_have_the_time_of_one_look_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever chooses what a name means does not choose for how long a place is taken."""
     now = 100.0

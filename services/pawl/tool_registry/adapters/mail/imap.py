@@ -233,14 +233,22 @@ def _mails(session: _Session, folder: str, wanted: Wanted) -> RawMails:
 
 
 def _first_mails(session: _Session, wanted: Wanted, next_uid: int) -> tuple[Sequence[RawMail], int]:
-    """Return the mails of the first range of which any can be fetched, and the last UID that is listed there."""
+    """Return the mails of the first range of which any can be fetched, and the last UID that is listed there.
+
+    If the session ends while they come, those that came whole are returned.
+    """
     for uids in _ranges(session, wanted.after_uid, next_uid):
         mails: list[RawMail] = []
         taken = 0
         for uid in uids:
             if taken > _MAILS_BYTES_MAX or len(mails) == wanted.mails_max:
                 break
-            mail = _mail(session, uid)
+            try:
+                mail = _mail(session, uid)
+            except (OSError, imaplib.IMAP4.abort):
+                if not mails:
+                    raise
+                break  # The time is over, or the connection: the next look goes on behind those that came whole.
             if mail is not None:
                 taken += len(mail.content)
                 mails.append(mail)
