@@ -24,8 +24,8 @@ _WINDOWS_WARM = 2
 _WINDOWS = 8
 # Of a cycle: a service that leaves one of its parts behind leaves hundreds of objects.
 _CYCLE_TOLERANCE = Tolerance(tasks=0.2, descriptors=0.5, threads=0.2, objects=100.0, blocks=400.0, kib=1024.0)
-# Of an operation, half of which are runs: an object that each run leaves behind shows as 0.5. Blocks are also what fills
-# up to a bound: agent-loop knows its last 4,096 claims, some ten blocks each.
+# Of an operation, half of which are runs: an object that each run leaves behind shows as 0.5. Blocks are also what
+# fills up to a bound: agent-loop knows its last 4,096 claims, some ten blocks each.
 _TOLERANCE = Tolerance(tasks=0.02, descriptors=0.02, threads=0.01, objects=0.3, blocks=6.0, kib=2.0)
 # The fewer the operations, the more weighs what only fills up, such as the last 4,096 claims of a worker, and what is
 # under way at one sample and not at another: some 400 objects. A run or a stream that stays has hundreds.
