@@ -64,6 +64,8 @@ class Nobody:
 
     async def work_ready(self) -> None: ...
 
+    async def inboxes_changed(self, inboxes: object) -> None: ...
+
 
 class MemoryLedger(WorkerLedgerClient):
     """A `WorkerLedger`, with what tests need to start runs and to send commands.

@@ -7,7 +7,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from pawl.agent_loop.adapters.views import logged_event
+from pawl.agent_loop.app.public_ports import LiveSubscription
 from pawl.agent_loop.app.public_values import LoggedEvent
+from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import event_pb2
 
 
@@ -19,6 +21,7 @@ class FakeLive:
         self.lose: Callable[[int], bool] = lambda _seq: False
         self.takers: defaultdict[str, list[Callable[[LoggedEvent], Awaitable[None]]]] = defaultdict(list)
         self.subscriptions = 0
+        self.inboxes: list[Callable[[StoreId, UserId], None]] = []
         self.viewers: list[tuple[str, str, str]] = []
 
     async def subscribe(
@@ -27,6 +30,10 @@ class FakeLive:
         self.subscriptions += 1
         self.takers[run_id].append(take)
         return FakeSubscription(self, run_id, take)
+
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> LiveSubscription:
+        self.inboxes.append(changed)
+        return FakeSubscription(self, "", _nothing)
 
     async def tell_viewers(self, viewers: Sequence[tuple[str, str, str]]) -> None:
         self.viewers += viewers
@@ -39,6 +46,9 @@ class FakeLive:
         if self.connected and not self.lose(event.seq):
             for take in list(self.takers[event.run_id]):
                 await take(logged_event(event_pb2.RunEvent.FromString(event.SerializeToString())))
+
+
+async def _nothing(_event: LoggedEvent) -> None: ...
 
 
 @dataclass(slots=True)

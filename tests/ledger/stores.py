@@ -119,6 +119,9 @@ class Announcements:
     async def work_ready(self) -> None:
         """Too often is no fault."""
 
+    async def inboxes_changed(self, inboxes: object) -> None:
+        """Too often is no fault."""
+
 
 class _QuietHistory(History):
     def tell(self, line: str) -> None:

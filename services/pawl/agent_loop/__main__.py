@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 import grpc
 
@@ -57,10 +58,11 @@ async def main(stop: asyncio.Event) -> None:
         worker = await _worker(service, settings, bus, job_store, registry) if settings.drives_runs else None
         server = service.rpc_server(KeySyncClient(job_store))
         if settings.serves_clients:
+            live = BusEvents(bus)
             clients = ClientSide(
                 ledger=PublicLedgerClient(job_store, worker.wake) if worker else PublicLedgerClient(job_store),
                 agents=AgentLedgerClient(job_store),
-                live=BusEvents(bus),
+                live=live,
                 checker=registry,
                 tools=registry,
                 documents=registry,
@@ -70,6 +72,7 @@ async def main(stop: asyncio.Event) -> None:
                 takes_images=settings.takes_images,
             )
             await service.enter(clients.watches)
+            service.background.start("looks", partial(clients.pending.follow, live))
             clients.add_to(server)
             starting = Starting(clients.messages, gone_from_file(settings, service.clock))
             schedules = Schedules(ledger=ScheduleLedgerClient(job_store), starting=starting, clock=service.clock)

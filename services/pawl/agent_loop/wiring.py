@@ -103,11 +103,12 @@ class ClientSide:
                 times=times.sessions,
             ),
         )
+        self.pending = Pending(ledger=ledger, clock=clock)
         self.servicer = AgentServicer(
             ledger=ledger,
             messages=self.messages,
             inbox=self.inbox,
-            pending=Pending(ledger=ledger, clock=clock),
+            pending=self.pending,
             watches=self.watches,
             sessions=self.sessions,
             undoing=Undoing(ledger=ledger, defaults=defaults),

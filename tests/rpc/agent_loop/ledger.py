@@ -96,6 +96,8 @@ class _Announcer:
 
     async def work_ready(self) -> None: ...
 
+    async def inboxes_changed(self, inboxes: object) -> None: ...
+
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:

@@ -8,12 +8,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
-from pawl.agent_loop.app.looks import READERS_MAX
+import pytest
+
+from pawl.agent_loop.app.looks import FALLBACK_PAUSES, READERS_MAX
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.errors import DependencyUnavailable, PawlError, PermissionDenied
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.ledger import PlayedLedger, waiting_call
 
@@ -78,6 +81,17 @@ class World:
         self.ledger, self.clock = Ledger(), ManualClock()
         self.pending = Pending(ledger=self.ledger, clock=self.clock, poll_seconds=1.0)
         self.tabs: list[Tab] = []
+        self.live = FakeLive()
+        self.following: asyncio.Task[None] | None = None
+
+    async def follow(self) -> None:
+        """Hear what changes from now on."""
+        self.following = asyncio.create_task(self.pending.follow(self.live))
+        await self.clock.advance(2)
+
+    def say(self, user: str = "me", store: str = "local") -> None:
+        for changed in self.live.inboxes:
+            changed(StoreId(store), UserId(user))
 
     def open(self, caller: Principal, wanted: PendingFilter = MINE) -> Tab:
         self.tabs.append(tab := Tab(self.pending, caller, wanted))
@@ -99,6 +113,9 @@ async def _world() -> AsyncIterator[World]:
         yield made
     finally:
         await made.leave(*made.tabs)
+        if made.following is not None:
+            made.following.cancel()
+            await asyncio.gather(made.following, return_exceptions=True)
 
 
 async def test_five_hundred_watchers_of_one_user_cost_one_look_a_second() -> None:
@@ -200,3 +217,70 @@ async def test_many_users_wait_their_turn_at_the_ledger_and_none_is_refused() ->
             await world.settle()
         assert all(tab.told == [PendingPart(complete=True)] for tab in tabs)
         assert world.ledger.most_reading == READERS_MAX
+
+
+async def test_at_rest_a_user_costs_one_look_in_a_while_and_what_is_said_to_change_is_seen_after_a_pause() -> None:
+    async with _world() as world:
+        await world.follow()
+        mine, yours, of_store = world.open(ME), world.open(YOU), world.open(ADMIN, OF_STORE)
+        await world.clock.advance(2)
+        world.ledger.asked.clear()
+        await world.clock.advance(4 * FALLBACK_PAUSES)
+        assert world.ledger.asked == {("me", False): 4, ("you", False): 4, ("me", True): 4}
+        world.ledger.waiting["me"].append("call_3")
+        world.ledger.waiting["you"].append("call_4")
+        world.say("me", "other store")
+        world.say("me")
+        await world.clock.advance(1)
+        assert (mine.call_ids, of_store.call_ids) == (["call_1", "call_3"], ["call_1", "call_3"])
+        assert yours.call_ids == ["call_2"]
+
+
+@pytest.mark.parametrize("churn", [False, True])
+async def test_a_change_that_was_not_heard_of_is_seen_in_a_while(churn: bool) -> None:
+    """Also while others come and go, who have turns of their own."""
+    async with _world() as world:
+        await world.follow()
+        before = world.open(YOU)
+        mine = world.open(ME)
+        await world.clock.advance(2)
+        world.ledger.waiting["me"].append("call_3")
+        for _ in range(FALLBACK_PAUSES + 1):
+            if churn:
+                await world.leave(before)
+                before = world.open(YOU)
+            await world.clock.advance(1)
+        assert mine.call_ids == ["call_1", "call_3"]
+
+
+async def test_a_change_during_a_look_that_does_not_see_it_is_looked_for_again() -> None:
+    async with _world() as world:
+        await world.follow()
+        mine = world.open(ME)
+        await world.clock.advance(2)
+        world.ledger.gate.clear()
+        world.say()
+        await world.clock.advance(1)
+        assert world.ledger.now_reading == 1
+        world.ledger.waiting["me"].append("call_3")
+        world.say()
+        world.ledger.gate.set()
+        await world.clock.advance(2)
+        assert mine.call_ids == ["call_1", "call_3"]
+
+
+async def test_without_ears_everybody_is_looked_for_each_second_and_once_more_when_they_are_back() -> None:
+    async with _world() as world:
+        await world.follow()
+        world.open(ME)
+        await world.clock.advance(2)
+        world.live.connected = False
+        await world.clock.advance(2)
+        world.ledger.asked.clear()
+        await world.clock.advance(10)
+        assert world.ledger.asked["me", False] >= 9
+        world.live.connected = True
+        await world.clock.advance(3)
+        world.ledger.asked.clear()
+        await world.clock.advance(FALLBACK_PAUSES)
+        assert world.ledger.asked["me", False] == 1

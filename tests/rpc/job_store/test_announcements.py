@@ -16,7 +16,7 @@ from pawl.chassis.bus import Bus
 from pawl.chassis.database import Database
 from pawl.chassis.metrics import Metrics
 from pawl.errors import DependencyUnavailable
-from pawl.event.v1 import event_pb2, run_pb2, schedule_pb2
+from pawl.event.v1 import call_pb2, event_pb2, run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
@@ -25,7 +25,7 @@ from tests import servers
 from tests.rpc.job_store.conftest import StartReplica, eventually
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, Timer
 from tests.rpc.job_store.test_triggers import Hook
-from tests.rpc.job_store.user import User
+from tests.rpc.job_store.user import DIGEST, User
 
 STREAM = "PAWL_LIFECYCLE"
 
@@ -404,3 +404,45 @@ async def test_a_fire_that_a_stream_has_lost_is_told_again_under_its_id(
     await timer.fire_due()
     await eventually(lambda: has_messages(listener, 3))
     assert (await lifecycle(listener, 3))[:2] == before
+
+
+async def test_whoever_watches_an_inbox_is_told_of_each_change_of_it_and_of_nothing_else(
+    start: StartReplica, nats: servers.NatsServer, listener: Bus
+) -> None:
+    replica = await start(nats_url=nats.url)
+    await replica.bus.wait_connected()
+    heard = await hear(listener, "pawl.internal.v1.inboxes")
+    live = await hear(listener, "pawl.v1.acme.run.*.events")
+    user = User(replica.stub)
+
+    def fences() -> int:
+        return len([message for message in live if b"fence" in message.data])
+
+    async def said(*expected: str) -> None:
+        """Check what was said since the last time, up to an event that is written now and so is published last."""
+        before = fences()
+        await owner.commit(events=[event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="fence"))])
+
+        async def arrived() -> bool:
+            return fences() > before and len(heard) >= len(expected)
+
+        await eventually(arrived)
+        assert [message.data.decode() for message in heard] == list(expected)
+        heard.clear()
+
+    owner = await user.start()
+    await owner.commit(calls=[owner.call("call_0", call_pb2.CALL_STATE_RUNNING, index=0)])
+    await said()
+    told = '[["acme","ann"]]'
+    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED, index=1)])
+    await said(told)
+    await user.lease(owner.run_id, "call_1", "tab")
+    await said(told)
+    await owner.commit(
+        calls=[owner.call("call_2", call_pb2.CALL_STATE_AWAITING_APPROVAL, index=2, approval={"digest": DIGEST})]
+    )
+    await said(told)
+    await user.decide(owner.run_id, "call_2", call_pb2.DECISION_KIND_APPROVE)
+    await said(told)
+    await user.cancel(owner.run_id)
+    await said(told)

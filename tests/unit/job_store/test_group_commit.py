@@ -76,6 +76,9 @@ class Heard:
     async def wake(self, wakeups: Sequence[Wakeup]) -> None:
         raise AssertionError("there is nobody to wake")
 
+    async def inboxes_changed(self, inboxes: object) -> None:
+        raise AssertionError("nobody's inbox changed")
+
     async def work_ready(self) -> None:
         raise AssertionError("there is no work")
 

@@ -16,6 +16,7 @@ from pawl.chassis.bus import Bus
 from pawl.chassis.ids import RunId, StoreId, UserId
 from pawl.event.v1 import event_pb2
 
+_INBOXES: Final = "pawl.internal.v1.inboxes"
 _VIEWERS: Final = "pawl.internal.v1.viewers"
 _VIEWERS_MAX: Final = 1000
 """Viewers in one message."""
@@ -48,6 +49,18 @@ class BusEvents:
                     await take(logged_event(event))
 
         return await self._bus.subscribe(f"pawl.v1.{store_id}.run.{run_id}.events", deliver)
+
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> LiveSubscription:
+        async def deliver(subject: str, data: bytes) -> None:
+            try:
+                inboxes = msgspec.json.decode(data, type=list[tuple[StoreId, UserId]])
+            except msgspec.MsgspecError:
+                _log.warning("live.garbled", subject=subject)
+                return
+            for store_id, user_id in inboxes:
+                changed(store_id, user_id)
+
+        return await self._bus.subscribe(_INBOXES, deliver)
 
     async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
         for first in range(0, len(viewers), _VIEWERS_MAX):

@@ -1,30 +1,35 @@
 """Looks at what waits, shared by all who watch the same: a page is read once for those who ask for it together.
 
-They rest together, too, so they ask together. Whoever asks joins a read that has not begun yet and no other, so what
-they get is no older than their question; and of one view no more than one read is under way. Nobody waits for what
-another one does with a page.
+They look again when it is said that something else waits for a user, at most once a second, and every 15 s in case that
+was not heard; every second while it cannot be heard. They rest together, too, so they ask together. Whoever asks joins
+a read that has not begun yet and no other, so what they get is no older than their question; and of one view no more
+than one read is under way. Nobody waits for what another one does with a page.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
+from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Final, TypeAlias
 
-from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis import tasks
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import CredentialId
+from pawl.chassis.ids import CredentialId, StoreId, UserId
 
 READERS_MAX: Final = 64
 """Most pages that are read at once: of many views each is looked at later, and none is refused."""
 PAGE_SIZE: Final = 200
+FALLBACK_PAUSES: Final = 15
+"""So many pauses after a look the next one comes though nothing was heard."""
 
 Item: TypeAlias = CallView | RunView
 """A call that waits for someone, or a run that waits for tokens."""
@@ -39,6 +44,28 @@ class Looks:
         self._poll_seconds = poll_seconds
         self._readers = asyncio.Semaphore(READERS_MAX)
         self._views: dict[tuple[Principal, PendingFilter], View] = {}
+        self._inboxes: defaultdict[tuple[StoreId, UserId | None], set[View]] = defaultdict(set)
+        """The views of each user, and of each store."""
+        self._numbers = itertools.count()
+        self._follows = False
+
+    async def follow(self, live: LiveEvents) -> None:
+        """Look when `live` says that something changed, and now and then in case it did not; never returns."""
+        await live.subscribe_inboxes(self._changed)
+        self._follows = True
+        was_connected = False
+        for tick in itertools.count():
+            connected = live.connected
+            everyone = not (connected and was_connected)
+            was_connected = connected
+            for view in self._views.values():
+                if everyone or (tick + view.number) % FALLBACK_PAUSES == 0:
+                    view.change()
+            await self._clock.sleep(self._poll_seconds)
+
+    def _changed(self, store_id: StoreId, user_id: UserId) -> None:
+        for view in (*self._inboxes.get((store_id, user_id), ()), *self._inboxes.get((store_id, None), ())):
+            view.change()
 
     @asynccontextmanager
     async def open(self, caller: Principal, wanted: PendingFilter) -> AsyncIterator[View]:
@@ -48,10 +75,14 @@ class Looks:
         one who let each of them in.
         """
         key = (replace(caller, credential_id=CredentialId(""), expires_at=None), wanted)
+        inbox = (caller.store_id, None if wanted.of_store else caller.user_id)
         view = self._views.get(key)
         if view is None:
             read, rest = partial(self._ledger.list_pending, *key), partial(self._clock.sleep, self._poll_seconds)
-            view = self._views[key] = View(read, rest, self._readers)
+            view = self._views[key] = View(
+                read, rest, self._readers, number=next(self._numbers), waits=lambda: self._follows
+            )
+            self._inboxes[inbox].add(view)
         view.watchers += 1
         try:
             yield view
@@ -59,6 +90,9 @@ class Looks:
             view.watchers -= 1
             if not view.watchers:
                 del self._views[key]
+                self._inboxes[inbox].discard(view)
+                if not self._inboxes[inbox]:
+                    del self._inboxes[inbox]
                 await view.end()
 
 
@@ -70,8 +104,16 @@ class View:
         read: Callable[[PageAsked], Awaitable[Page[Item]]],
         rest: Callable[[], Awaitable[None]],
         readers: asyncio.Semaphore,
+        *,
+        number: int,
+        waits: Callable[[], bool],
     ) -> None:
         self.watchers = 0
+        self.number = number
+        self.version = 0
+        """Another number than before a look says that something may have changed since."""
+        self._changed = asyncio.Event()
+        self._waits = waits
         self._list = read
         self._sleep = rest
         self._readers = readers
@@ -96,6 +138,18 @@ class View:
                 self._rest(), name="look.pause", context=contextvars.Context()
             )
         await asyncio.shield(self._pause)
+
+    def change(self) -> None:
+        """Have all who rest look again."""
+        self.version += 1
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def rest(self, version: int) -> None:
+        """Return after a pause, once something may have changed since the view had this version."""
+        await self.pause()
+        if self._waits() and self.version == version:
+            await self._changed.wait()
 
     async def end(self) -> None:
         """End what is under way for nobody."""

@@ -1,10 +1,10 @@
 """The calls and runs that wait for people, as a stream: first all of them, then what comes, changes and goes.
 
 Calls wait for people, and so do runs that have used up their tokens. The ledger
-is asked again and again, because what makes them wait, or not, may happen in any
-run of the store. So a stream is right after whatever was missed, and costs one
-page a second, once for all streams that show the same: of a large inbox it keeps
-no more in memory, and is that many seconds behind.
+is asked again when it says that something has changed, and now and then without
+that, so a stream is right after whatever was missed. It costs at most one page a
+second, once for all streams that show the same: of a large inbox it keeps no more
+in memory, and is that many seconds behind.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.looks import Item, Looks, View
-from pawl.agent_loop.app.public_ports import PublicLedger
+from pawl.agent_loop.app.public_ports import LiveEvents, PublicLedger
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
@@ -51,6 +51,10 @@ class Pending:
         self._clock = clock
         self._looks = Looks(ledger=ledger, clock=clock, poll_seconds=poll_seconds)
 
+    async def follow(self, live: LiveEvents) -> None:
+        """Look only when `live` says that something has changed, or may have failed to say so; never returns."""
+        await self._looks.follow(live)
+
     async def page(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[Item]:
         """Return a page of what waits, oldest first.
 
@@ -76,13 +80,14 @@ class Pending:
         spoke_at = self._clock.monotonic()
         async with self._looks.open(caller, wanted) as view:
             while True:
+                version = view.version
                 async with aclosing(_news(view, known, is_first=is_first)) as news:
                     async for part in news:
                         if part.items or part.complete or self._clock.monotonic() - spoke_at >= silence_seconds:
                             yield part
                             spoke_at = self._clock.monotonic()
                 is_first = False
-                await view.pause()
+                await view.rest(version)
 
 
 async def _news(view: View, known: Known, *, is_first: bool) -> AsyncGenerator[PendingPart, None]:

@@ -404,5 +404,8 @@ class LiveEvents(Protocol):
     ) -> LiveSubscription:
         """Give each event of the run to `take`, until unsubscribed."""
 
+    async def subscribe_inboxes(self, changed: Callable[[StoreId, UserId], None]) -> LiveSubscription:
+        """Call `changed` for each user for whom something else may wait now, until unsubscribed."""
+
     async def tell_viewers(self, viewers: Sequence[tuple[StoreId, UserId, RunId]]) -> None:
         """Say which users watch which runs now, so that others need not tell them; it may be lost."""

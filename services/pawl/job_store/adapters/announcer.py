@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
+import msgspec
+
 from pawl.chassis.bus import Bus
-from pawl.chassis.ids import RunKey
+from pawl.chassis.ids import RunKey, StoreId, UserId
 from pawl.chassis.parts import in_parts
 from pawl.job_store.app.ports import LiveEvent
 from pawl.job_store.domain.unit_of_work import Wakeup
@@ -39,6 +41,9 @@ class NatsAnnouncer:
 
     async def work_ready(self) -> None:
         await self._bus.publish(WORK_SUBJECT, b"")
+
+    async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
+        await self._bus.publish("pawl.internal.v1.inboxes", msgspec.json.encode(sorted(inboxes)))
 
 
 def _by_run(events: Sequence[LiveEvent]) -> dict[RunKey, list[bytes]]:

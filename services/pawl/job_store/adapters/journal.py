@@ -20,6 +20,7 @@ from pawl.job_store.adapters import tables, trimming, usage
 from pawl.job_store.adapters.columns import Columns, Write, joined
 from pawl.job_store.adapters.loading import load
 from pawl.job_store.app.ports import GroupConflict, LiveEvent, Operation, Written
+from pawl.job_store.domain import offers
 from pawl.job_store.domain.events import Event
 from pawl.job_store.domain.unit_of_work import Ids, UnitOfWork
 from pawl.job_store.domain.usage import Used, added
@@ -98,6 +99,7 @@ class PostgresJournal:
             wakeups=unit.wakeups.rows,
             work_ready=work_ready,
             lifecycle_count=len(outbox),
+            inboxes=offers.inboxes(unit),
         )
 
     def _outbox(self, unit: UnitOfWork) -> list[tuple[Event, bytes | None]]:

@@ -185,6 +185,8 @@ class GroupCommit:
                 await self._announcer.wake(written.wakeups)
             if written.work_ready:
                 await self._announcer.work_ready()
+            if written.inboxes:
+                await self._announcer.inboxes_changed(written.inboxes)
         except Exception:  # noqa: BLE001  # see above
             _log.exception("ledger.announcement_failed")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
@@ -50,6 +50,7 @@ class Written:
     wakeups: Sequence[Wakeup]
     work_ready: bool
     lifecycle_count: int
+    inboxes: Collection[tuple[StoreId, UserId]] = ()
 
 
 class GroupConflict(Exception):
@@ -79,6 +80,9 @@ class Announcer(Protocol):
 
     async def work_ready(self) -> None:
         """Tell idle workers that a run became claimable."""
+
+    async def inboxes_changed(self, inboxes: Collection[tuple[StoreId, UserId]]) -> None:
+        """Tell those who watch what waits for these users to look again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from pawl.chassis.ids import CallKey, ClientId, RunKey, SessionId, UserId
+from pawl.chassis.ids import CallKey, ClientId, RunKey, SessionId, StoreId, UserId
 from pawl.job_store.domain import call_table, log
 from pawl.job_store.domain.events import CallChanged
 from pawl.job_store.domain.rows import CallRow, Offer, RunRow
@@ -23,6 +23,19 @@ def is_pending(run: RunRow, call: CallRow) -> bool:
         # In doubt. Of a quarantined run it is open whether it is: the registry may know.
         return run.state is RunState.NEEDS_ATTENTION and not run.is_quarantined
     return call.state in call_table.PENDING
+
+
+def inboxes(unit: UnitOfWork) -> frozenset[tuple[StoreId, UserId]]:
+    """Return whose inboxes may show something else after the operations of `unit`: rather one too many."""
+    calls = [*unit.calls.created(), *(call for change in unit.calls.changed() for call in change)]
+    keys = {RunKey(call.store_id, call.run_id) for call in calls if call.state in call_table.PENDING}
+    runs = [run for key in keys if (run := unit.runs.get(key)) is not None]
+    runs += [run for before, run in unit.runs.changed() if _waits(before) != _waits(run) or run.attention is not None]
+    return frozenset((run.store_id, run.user_id) for run in runs)
+
+
+def _waits(run: RunRow) -> tuple[bool, bool, int | None]:
+    return run.state in {RunState.WAITING, RunState.NEEDS_ATTENTION}, run.is_stopping, run.token_budget
 
 
 def renewed(call: CallRow, *, now: datetime, lease_seconds: float | None = None) -> CallRow:
