@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from importlib.metadata import version
+from typing import Final
 
 from pawl.agent.v1.agent_pb2_grpc import add_AgentServiceServicer_to_server
 from pawl.agent.v1.agents_pb2_grpc import add_AgentRegistryServiceServicer_to_server
@@ -42,6 +43,8 @@ from pawl.agent_loop.rpc.servicer import HEARTBEAT_SECONDS, AgentServicer
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource
 from pawl.chassis.rpc_server import RpcServer
+
+_VERSION: Final = version("pawl")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,11 +117,7 @@ class ClientSide:
             undoing=Undoing(ledger=ledger, defaults=defaults),
             steps=RunSteps(ledger=ledger, watches=self.watches, take_in=step_log.take_in),
             introductions=Introductions(
-                checker=checker,
-                agents=self.agents,
-                defaults=defaults,
-                takes_images=takes_images,
-                version=version("pawl"),
+                checker=checker, agents=self.agents, defaults=defaults, takes_images=takes_images, version=_VERSION
             ),
             heartbeat_seconds=times.heartbeat_seconds,
         )
