@@ -15,10 +15,10 @@ import pytest
 from pawl.chassis.database import Database
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.erasures import ErasurePart
-from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.chassis.tasks import end
-from pawl.notifier.adapters.deliveries import CLAIM, DUE, HOLD_DUE, SETTLE
-from pawl.notifier.adapters.postgres import ADD, PostgresStore, added_columns
+from pawl.notifier.adapters.deliveries import CLAIM, DUE, GIVE_BACK, HOLD_DUE, SETTLE
+from pawl.notifier.adapters.postgres import ADD, MARK_READ, NOTE_OVER, WAITING, PostgresStore, added_columns
 from pawl.notifier.app.ports import NewChannel, NewCode
 from pawl.notifier.domain.channel import CODE_LASTS, Channel, ChannelId, ChannelKind
 from pawl.notifier.domain.delivery import (
@@ -35,7 +35,7 @@ from pawl.notifier.domain.delivery import (
     Outcome,
     choose,
 )
-from pawl.notifier.domain.notification import Draft, Inbox
+from pawl.notifier.domain.notification import Draft, Inbox, NotificationKind
 from tests.poll import until
 from tests.rpc.notifier.conftest import Repository, waiting_for_locks, wired
 from tests.web_server import Reply, WebServer
@@ -147,6 +147,39 @@ async def test_what_changes_deliveries_reads_no_channel_that_it_has_no_use_for(
 ) -> None:
     plan = await database.fetch(f"EXPLAIN {statement}", *arguments)
     assert not any(re.search(r"\bwebhooks\b", line) for (line,) in plan)
+
+
+@pytest.mark.parametrize("needs", [2000, 0], ids=["many rows", "a new database"])
+async def test_what_comes_in_and_goes_out_reads_nothing_of_others(
+    repository: Repository, store: PostgresStore, draft: Drafts, database: Database, needs: int
+) -> None:
+    """Before there are statistics, also by the plans that are made for empty tables and kept."""
+    await hook(repository)
+    for first in range(0, needs, 200):
+        drafts = [draft(f"run{first + number}") for number in range(200)]
+        kind = NotificationKind.INPUT_NEEDED
+        await store.add([replace(each, kind=kind, run_id=RunId(each.event_id)) for each in drafts])
+    plans = {
+        name: str(await database.fetch(f"EXPLAIN {statement}", *arguments))
+        for name, statement, arguments in (
+            ("settle", SETTLE, ("dlv_1", NOW, "waiting", 1.0, 500, 1, "")),
+            ("give back", GIVE_BACK, (["dlv_1"], [NOW])),
+            ("over", NOTE_OVER, (["acme"], ["run1"], [""], [NOW], [False])),
+            ("waiting", WAITING, (["acme"], ["ann"], ["conv"])),
+            ("read", MARK_READ, ("acme", "ann", ["ntf_1"])),
+        )
+    }
+    used = {
+        name: set(re.findall(r"(?:using|Index Scan on) ((?:notifications|webhook_deliveries)_\w+)", plan))
+        for name, plan in plans.items()
+    }
+    assert used == {
+        "settle": {"webhook_deliveries_pkey"},
+        "give back": {"webhook_deliveries_pkey"},
+        "over": {"notifications_needed", "notifications_pkey"},
+        "waiting": {"notifications_of_conversation"},
+        "read": {"notifications_by_id"},
+    }
 
 
 async def pages(database: Database, statement: str, *arguments: object) -> int:

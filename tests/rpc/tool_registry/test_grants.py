@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import asyncpg
 import grpc
 import pytest
 
@@ -16,6 +17,8 @@ from pawl.tool.v1 import audit_pb2, execution_pb2, rule_pb2
 from pawl.tool_registry.domain.definition import Category, EffectClass
 from pawl.tool_registry.domain.source import read_policies
 from pawl.tools import Tool, tool
+from tests import databases
+from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, as_json, context, outcome, reason, running
 
 RUN, APPROVE, REFUSE = (
@@ -169,6 +172,56 @@ async def test_a_new_version_of_the_tool_asks_again(database_url: str, tmp_path:
         assert await refused(registry, "call_2", of) == "APPROVAL_REQUIRED"
         anew = series(verdict.series_digest)
         assert (await check(registry, "call_3", anew)).disposition == RUN
+
+
+# What stays of each iteration, with the column that counts them there.
+_GROWING: Final = {"executions": "", "audit": "seq", "grant_uses": "number"}
+_GROW: Final = """
+INSERT INTO tool_registry.{table} SELECT (jsonb_populate_record(NULL::tool_registry.{table},
+    to_jsonb(one) || jsonb_build_object('call_id', 'old_' || n, '{number}', 1000 + n))).*
+FROM generate_series(1, 4000) AS n, (SELECT * FROM tool_registry.{table} LIMIT 1) AS one
+"""
+_TUPLES_READ: Final = """
+SELECT (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE schemaname = 'tool_registry')
+    + (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE schemaname = 'tool_registry')
+"""
+_OTHERS: Final = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+@pytest.fixture
+def new_url(postgres_url: str) -> Iterator[str]:
+    """The URL of a database in which there never was a row."""
+    with databases.ServiceDatabase(postgres_url, "tool_registry") as new:
+        yield new.url
+
+
+async def test_an_iteration_reads_nothing_of_those_before_it(new_url: str, tmp_path: Path) -> None:
+    """The registry keeps 30 days of them. Before there are statistics, and by plans that were made for empty tables."""
+    connection = await asyncpg.connect(new_url)
+    for table in _GROWING:
+        await connection.execute(f"ALTER TABLE tool_registry.{table} SET (autovacuum_enabled = false)")
+    async with running(new_url, tmp_path, tools()) as registry:
+        of = await granted(registry, times=100_000)
+        for _ in range(2):
+            await check(registry, "call_2", of)
+            await registry.run("pay", {"amount": 1}, call="call_2", series=of)
+        for table, column in _GROWING.items():
+            await connection.execute(_GROW.format(table=table, number=column))
+        before = await connection.fetchval(_TUPLES_READ)
+        for number in range(10):
+            await check(registry, f"new_{number}", of)
+            for _ in range(2):
+                result = await registry.run("pay", {"amount": 1}, call=f"new_{number}", series=of)
+                assert outcome(result) == "SUCCEEDED"
+
+    async def are_gone() -> bool:
+        return not await connection.fetchval(_OTHERS)
+
+    # Sessions tell what they have read when they end.
+    await until(are_gone)
+    read = await connection.fetchval(_TUPLES_READ) - before
+    await connection.close()
+    assert read < 2_000, "it would be 4,000 for each of several statements"
 
 
 async def test_the_audit_chain_says_who_granted_and_names_the_grant_for_each_use(registry: Registry) -> None:

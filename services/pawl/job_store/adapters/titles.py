@@ -19,7 +19,7 @@ from pawl.job_store.domain.usage import Quota, UsageKey, Used, day_of
 # ruff: noqa: S608
 
 # One that was given often enough, or is nobody's any more, is given to nobody; nor is one whose user has had an answer
-# before, as in a conversation from before there were such titles.
+# before, as in a conversation from before there were such titles; compared so that not all runs of the user are read.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
     SELECT store_id, conversation_id FROM job_store.conversations WHERE title_at <= now()
@@ -29,7 +29,8 @@ WITH due AS MATERIALIZED (
         title_at = CASE WHEN c.title_attempts < $2 AND c.user_id <> '' AND NOT EXISTS (
             SELECT FROM job_store.runs AS before JOIN job_store.runs AS own USING (store_id, conversation_id)
             WHERE before.store_id = c.store_id AND before.conversation_id = c.conversation_id
-            AND before.user_id = c.user_id AND before.state = {RunState.COMPLETED.value} AND NOT before.imported
+            AND before.user_id IS NOT DISTINCT FROM c.user_id
+            AND before.state = {RunState.COMPLETED.value} AND NOT before.imported
             AND own.run_id = c.title_run_id AND before.end_time < own.end_time
         ) THEN now() + $3::interval END
     FROM due WHERE c.store_id = due.store_id AND c.conversation_id = due.conversation_id

@@ -131,7 +131,8 @@ UPDATE notifier.webhook_deliveries SET
     due_time = CASE WHEN claimed THEN due_time ELSE now() END
 WHERE delivery_id IN (
     SELECT delivery_id FROM notifier.webhook_deliveries
-    WHERE store_id = $1 AND user_id = $2 AND delivery_id = ANY ($3::text[]) AND type <> 'channel.code'
+    WHERE delivery_id = ANY ($3::text[]) AND (store_id, user_id) IS NOT DISTINCT FROM ($1, $2)
+    AND type <> 'channel.code'
     ORDER BY delivery_id FOR UPDATE
 )
 RETURNING *

@@ -117,12 +117,13 @@ WHERE d.delivery_id = each.delivery_id
 """,
     CHANGED,
 )
-_GIVE_BACK: Final = """
+# The time is compared so that it is no way to look a delivery up: of those that are due there may be very many.
+GIVE_BACK: Final = """
 UPDATE notifier.webhook_deliveries SET claimed = false, due_time = now()
 WHERE delivery_id IN (
     SELECT d.delivery_id FROM notifier.webhook_deliveries AS d
     JOIN unnest($1::text[], $2::timestamptz[]) AS own (delivery_id, until) USING (delivery_id)
-    WHERE claimed AND due_time = until
+    WHERE claimed AND due_time IS NOT DISTINCT FROM until
     FOR UPDATE OF d SKIP LOCKED
 )
 """
@@ -130,7 +131,7 @@ _SETTLEMENT: Final = """
 UPDATE notifier.webhook_deliveries AS d SET
     claimed = false, tries = tries + 1, state = $3, due_time = now() + make_interval(secs => $4), try_time = now(),
     status = $5, latency_ms = $6, last_error = $7
-WHERE delivery_id = $1 AND claimed AND due_time = $2
+WHERE delivery_id = $1 AND claimed AND due_time IS NOT DISTINCT FROM $2
 """
 SETTLE: Final = TELLING.format(_SETTLEMENT, CHANGED)
 _SETTLE_SUCCESS: Final = TELLING.format(
@@ -222,7 +223,7 @@ class PostgresDeliveries(DatabaseAdapter):
 
     async def give_back(self, attempts: Sequence[Attempt]) -> None:
         ids = [attempt.candidate.delivery_id for attempt in attempts]
-        await self._database.execute(_GIVE_BACK, ids, [attempt.claim_until for attempt in attempts])
+        await self._database.execute(GIVE_BACK, ids, [attempt.claim_until for attempt in attempts])
 
     async def settle(self, attempt: Attempt, outcome: Outcome, *, chance: float) -> Verdict | None:
         if outcome.is_success:

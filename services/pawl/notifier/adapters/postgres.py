@@ -135,39 +135,52 @@ FROM notifier.inboxes
 JOIN unnest($1::text[], $2::text[]) AS wanted (store_id, user_id) USING (store_id, user_id)
 """
 
-# Locked in one order, so that two acknowledgements of the same ones do not deadlock.
+# Locked in one order, so that two acknowledgements of the same ones do not deadlock. Compared like that, the user is no
+# way to look them up: one may have been told of very much.
 _LOCK: Final = """
 SELECT number FROM notifier.notifications
-WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[]) AND ($4 OR NOT for_approvers)
+WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = ANY ($3::text[])
+AND ($4 OR NOT for_approvers)
 ORDER BY number FOR UPDATE
 """
 
-_MARK_READ: Final = """
+MARK_READ: Final = """
 UPDATE notifier.notifications SET read_time = coalesce(read_time, now())
-WHERE store_id = $1 AND user_id = $2 AND notification_id = ANY ($3::text[])
+WHERE (store_id, user_id) IS NOT DISTINCT FROM ($1, $2) AND notification_id = ANY ($3::text[])
 RETURNING *
 """
 
-# What is for approvers is over with its call, or with the run; all else with the next change of the run.
-_NOTE_OVER: Final = """
-WITH held AS MATERIALIZED (
-    SELECT n.store_id, n.user_id, n.number FROM notifier.notifications AS n
-    JOIN unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::boolean[])
+# What is for approvers is over with its call, or with the run; all else with the next change of the run. Looked up by
+# the run, and not among all that is needed.
+NOTE_OVER: Final = """
+WITH found AS MATERIALIZED (
+    SELECT n.store_id, n.user_id, n.number
+    FROM unnest($1::text[], $2::text[], $3::text[], $4::timestamptz[], $5::boolean[])
         AS o (store_id, run_id, call_id, time, run_ended)
-        USING (store_id, run_id)
-    WHERE n.kind IN ('input_needed', 'attention_needed') AND n.over_time IS NULL AND n.create_time < o.time
+    CROSS JOIN LATERAL (
+        SELECT * FROM notifier.notifications AS each
+        WHERE (each.store_id, each.run_id) = (o.store_id, o.run_id)
+        AND each.kind IN ('input_needed', 'attention_needed') AND each.over_time IS NULL OFFSET 0
+    ) AS n
+    WHERE n.create_time < o.time
     AND CASE WHEN n.for_approvers THEN o.run_ended OR n.call_id = o.call_id ELSE o.call_id = '' END
-    ORDER BY store_id, user_id, number FOR UPDATE OF n
+), held AS MATERIALIZED (
+    SELECT store_id, user_id, number FROM notifier.notifications JOIN found USING (store_id, user_id, number)
+    WHERE over_time IS NULL ORDER BY store_id, user_id, number FOR UPDATE OF notifications
 )
 UPDATE notifier.notifications SET over_time = now()
 WHERE (store_id, user_id, number) IN (SELECT store_id, user_id, number FROM held)
 """
 
-_WAITING: Final = """
+# By the conversation: the plan may use neither the index of all that is needed, nor one of all that the user was told.
+WAITING: Final = """
 SELECT DISTINCT store_id, user_id, conversation_id
 FROM unnest($1::text[], $2::text[], $3::text[]) AS o (store_id, user_id, conversation_id)
-JOIN notifier.notifications AS n USING (store_id, user_id, conversation_id)
-WHERE n.kind IN ('input_needed', 'attention_needed') AND n.over_time IS NULL AND NOT n.for_approvers
+WHERE EXISTS (
+    SELECT FROM notifier.notifications AS n WHERE n.conversation_id = o.conversation_id
+    AND (n.store_id, n.user_id) IS NOT DISTINCT FROM (o.store_id, o.user_id)
+    AND n.kind || '' IN ('input_needed', 'attention_needed') AND n.over_time IS NULL AND NOT n.for_approvers OFFSET 0
+)
 """
 
 _HOLD_UNPUBLISHED: Final = """
@@ -271,13 +284,13 @@ class PostgresStore(DatabaseAdapter):
 
     async def note_over(self, over: Sequence[Over]) -> None:
         columns = ([getattr(each, name) for each in over] for name in ("store_id", "run_id", "call_id", "time"))
-        await self._database.execute(_NOTE_OVER, *columns, [each.run_ended for each in over])
+        await self._database.execute(NOTE_OVER, *columns, [each.run_ended for each in over])
 
     async def waiting(
         self, conversations: Collection[tuple[Inbox, ConversationId]]
     ) -> AbstractSet[tuple[Inbox, ConversationId]]:
         columns = zip(*((inbox.store_id, inbox.user_id, each) for inbox, each in conversations), strict=True)
-        rows = await self._database.fetch(_WAITING, *map(list, columns))
+        rows = await self._database.fetch(WAITING, *map(list, columns))
         return {(inbox_of(row), ConversationId(row["conversation_id"])) for row in rows}
 
     async def read_after(self, inbox: Inbox, number: int, *, approves: bool, limit: int) -> Sequence[Notification]:
@@ -309,7 +322,7 @@ class PostgresStore(DatabaseAdapter):
             held = await connection.fetch(_LOCK, inbox.store_id, inbox.user_id, wanted, approves)
             if len(held) != len(wanted):
                 raise NotificationNotFound
-            rows = await connection.fetch(_MARK_READ, inbox.store_id, inbox.user_id, wanted)
+            rows = await connection.fetch(MARK_READ, inbox.store_id, inbox.user_id, wanted)
         by_id = {row["notification_id"]: _notification(row) for row in rows}
         return [by_id[notification_id] for notification_id in ids]
 

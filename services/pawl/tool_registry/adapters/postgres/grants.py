@@ -7,9 +7,12 @@ from typing import Final
 from pawl.chassis.database import DatabaseAdapter
 from pawl.chassis.ids import CallId, StoreId
 
-_IS_COUNTED: Final = (
-    "SELECT EXISTS (SELECT FROM tool_registry.grant_uses WHERE store_id = $1 AND digest = $2 AND call_id = $3)"
+# By the call: of a grant there may be a million uses, and each call asks twice.
+_IS_COUNTED: Final = """
+SELECT EXISTS (
+    SELECT FROM tool_registry.grant_uses WHERE store_id = $1 AND call_id = $3 AND digest IS NOT DISTINCT FROM $2
 )
+"""
 _USE: Final = """
 INSERT INTO tool_registry.grant_uses (store_id, digest, call_id, number)
 SELECT $1, $2, $3, coalesce(max(number), 0) + 1 FROM tool_registry.grant_uses WHERE store_id = $1 AND digest = $2

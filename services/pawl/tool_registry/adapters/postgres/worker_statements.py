@@ -243,7 +243,7 @@ WHERE NOT EXISTS (
     AND c.state = 'HELD' AND NOT c.is_lost AND NOT c.cancel_requested)
 """
 FORGET_CALLS: Final = """
-DELETE FROM tool_registry.worker_calls WHERE deadline < clock_timestamp() - interval '1 day'
+DELETE FROM tool_registry.worker_calls WHERE deadline < now() - interval '1 day'
 """
 FORGET_WORKERS: Final = """
 DELETE FROM tool_registry.workers WHERE expires_at < clock_timestamp() - interval '1 day'
