@@ -144,6 +144,7 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
     "answer_others": lambda _, __: answer_others(),
     "huge": lambda _, __: text("x" * 6_000_000),
     "brackets": lambda _, __: text("[" * 200_001),
+    "deep": lambda _, __: text("deep", structuredContent=nested(500)),
     "wrong": lambda _, __: {"content": [{"type": "text"}]},
     "ask": lambda arguments, _: ask(arguments),
     "progress": lambda _, token: progress(token),
@@ -243,6 +244,13 @@ def of_task(message: dict[str, Any]) -> None:
             send(id=message["id"], result=result)
         return
     send(id=message["id"], result=task(task_id))
+
+
+def nested(levels: int) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for _ in range(levels):
+        made = {"in": made}
+    return made
 
 
 def garbage() -> dict[str, Any]:

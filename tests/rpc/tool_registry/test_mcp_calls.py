@@ -35,6 +35,7 @@ NAMES = [
     "terminate",
     "huge",
     "brackets",
+    "deep",
     "wrong",
     "progress",
     "kinds",
@@ -228,6 +229,7 @@ async def test_a_server_that_crashed_while_idle_is_started_again(mcp: McpRegistr
         ("garbage", "UNKNOWN OUTCOME_UNKNOWN"),
         ("huge", "FAILED RESULT_TOO_LARGE"),
         ("brackets", "FAILED RESULT_TOO_LARGE"),
+        ("deep", "FAILED RESULT_TOO_LARGE"),
         ("wrong", "UNKNOWN OUTCOME_UNKNOWN"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -256,6 +258,29 @@ async def test_a_task_that_wants_a_page_opened_first_is_begun_once_it_is(
     asked = await mcp.run("fake.log_in")
     assert "https://login.example.com/" in asked.question.question
     assert begun(server) == 0
+    end(server)
+    said = execution_pb2.Answer(question=asked.question.question, answer="done")
+    assert content(await mcp.run("fake.log_in", answers=[said], earlier_attempts=1)) == "welcome"
+    assert begun(server) == 1
+
+
+@pytest.mark.parametrize(
+    "effect",
+    [call_pb2.EFFECT_CLASS_READ_ONLY, call_pb2.EFFECT_CLASS_IDEMPOTENT, call_pb2.EFFECT_CLASS_AT_MOST_ONCE],
+)
+async def test_a_server_that_dies_while_its_page_is_open_is_started_again(
+    mcp: McpRegistry, server: FakeServer, effect: Any
+) -> None:
+    """It has done nothing: it wants the page first."""
+    await mcp.add(server.config(policies=[policy("*", category=SAFE, effect_class=effect)]))
+    asked = await mcp.run("fake.log_in")
+    pids = [int(line.split()[1]) for line in server.log() if line.startswith("started")]
+    os.kill(pids[-1], signal.SIGKILL)
+
+    async def is_gone() -> bool:
+        return mcp.open_count == 0
+
+    await until(is_gone)
     end(server)
     said = execution_pb2.Answer(question=asked.question.question, answer="done")
     assert content(await mcp.run("fake.log_in", answers=[said], earlier_attempts=1)) == "welcome"

@@ -275,6 +275,8 @@ class Session:
             except mcp.MCPError as error:
                 # It has done nothing yet, and begun no task: pages have to be opened first.
                 await open_pages(error, partial(self._ask_of, flight))
+                if not self.is_open:
+                    raise Lost(self.problem or "the connection was closed", never_ran=True) from None
                 continue
             if isinstance(result, Called):
                 return result

@@ -14,6 +14,7 @@ import anyio
 import httpx2
 import mcp.types
 import msgspec
+import pydantic
 from anyio.abc import ObjectSendStream
 from anyio.streams.memory import MemoryObjectReceiveStream
 from mcp.client.streamable_http import streamable_http_client
@@ -39,6 +40,8 @@ _STALL_SECONDS: Final = 10.0
 _WRITES_MAX: Final = 64
 _GARBAGE_LINES_MAX: Final = 100
 _SESSION_ID: Final = "mcp-session-id"
+# In the words of the package that reads JSON.
+_TOO_DEEP: Final = "recursion limit"
 _NO_SUCH_METHOD: Final = b"-32601"
 _EVENT_END: Final = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 _END_BYTES: Final = 3
@@ -193,7 +196,10 @@ async def _read(
                 return
             try:
                 message = mcp.types.jsonrpc_message_adapter.validate_json(line, by_name=False)
-            except ValueError:
+            except ValueError as error:
+                if _is_too_deep(error):
+                    wire.end("it sent a message that is nested too deeply", is_too_large=True)
+                    return
                 garbage += bool(line.strip())
                 # A buffer full of such lines is read without a wait.
                 await asyncio.sleep(0)
@@ -201,6 +207,12 @@ async def _read(
             with contextlib.suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
                 await incoming.send(SessionMessage(message))
         wire.end("it writes to its standard output what is no message of MCP")
+
+
+def _is_too_deep(error: ValueError) -> bool:
+    """Return whether a line was JSON that is nested deeper than it is read: it may be the answer to any call."""
+    problems = error.errors(include_input=False) if isinstance(error, pydantic.ValidationError) else ()
+    return any(_TOO_DEEP in str(each.get("ctx", {}).get("error", "")) for each in problems)
 
 
 async def _write(
