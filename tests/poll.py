@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-PATIENCE_SECONDS = 40.0
+PATIENCE_SECONDS = 120.0
 
 
 async def until(holds: Callable[[], Awaitable[bool]], *, patience_seconds: float = PATIENCE_SECONDS) -> None:

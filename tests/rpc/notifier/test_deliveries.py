@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
@@ -287,11 +286,12 @@ async def test_a_receiver_that_hangs_holds_up_nobody_else(
 
     await until(hangs)
     other, _ = await desk.hook(host="other.test")
-    started = time.monotonic()
     await store.add([draft("fast")])
-    assert (await settled(desk, other)).state == DELIVERED
-    assert time.monotonic() - started < 5
-    assert len(await desk.deliveries(slow)) == 50, "a page of what waits"
+    fast, waiting = await settled(desk, other), await desk.deliveries(slow)
+    assert fast.state == DELIVERED
+    ended = [each.try_time.ToDatetime() for each in waiting if each.HasField("try_time")]
+    assert all(fast.try_time.ToDatetime() < each for each in ended)
+    assert len(waiting) == 50, "a page of what waits"
 
 
 async def test_a_name_that_is_resolved_slowly_keeps_the_place_of_its_try(
@@ -341,7 +341,6 @@ async def test_two_replicas_send_each_delivery_once(
     channel_id, _ = await desk.hook()
     second = wired(database, egress)
     running = asyncio.create_task(second.deliveries.run())
-    started = time.monotonic()
     await store.add([draft(str(number)) for number in range(1000)])
 
     async def all_are_there() -> bool:
@@ -349,11 +348,9 @@ async def test_two_replicas_send_each_delivery_once(
         return bool(count == 1000)
 
     await until(all_are_there)
-    rate = 1000 / (time.monotonic() - started)
     await end([running])
     ids = [asked.headers["webhook-id"] for asked in desk.receiver.asked]
     assert len(ids) == len(set(ids)) == 1000
-    assert rate > 50, "far below what an idle machine does"
     page = await desk.stub.ListDeliveries(pb.ListDeliveriesRequest(channel_id=channel_id, page_size=200), metadata=ANN)
     seen = {each.delivery_id for each in page.deliveries}
     while page.next_page_token:
