@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -48,7 +48,7 @@ class Source:
         self.there: weakref.WeakSet[Any] = weakref.WeakSet()
         self.readers = 0
 
-    async def watch(self, *_: object) -> AsyncIterator[Message]:
+    async def watch(self, *_: object) -> AsyncGenerator[Message, None]:
         self.readers += 1
         try:
             while True:
@@ -102,11 +102,15 @@ def opened(closing: asyncio.Event | None = None) -> Streams:
     return Streams(nobody, nothing, counters, closing or asyncio.Event(), streams_max=10)
 
 
+def of_a_run(source: Source, door: str) -> AsyncGenerator[Event, None]:
+    method: Any = type("Method", (), {"name": "WatchRun"})
+    return streams._messages("run", method, source.watch()) if door == "many" else streams._events(source.watch())
+
+
 @pytest.mark.parametrize("door", ["many", "run"])
 async def test_nothing_is_kept_of_what_was_sent(source: Source, door: str) -> None:
     """The log of a run is tens of kilobytes, and a tab waits for hours after it."""
-    method: Any = type("Method", (), {"name": "WatchRun"})
-    events = streams._messages("run", method, source.watch()) if door == "many" else streams._events(source.watch())
+    events = of_a_run(source, door)
     async with asyncio.timeout(10):
         reader = Reader(opened(), events)
         await source.more.put("the log")
@@ -117,6 +121,17 @@ async def test_nothing_is_kept_of_what_was_sent(source: Source, door: str) -> No
         assert source.readers == 1
         reader.left.set()
         await reader.serving
+    assert source.readers == 0
+
+
+@pytest.mark.parametrize("door", ["many", "run"])
+async def test_a_stream_that_is_left_with_an_event_in_hand_ends(source: Source, door: str) -> None:
+    """A service would go on serving it for as long as the run waits."""
+    events = of_a_run(source, door)
+    await source.more.put("the log")
+    await anext(events)
+    assert source.readers == 1
+    await events.aclose()
     assert source.readers == 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from types import ModuleType
 from typing import Any, Final, TypeAlias
@@ -132,10 +132,16 @@ class Services:
         """
         return await self._calls[name](request, metadata=metadata, timeout=timeout_seconds)
 
-    def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncIterator[Any]:
-        """Return the messages of a stream; iterating raises as `call`."""
-        found: AsyncIterator[Any] = self._calls[name](request, metadata=metadata)
-        return found
+    async def watch(self, name: str, request: Message, metadata: Metadata) -> AsyncGenerator[Any, None]:
+        """Yield the messages of a stream; raises as `call`. Consume it inside `contextlib.aclosing`, which ends it."""
+        call = self._calls[name](request, metadata=metadata)
+        try:
+            async for message in call:
+                yield message
+                del message
+        finally:
+            # gRPC keeps a stream open of which nobody wants the rest.
+            call.cancel()
 
 
 class Stores:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+import contextlib
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Final
 
 import msgspec
@@ -83,8 +84,9 @@ class AgUi:
 async def _told(thread: _Thread, plan: _Plan) -> AsyncGenerator[Event, None]:
     """Yield the events; an error that comes up is the last one."""
     try:
-        async for event in thread.events(plan):
-            yield Event(data=event)
+        async with contextlib.aclosing(thread.events(plan)) as events:
+            async for event in events:
+                yield Event(data=event)
     except PawlError as error:
         yield Event(data={"type": "RUN_ERROR", "message": error.message, "code": error.reason or error.kind})
     except Exception:  # noqa: BLE001  # the client is told that there is no more
@@ -131,7 +133,7 @@ class _Thread:
         answer = await self._call("StartRun", agui_input.start(found, message))
         return _Plan(answer["run"], is_new=True)
 
-    async def events(self, plan: _Plan) -> AsyncIterator[Json]:
+    async def events(self, plan: _Plan) -> AsyncGenerator[Json, None]:
         """Yield what is told, to where the run ends or waits for the front end or its user."""
         for event in self._begin(plan):
             yield event
@@ -164,6 +166,7 @@ class _Thread:
                     raise Unavailable("The events of the run broke off: ask again.")
         finally:
             await tasks.end([waiting])
+            await responses.aclose()
 
     async def leave(self, run_id: str) -> None:
         """Stop a run whose front end has left, unless it was told how that run of AG-UI ended: then it may go."""

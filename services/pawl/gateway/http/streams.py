@@ -7,8 +7,9 @@ memory. What was sent is let go of at once: the next may take hours, and a thous
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -211,13 +212,14 @@ class _EventStream(Response):
             await tasks.end([leaving])
 
 
-async def _messages(key: str, method: Method, responses: AsyncIterator[Any]) -> AsyncGenerator[Event, None]:
+async def _messages(key: str, method: Method, responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
     """Yield the messages of a stream, each with its key, then how it ended."""
     end: dict[str, Any] = {}
     try:
-        async for message in responses:
-            yield Event(data={"key": key, "message": write(message)})
-            del message
+        async with contextlib.aclosing(responses):
+            async for message in responses:
+                yield Event(data={"key": key, "message": write(message)})
+                del message
     except PawlError as error:
         end = {"error": told(error)}
     except Exception:  # noqa: BLE001  # the others go on
@@ -226,16 +228,17 @@ async def _messages(key: str, method: Method, responses: AsyncIterator[Any]) -> 
     yield Event(name="end", data={"key": key, **end})
 
 
-async def _events(responses: AsyncIterator[Any]) -> AsyncGenerator[Event, None]:
+async def _events(responses: AsyncGenerator[Any, None]) -> AsyncGenerator[Event, None]:
     """Yield the events of a run, each with its seq as its id, then how the stream ended."""
     try:
-        async for response in responses:
-            if response.HasField("gap"):
-                yield Event(name="gap", data=write(response.gap))
-            for event in response.events:
-                yield Event(id=str(event.seq), data=write(event))
-                del event
-            del response
+        async with contextlib.aclosing(responses):
+            async for response in responses:
+                if response.HasField("gap"):
+                    yield Event(name="gap", data=write(response.gap))
+                for event in response.events:
+                    yield Event(id=str(event.seq), data=write(event))
+                    del event
+                del response
         yield Event(name="end", data={})
     except PawlError as error:
         yield Event(name="end", data={"error": told(error)})
