@@ -318,9 +318,9 @@ class MemoryReads:
             raise CallNotFound
         return row
 
-    def _is_running_or_stopped(self, job: RunRow, stopped_by: CommandId) -> bool:
+    def _is_running_or_stopped(self, job: RunRow, stopped_by: CommandId, cause: StopCause) -> bool:
         stop = self._tables.commands.get(CommandKey(job.store_id, job.run_id, stopped_by))
-        if stop is not None and job.stop_cause is StopCause.OPERATOR:
+        if stop is not None and job.stop_cause is cause:
             return stop.outcome is CommandOutcome.ACCEPTED
         return bool(job.reports_to) and job.stop_cause is None and not job.state.is_terminal
 
@@ -334,12 +334,17 @@ class MemoryReads:
         rows_max: int,
     ) -> Page[Situation]:
         await self._database.reach()
+
+        def is_wanted(row: RunRow, cause: StopCause) -> bool:
+            return self._is_running_or_stopped(row, wanted.stopped_by, cause)
+
         rows = [
             row
             for row in self._tables.runs.values()
             if (row.store_id, row.imported) == (store_id, False)
             and (row.user_id == user_id or (wanted.running_jobs_of_store and not user_id))
-            and not (wanted.running_jobs_of_store and not self._is_running_or_stopped(row, wanted.stopped_by))
+            and (not wanted.running_jobs_of_store or is_wanted(row, StopCause.OPERATOR))
+            and (not (wanted.reports_to and wanted.stopped_by) or is_wanted(row, StopCause.USER))
             and wanted.conversation_id in {"", row.conversation_id}
             and (not wanted.states or row.state in wanted.states)
             and (wanted.create_time_from is None or row.create_time >= wanted.create_time_from)

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
+from pawl.agent_loop.app.inbox import Inbox
+from pawl.agent_loop.app.jobs import Jobs
+from pawl.agent_loop.app.operators import Operators
+from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
+from pawl.chassis.auth import Principal
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
+from pawl.chassis.ids import ConversationId, IdSource, RequestId, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
 from pawl.errors import IllegalTransition, InvalidField, QueueFull, RequestIdReused
@@ -218,6 +227,68 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
     request.user_id = "ann"
     with pytest.raises(InvalidField), translating():
         await user.stub.ListRuns(request)
+
+
+class Removing(PublicLedgerClient):
+    """A ledger of which `removed` is no more once runs have been listed, as if retention came in that moment."""
+
+    removed = ""
+
+    def __init__(self, replica: Replica) -> None:
+        super().__init__(replica.channel)
+        self._database = replica.database
+
+    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
+        found = await super().list_runs(caller, wanted, page)
+        await self._database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
+        return found
+
+
+@pytest.fixture
+def ledger(replica: Replica) -> Removing:
+    return Removing(replica)
+
+
+StopAll = Callable[[str], Awaitable[list[str]]]
+
+
+@pytest.fixture(params=["of a conversation", "of a store"])
+def stop_all(request: pytest.FixtureRequest, user: User, ledger: Removing) -> StopAll:
+    """The jobs that a request says that it has stopped."""
+    clock, nobody = SystemClock(), cast("Any", None)
+    ids = IdSource(clock)
+    inbox = Inbox(ledger=ledger, checker=nobody, ids=ids, now=clock.now)
+    jobs = Jobs(ledger=ledger, inbox=inbox, messages=nobody, checker=nobody, clock=clock, ids=ids)
+    operators = Operators(ledger=ledger, ids=ids)
+    ann = Principal(store_id=StoreId(user.store_id), user_id=UserId(user.user_id))
+
+    async def stopped(request_id: str) -> list[str]:
+        if request.param == "of a store":
+            return list(await operators.end_jobs(ann, RequestId(request_id), "on fire"))
+        conversation_id = ConversationId((await user.run("job_a")).reports_to_conversation_id)
+        return [job.run_id for job in await jobs.stop_all(ann, RequestId(request_id), conversation_id, "on fire")]
+
+    return stopped
+
+
+async def test_a_request_never_names_jobs_that_another_one_has_stopped(user: User, stop_all: StopAll) -> None:
+    """ASYNC-7: nor when it is sent again, however often."""
+    await begun(user, "a", "b")
+    await worked(user, 2)
+    await user.cancel("job_b")
+    assert (await user.run("job_b")).state == run_pb2.RUN_STATE_CANCELLING
+    assert [await stop_all("r1") for _ in range(3)] == 3 * [["job_a"]]
+    assert [await stop_all("r2") for _ in range(3)] == [[], [], []]
+
+
+async def test_a_job_that_is_removed_while_all_are_stopped_is_in_the_way_of_none(
+    user: User, ledger: Removing, stop_all: StopAll
+) -> None:
+    """ASYNC-7"""
+    await begun(user, "a", "b")
+    await worked(user, 2)
+    ledger.removed = "job_b"
+    assert [await stop_all("r1") for _ in range(2)] == 2 * [["job_a"]]
 
 
 async def test_what_is_told_while_a_run_ends_begins_a_turn_when_it_has(user: User) -> None:

@@ -2363,7 +2363,9 @@ class ListRunsRequest(_message.Message):
     """
     stopped_by_command_id: _builtins.str
     """With `running_jobs_of_store` also those that this command of an operator has
-    stopped, ended or not, as long as the ledger keeps it; empty for none.
+    stopped, ended or not, as long as the ledger keeps it; empty for none. With
+    `reports_to_conversation_id` only those that nobody has stopped and that have
+    not ended, and those that this command of the user has stopped.
     """
     @_builtins.property
     def states(self) -> _containers.RepeatedScalarFieldContainer[_run_pb2.RunState.ValueType]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -11,14 +12,14 @@ from pawl.agent_loop.app.frames import UserMessage
 from pawl.agent_loop.app.inbox import Inbox
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_ports import CallChecker, PublicLedger
-from pawl.agent_loop.app.public_values import MessagePolicy, NewJob, Outcome, Page, PageAsked, RunFilter, RunView
+from pawl.agent_loop.app.public_values import MessagePolicy, NewJob, Page, PageAsked, RunFilter, RunView
 from pawl.agent_loop.domain import background, jobs
 from pawl.agent_loop.domain.background import AskedJob, Wish
 from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import ENDED, Job, Run, RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
-from pawl.chassis.ids import ConversationId, IdSource, RequestId, RunId
+from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId
 from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolExists, ToolNotFound
 
 _OPEN: Final = tuple(state for state in RunState if state not in ENDED)
@@ -175,23 +176,30 @@ class Jobs:
     ) -> tuple[RunView, ...]:
         """Stop the jobs of a conversation that are open now, and return those that it stopped, the newest first.
 
-        Those that another request has stopped, and that have not ended yet, are left out.
+        Those that another request has stopped, and that have not ended yet, are left out, also when it is sent again.
 
         Raises:
             ConversationNotFound, ConversationErased, RequestIdReused, TooLarge, InvalidField
         """
         await self._ledger.get_conversation(caller, conversation_id)
         stopped: list[RunView] = []
+        request_id = request_id or RequestId(self._ids.new("req"))
+        wanted = RunFilter(
+            jobs_only=True,
+            reports_to_conversation_id=conversation_id,
+            states=_OPEN,
+            stopped_by_command_id=CommandId(request_id),
+        )
         page = PageAsked(page_size=0, page_token="")
         while True:
-            found = await self.list(caller, conversation_id, page, open_only=True)
+            found = await self._ledger.list_runs(caller, wanted, page)
             for job in found.items:
                 reply = await self._inbox.cancel(caller, request_id, job.run_id, reason)
-                reply.run_after(RunNotFound, also_late=True)
-                if job.state is RunState.CANCELLING and reply.outcome is not Outcome.DUPLICATE:
-                    continue
-                after = await self._ledger.get_run(caller, job.run_id)
-                stopped += [after] if after.state in _STOPPED else []
+                if not reply.taken:
+                    continue  # It has ended meanwhile.
+                with suppress(RunNotFound):  # It was removed meanwhile.
+                    after = await self._ledger.get_run(caller, job.run_id)
+                    stopped += [after] if after.state in _STOPPED else []
             if not found.next_page_token:
                 return tuple(stopped)
             page = PageAsked(page_size=0, page_token=found.next_page_token)

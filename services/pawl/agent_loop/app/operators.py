@@ -54,11 +54,7 @@ class Operators:
         Raises:
             RunNotFound, InvalidField, TooLarge
         """
-        command = Cancel(cause=StopCause.OPERATOR, reason=_reason(reason))
-        reply = await send(
-            self._ledger, caller, run_id, CommandId(request_id or self._ids.new("cmd")), command, act="ended"
-        )
-        return reply.run_after(RunNotFound, also_late=True)
+        return (await self._end(caller, request_id, run_id, reason)).run_after(RunNotFound, also_late=True)
 
     async def end_jobs(self, caller: Principal, request_id: RequestId, reason: str) -> tuple[RunId, ...]:
         """Stop the jobs of all users of the store that are open now; return their ids, the newest first.
@@ -74,11 +70,18 @@ class Operators:
         stopped: list[RunId] = []
         while True:
             found = await self._ledger.list_runs(caller, wanted, PageAsked(page_size=0, page_token=token))
-            ended = await asyncio.gather(*(self.end(caller, request_id, job.run_id, reason) for job in found.items))
+            replies = await asyncio.gather(*(self._end(caller, request_id, job.run_id, reason) for job in found.items))
+            # Of those that were not taken, the job has ended or was removed meanwhile.
+            ended = (reply.run for reply in replies if reply.taken and reply.run is not None)
             stopped += (job.run_id for job in ended if job.state in {RunState.CANCELLING, RunState.CANCELLED})
             token = found.next_page_token
             if not token:
                 return tuple(stopped)
+
+    async def _end(self, caller: Principal, request_id: RequestId, run_id: RunId, reason: str) -> Reply:
+        command = Cancel(cause=StopCause.OPERATOR, reason=_reason(reason))
+        command_id = CommandId(request_id or self._ids.new("cmd"))
+        return await send(self._ledger, caller, run_id, command_id, command, act="ended")
 
 
 def _reason(reason: str) -> str:

@@ -396,7 +396,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     running_jobs_of_store: bool = False
     """True for the jobs of all users of the store that nobody has stopped: then it says nothing but the next one."""
     stopped_by_command_id: CommandId = CommandId("")
-    """The command whose jobs are wanted, too, if it has stopped them."""
+    """The command whose jobs are wanted, too, if it has stopped them; of a conversation none that another one has."""
     reports_to_conversation_id: ConversationId = ConversationId("")
 
 

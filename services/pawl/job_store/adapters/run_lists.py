@@ -35,9 +35,10 @@ _ALONG: Final = {
     "runs_jobs_of_user": "reports_to <> ''",
 }
 
-# Those that a command of an operator has stopped are known by what the ledger keeps of it.
-_RUNNING_OR_STOPPED: Final = f"""reports_to <> '' AND (
-    state < 10 AND stop_cause IS NULL OR stop_cause = {StopCause.OPERATOR} AND EXISTS (
+
+def _running_or_stopped(cause: StopCause) -> str:
+    """Return that nobody has stopped a run, or the command $16: what it has is known by what the ledger keeps of it."""
+    return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
         SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id
         AND c.command_id = $16 AND c.name = '{Cancel.name}' AND c.outcome = {CommandOutcome.ACCEPTED}
     ))"""
@@ -91,7 +92,12 @@ LISTS: Final[Mapping[str, Mapping[bool, str]]] = {
     },
     # Whoever wants these is an operator, and not often: they are found among all jobs of the store.
     "running_jobs_of_store": {
-        each: _along(_RUNNING_OR_STOPPED, oldest_first=each, of="$4 = ''") for each in (False, True)
+        each: _along(f"reports_to <> '' AND {_running_or_stopped(StopCause.OPERATOR)}", oldest_first=each, of="$4 = ''")
+        for each in (False, True)
+    },
+    "runs_jobs_stopped_by": {
+        each: _along(f"{_ALONG['runs_jobs']} AND {_running_or_stopped(StopCause.USER)}", oldest_first=each)
+        for each in (False, True)
     },
     "runs_of_user_in_state": {each: _in_states(oldest_first=each) for each in (False, True)},
 }
@@ -103,7 +109,7 @@ def _index(wanted: RunFilter) -> str:
     if wanted.running_jobs_of_store:
         return "running_jobs_of_store"
     if wanted.reports_to:
-        return "runs_jobs"
+        return "runs_jobs_stopped_by" if wanted.stopped_by else "runs_jobs"
     if wanted.parent_run_id:
         return "runs_of_parent"
     if wanted.conversation_id:
@@ -141,6 +147,6 @@ def selected(
         wanted.reports_to,
         wanted.jobs_only,
     )
-    if wanted.running_jobs_of_store:
+    if wanted.stopped_by or wanted.running_jobs_of_store:
         arguments = (*arguments, wanted.stopped_by)
     return LISTS[_index(wanted)][wanted.oldest_first], arguments

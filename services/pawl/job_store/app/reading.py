@@ -113,7 +113,7 @@ class RunFilter:
     running_jobs_of_store: bool = False
     """True for jobs of all users that nobody has stopped and that have not ended: then it says nothing but the next."""
     stopped_by: CommandId = CommandId("")
-    """The command whose jobs are wanted, too, if it has stopped them."""
+    """The command whose jobs are wanted, too, if it has stopped them. With `reports_to` none that another one has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,11 +26,13 @@ def pending_filter(request: ledger_pb2.ListPendingCallsRequest) -> PendingFilter
 
 def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
     """Return which runs a ListRuns asks for, and in which order."""
+    stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
     if request.running_jobs_of_store:
         if request.user_id:
             raise InvalidField("the jobs of a store are of all users", field="user_id")
-        stopped_by = CommandId(check_id(request.stopped_by_command_id, "stopped_by_command_id", optional=True))
         return RunFilter(running_jobs_of_store=True, stopped_by=stopped_by)
+    if stopped_by and not request.reports_to_conversation_id:
+        raise InvalidField("it goes with a conversation, or a store", field="stopped_by_command_id")
     waits, states = (
         wait_kinds(request.waits),
         tuple(sorted({enum_member(RunState, state, "states") for state in request.states})),
@@ -51,4 +53,5 @@ def run_filter(request: ledger_pb2.ListRunsRequest) -> RunFilter:
             check_id(request.reports_to_conversation_id, "reports_to_conversation_id", optional=True)
         ),
         jobs_only=request.jobs_only,
+        stopped_by=stopped_by,
     )
