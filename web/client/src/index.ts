@@ -94,24 +94,21 @@ export class Pawl extends Transport {
     const { afterSeq = 0, signal } = options;
     let seq = afterSeq;
     let failure: PawlError | undefined;
-    let leave = (): void => {};
-    const come = new ReadableStream<pb.RunEventJson>({
-      start: (out) => {
-        leave = this.streams.subscribe<pb.WatchRunResponseJson>({
-          method: "pawl.agent.v1.AgentService/WatchRun",
-          request: () => ({ runId, afterSeq: String(seq) }),
-          message: ({ events = [], gap }) => {
-            if (gap) seq = Math.max(seq, Number(gap.toSeq ?? 0));
-            for (const event of events.filter((each) => Number(each.seq ?? 0) > seq)) {
-              seq = Number(event.seq);
-              out.enqueue(event);
-            }
-          },
-          end: (error) => ((failure = error), out.close()),
-        });
+    let out!: ReadableStreamDefaultController<pb.RunEventJson>;
+    const come = new ReadableStream<pb.RunEventJson>({ start: (opened) => void (out = opened) }).getReader();
+    const leave = this.streams.subscribe<pb.WatchRunResponseJson>({
+      method: "pawl.agent.v1.AgentService/WatchRun",
+      request: () => ({ runId, afterSeq: String(seq) }),
+      message: ({ events = [], gap }) => {
+        if (gap) seq = Math.max(seq, Number(gap.toSeq ?? 0));
+        for (const event of events.filter((each) => Number(each.seq ?? 0) > seq)) {
+          seq = Number(event.seq);
+          out.enqueue(event);
+        }
       },
-    }).getReader();
-    const stop = (): void => void come.cancel();
+      end: (error) => ((failure = error), out.close()),
+    });
+    const stop = (): void => (leave(), void come.cancel());
     signal?.addEventListener("abort", stop);
     try {
       if (signal?.aborted) return;

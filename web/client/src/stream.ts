@@ -11,11 +11,6 @@ export interface Subscription<M> {
   end?: (error?: PawlError) => void;
 }
 
-interface Watched extends Subscription<any> {
-  /** How often it was tried in vain since its last message. */
-  failures: number;
-}
-
 interface Line {
   key: string;
   message?: unknown;
@@ -36,7 +31,8 @@ export class Streams {
   /** Told when the connection is made (true) or lost (false). */
   onState: (connected: boolean) => void = () => {};
   readonly #transport: Transport;
-  readonly #subscriptions = new Map<string, Watched>();
+  /** With how often each was tried in vain since its last message. */
+  readonly #subscriptions = new Map<string, Subscription<any> & { failures: number }>();
   #controller: AbortController | undefined;
   #changing: ReturnType<typeof setTimeout> | undefined;
   #paused = false;
@@ -76,7 +72,7 @@ export class Streams {
   }
 
   /** Asks again, once more in vain for `these`: the later the more often that was so. */
-  #changeLater(these: Iterable<Watched>): void {
+  #changeLater(these: Iterable<{ failures: number }>): void {
     for (const each of these) each.failures++;
     const failures = Math.max(1, ...[...this.#subscriptions.values()].map((each) => each.failures));
     this.#change(PAUSES_MS[Math.min(failures, PAUSES_MS.length) - 1]! * (0.5 + Math.random()));
@@ -95,7 +91,9 @@ export class Streams {
     } catch (error) {
       if (controller.signal.aborted && this.#controller !== controller) return;
       if (error instanceof PawlError && !passes(error)) {
-        this.#endAll(error);
+        const all = [...this.#subscriptions.values()];
+        this.#subscriptions.clear();
+        for (const subscription of all) subscription.end?.(error);
         return;
       }
     }
@@ -133,19 +131,10 @@ export class Streams {
     }
     const error = line.error && errorOf(line.error, "The stream ended.");
     // What is away comes back: the others go on meanwhile, and then all are asked for again.
-    if (error && passes(error)) {
-      this.#changeLater([subscription]);
-      return;
-    }
+    if (error && passes(error)) return this.#changeLater([subscription]);
     this.#subscriptions.delete(line.key);
     if (this.#subscriptions.size >= WATCHED_MAX) this.#change();
     subscription.end?.(error);
-  }
-
-  #endAll(error: PawlError): void {
-    const all = [...this.#subscriptions.values()];
-    this.#subscriptions.clear();
-    for (const subscription of all) subscription.end?.(error);
   }
 }
 

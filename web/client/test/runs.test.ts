@@ -49,6 +49,24 @@ it("stops to watch when the reader leaves, and when its signal is aborted", asyn
   expect(asked.length).toBe(times);
 });
 
+it("takes no events after its signal is aborted, even if their reader is busy, and disturbs no other stream", async () => {
+  let body!: ReadableStreamDefaultController<Uint8Array>;
+  const { pawl } = client(new Response(new ReadableStream({ start: (opened) => void (body = opened) })));
+  const say = (seq: number): void => body.enqueue(new TextEncoder().encode(EVENTS(seq)));
+  pawl.streams.onState = vi.fn();
+  const controller = new AbortController();
+  const read = pawl.events("r", { signal: controller.signal });
+  const first = read.next();
+  await vi.advanceTimersByTimeAsync(20);
+  say(1);
+  await first;
+  controller.abort();
+  say(2);
+  await vi.advanceTimersByTimeAsync(5);
+  expect(pawl.streams.onState).not.toHaveBeenCalledWith(false);
+  expect((await read.next()).done).toBe(true);
+});
+
 it("asks now and then for the result of a run that waits for somebody", async () => {
   const waiting = { run: { state: "RUN_STATE_WAITING" } };
   const { pawl, asked } = client(waiting, waiting, waiting, { run: { state: "RUN_STATE_COMPLETED", outputText: "391" } });
