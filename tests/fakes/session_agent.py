@@ -55,7 +55,7 @@ class Book:
 
     async def until(self, condition: Callable[[Book], bool]) -> None:
         """Return once the condition holds."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(60), self.changed:
             await self.changed.wait_for(lambda: condition(self))
 
     def sent(self, kind: str) -> list[session_pb2.SessionRequest]:

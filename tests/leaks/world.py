@@ -20,7 +20,7 @@ from pawl.tool.v1 import tool_pb2, tool_pb2_grpc
 from pawl.tool_registry.__main__ import main as tool_registry
 from tests.keys import ENVIRONMENT, keyed_channel
 
-_START_SECONDS_MAX: Final = 30.0
+_START_SECONDS_MAX: Final = 90.0
 _SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
     "job_store": job_store,
     "tool_registry": tool_registry,

@@ -59,7 +59,7 @@ def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
 
 
 async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -348,11 +348,11 @@ async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Do
         assert (await anext(following)).run_id == "run_2"
         for number in (3, 4):
             await ledger.add_run(f"run_{number}")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 assert (await anext(following)).run_id == f"run_{number}"
         await following.aclose()
         since = pawl.follow("conv_1", "run_1")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             assert [(await anext(since)).run_id for _ in range(4)] == ["run_1", "run_2", "run_3", "run_4"]
         await since.aclose()
 

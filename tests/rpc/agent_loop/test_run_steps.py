@@ -79,7 +79,7 @@ async def test_a_watcher_gets_reasoning_as_it_is_written_and_goes_on_where_it_wa
 
 async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
     """The next response that is no heartbeat."""
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while True:
             response = await stream.read()  # type: ignore[attr-defined]
             assert isinstance(response, steps_pb2.WatchStepsResponse)

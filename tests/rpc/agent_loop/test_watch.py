@@ -368,7 +368,7 @@ async def test_watchers_who_missed_the_end_until_the_log_was_trimmed_get_a_gap(
     await ledger.finish()
     ledger.trim()
     ledger.down = False
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await asyncio.gather(*watching)
     for mine in seen:
         assert isinstance(mine[1], LogGap)

@@ -220,7 +220,7 @@ async def test_a_server_that_comes_back_is_found(serve: Serve) -> None:
             except DependencyUnavailable:
                 return False
 
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while not await answers():
                 await asyncio.sleep(0.05)
 
@@ -343,7 +343,7 @@ async def test_after_the_channel_is_closed_nothing_is_sent_and_nobody_waits(
             await call
         with pytest.raises(DependencyUnavailable), translating():
             await stub.call("unary", "hello")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             while len(asyncio.all_tasks()) > tasks_before:
                 await asyncio.sleep(0.01)
 

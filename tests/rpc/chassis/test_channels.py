@@ -42,7 +42,7 @@ async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: 
             seen.append(response.value)
             del response
 
-    async with asyncio.timeout(30), serve() as server, open_channel(server.address) as channel:
+    async with asyncio.timeout(60), serve() as server, open_channel(server.address) as channel:
         reading = asyncio.create_task(read(generate(channel)(StringValue(value="wait"))))
         await servicer.entered.wait()
         while not seen:

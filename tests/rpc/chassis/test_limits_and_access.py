@@ -286,7 +286,7 @@ async def test_a_stranger_who_does_not_read_the_news_keeps_it_from_nobody(serve:
         silent: Any = health_pb2_grpc.HealthStub(stranger)
         watch = silent.Watch(request)
         await watch.initial_metadata()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(60):
             server.set_health(serving=False)
             stub: Any = health_pb2_grpc.HealthStub(channel)
             assert (await stub.Check(request)).status == health_pb2.HealthCheckResponse.NOT_SERVING

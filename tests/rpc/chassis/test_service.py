@@ -70,7 +70,7 @@ async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: st
     metrics = (await asyncio.to_thread(get, "/metrics")).decode()
     assert 'pawl_echo_rpc_requests_total{code="OK",method="/test.v1.EchoService/Unary"} 1.0' in metrics
     process.send_signal(signal.SIGTERM)
-    _, log = await asyncio.to_thread(process.communicate, timeout=20)
+    _, log = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0, log
     events = [json.loads(line)["event"] for line in log.splitlines()]
     assert events[-2:] == ["grpc.stopped", "process.stopped"]
@@ -80,7 +80,7 @@ async def test_a_service_starts_serves_and_stops(database_url: str, nats_url: st
 def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(database_url: str) -> None:
     """I1: by one sentence, and with the exit code that says that another try is no use."""
     process = start(PAWL_DATABASE_URL=database_url)
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=60)
     assert process.returncode == 2
     assert "fsync is off" in json.loads(log.splitlines()[-1])["error"]
     assert "Traceback" not in log
@@ -97,7 +97,7 @@ def test_a_service_refuses_a_database_that_may_lose_what_it_acknowledged(databas
 )
 def test_a_service_that_cannot_start_says_why(variables: dict[str, str], says: str) -> None:
     process = start(**variables)
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=60)
     assert process.returncode in {1, 2}
     assert says in log
     assert "Traceback" not in log
@@ -122,6 +122,6 @@ async def test_a_service_that_others_can_reach_says_once_that_it_speaks_no_tls(
     )
     await wait_for_file(address_file, process)
     process.send_signal(signal.SIGTERM)
-    _, log = await asyncio.to_thread(process.communicate, timeout=20)
+    _, log = await asyncio.to_thread(process.communicate, timeout=60)
     assert process.returncode == 0, log
     assert [json.loads(line)["event"] for line in log.splitlines()].count("tls.absent") == warnings

@@ -122,7 +122,7 @@ async def crash(user: User, owner: Owner) -> None:
 
 async def until_claimed(user: User) -> Any:
     """Return the next run that may be claimed: one whose worker died rests for a moment."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while not (claimed := await user.claim()):
             await asyncio.sleep(0.1)
     return claimed[0]

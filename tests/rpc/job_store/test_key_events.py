@@ -228,7 +228,7 @@ async def test_the_logins_that_fail_here_are_summed_without_a_secret(world: Worl
     for secret in (gone.secret, gone.secret, unknown, "short"):
         async with refused("UNAUTHENTICATED"):
             await events(await world.stub(secret))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while sum(event.failures.count for event in await events(deployment, kind=FAILED)) < 4:
             await asyncio.sleep(0.05)
     found = await events(deployment, kind=FAILED)

@@ -196,7 +196,7 @@ async def test_job_stores_that_claim_at_once_keep_to_the_limits(start: StartRepl
                 await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
                 left.remove(owner.run_id)
 
-    async with asyncio.timeout(30), asyncio.TaskGroup() as workers:
+    async with asyncio.timeout(60), asyncio.TaskGroup() as workers:
         for number in range(6):
             workers.create_task(work(number))
 

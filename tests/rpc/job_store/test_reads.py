@@ -284,7 +284,7 @@ async def test_a_command_to_a_run_of_another_user_touches_nothing_of_it(user: Us
     """It neither waits for the run nor holds it up, so that its time does not tell that there is one."""
     owner = await user.start()
     bob = User(user.stub, user_id="bob")
-    async with database.transaction() as connection, asyncio.timeout(10):
+    async with database.transaction() as connection, asyncio.timeout(60):
         await connection.execute("SELECT FROM job_store.runs FOR UPDATE")
         for run_id in (owner.run_id, "run_none"):
             assert (await bob.cancel(run_id)).reason == "RUN_NOT_FOUND"

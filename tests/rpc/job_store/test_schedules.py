@@ -195,7 +195,7 @@ async def test_a_claim_waits_for_no_schedule_that_somebody_changes(timer: Timer)
         await timer.make_due(name=name)
     async with timer.replica.database.transaction() as connection:
         await connection.execute("SELECT FROM job_store.schedules WHERE name = 'held' FOR UPDATE")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             assert [due.definition.name for due in await timer.claim()] == ["free"]
     assert [due.definition.name for due in await timer.claim()] == ["held"]
 

@@ -391,7 +391,7 @@ async def test_a_tool_that_says_that_it_waits_without_a_token_has_an_end_all_the
         running(database_url, tmp_path, [order], name="c") as third,
     ):
         for registry in (second, third):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 assert outcome(await run(registry, "order", earlier_attempts=1)) == "UNKNOWN OUTCOME_UNKNOWN"
         assert [entry.verdict for entry in await listed(second) if entry.result_sha256] == ["UNKNOWN"]
 

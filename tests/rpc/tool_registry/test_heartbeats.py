@@ -158,7 +158,7 @@ async def test_progress_checkpoints_and_open_questions_are_signs_of_life(databas
     """Also those of a thread."""
 
     def options(name: str, effect: EffectClass = EffectClass.IDEMPOTENT) -> dict[str, Any]:
-        common = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 1.0}
+        common = {"category": Category.SAFE, "timeout_seconds": 60, "heartbeat_seconds": 3.0}
         return {"name": name, "effect": effect, **common}
 
     @tool(**options("tell"))
@@ -166,7 +166,7 @@ async def test_progress_checkpoints_and_open_questions_are_signs_of_life(databas
         """Tell progress."""
         for _ in range(60):
             context.progress(message="on it")
-            context.wait_cancelled(0.03)
+            context.wait_cancelled(0.06)
         return "told" if not context.cancelled else "lost"
 
     @tool(**options("keep"))
@@ -174,7 +174,7 @@ async def test_progress_checkpoints_and_open_questions_are_signs_of_life(databas
         """Keep checkpoints."""
         for number in range(20):
             await context.checkpoint(number)
-            await asyncio.sleep(0.09)
+            await asyncio.sleep(0.18)
         return "kept"
 
     asked = threading.Event()

@@ -61,7 +61,7 @@ def job_store(postgres_url: str, nats_url: str) -> Iterator[str]:
             yield asyncio.run(_address(address_file, process))
         finally:
             process.terminate()
-            process.wait(timeout=10)
+            process.wait(timeout=60)
 
 
 async def _create_database(postgres_url: str) -> str:

@@ -183,7 +183,7 @@ async def test_a_stream_brings_all_then_what_comes_changes_and_goes(people: dict
     await worker.add_call(run_id, "call_1", AWAITING, approvals_required=2)
     boss = people["eve"]
     request = agent_pb2.WatchPendingRequest(filter=OF_STORE)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         stream = boss.stub.WatchPending(request, metadata=boss.metadata)
         first = await stream.read()
         assert isinstance(first, agent_pb2.WatchPendingResponse)

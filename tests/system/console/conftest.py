@@ -30,6 +30,9 @@ window.show = (seen) => { hidden = !seen; document.dispatchEvent(new Event("visi
 """
 """A browser without a screen shows all of its tabs: this one stands behind others until it is shown."""
 
+PATIENCE_MS: Final = 60_000
+"""A page may take so long for what it does at once where it has the machine to itself."""
+
 NewPage = Callable[..., Awaitable[Page]]
 
 
@@ -62,6 +65,7 @@ async def browser() -> AsyncIterator[Browser]:
             path, variables = browsers.find(Path(folder))
         except OSError as error:
             missing(f"there is no chromium here, and npm brings none: {error}")
+        expect.set_options(timeout=PATIENCE_MS)
         async with async_playwright() as playwright:
             try:
                 browser = await playwright.chromium.launch(
@@ -89,6 +93,7 @@ async def open_page(suite: Suite, browser: Browser) -> AsyncIterator[NewPage]:
     async def open_one(path: str = "/", *, user: str = "me", **context: Any) -> Page:
         found = await browser.new_context(**{"viewport": {"width": 1100, "height": 760}, **context})
         contexts.append(found)
+        found.set_default_timeout(PATIENCE_MS)
         await found.add_init_script(REPORT_VIOLATIONS)
         page = await found.new_page()
         page.on("pageerror", lambda error: faults.append(str(error)))
@@ -115,7 +120,7 @@ async def say(page: Page, text: str) -> None:
 
 async def done(page: Page, runs: int = 1) -> str:
     """Return the id of the last run of the chat once so many have completed."""
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=30_000)
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=90_000)
     return await page.locator(".turn").last.get_attribute("data-run") or ""
 
 

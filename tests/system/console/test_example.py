@@ -106,7 +106,7 @@ async def log_in(page: Page, key: str = LOCAL_KEY) -> None:
 async def say(page: Page, text: str) -> None:
     await page.get_by_label("Your message").fill(text)
     await page.get_by_role("button", name="Send").click()
-    await expect(page.locator(".asked").last).to_have_text(text, timeout=30_000)
+    await expect(page.locator(".asked").last).to_have_text(text, timeout=90_000)
 
 
 async def ended(page: Page, state: str = "COMPLETED") -> None:
@@ -127,7 +127,7 @@ async def test_text_streams_and_a_reload_in_the_middle_of_a_run_keeps_everything
     await expect(page.locator("article", has_text="calculate")).to_contain_text("succeeded")
     await say(page, "tell me a long story slowly")
     told = page.locator("section").last.locator(".said").last
-    await expect(told).to_contain_text(" ", timeout=30_000)
+    await expect(told).to_contain_text(" ", timeout=90_000)
     before = await told.inner_text()
     await page.reload()
     await expect(page.locator("section")).to_have_count(2)
@@ -142,12 +142,12 @@ async def test_a_call_is_approved_another_rejected_and_a_question_answered(page:
     await log_in(page)
     await say(page, "email ann@example.com about lunch")
     card = page.locator("section").last.locator("article")
-    await card.get_by_role("button", name="Approve").click(timeout=30_000)
+    await card.get_by_role("button", name="Approve").click(timeout=90_000)
     await ended(page)
     await expect(card).to_have_attribute("data-state", "CALL_STATE_SUCCEEDED")
     await say(page, "email bob@example.com about golf")
     await card.get_by_label("Why not").fill("not today")
-    await card.get_by_role("button", name="Reject").click(timeout=30_000)
+    await card.get_by_role("button", name="Reject").click(timeout=90_000)
     await ended(page)
     await expect(card).to_have_attribute("data-state", "CALL_STATE_REJECTED")
     await say(page, "book a table")
@@ -190,6 +190,6 @@ async def test_of_two_windows_that_are_seen_one_runs_a_tool_of_the_page(page: Pa
 async def test_a_run_that_is_stopped_stops(page: Page) -> None:
     await log_in(page)
     await say(page, "tell me a long story slowly")
-    await expect(page.locator("section").last.locator(".said").last).to_contain_text(" ", timeout=30_000)
+    await expect(page.locator("section").last.locator(".said").last).to_contain_text(" ", timeout=90_000)
     await page.locator("section").last.get_by_role("button", name="Stop").click()
     await ended(page, "CANCELLED")

@@ -32,7 +32,7 @@ async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -
         page = await open_page(user="prey")
         await say(page, f"{prompt} {BAD}")
         cards = page.locator(".card.wait", has_text="Approve all")
-        await expect(cards).to_have_count(2, timeout=30_000)
+        await expect(cards).to_have_count(2, timeout=90_000)
         for path in ("", "/inbox", f"/runs/{await page.locator('.turn').get_attribute('data-run')}"):
             if path:
                 await page.goto(at(page, path))
@@ -45,4 +45,4 @@ async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -
             assert "owned" not in await page.title()
         await cards.filter(has_text="ask_user").get_by_role("button").first.click()
         await cards.filter(has_text="send_email").get_by_role("button", name="Reject").click()
-        await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=30_000)
+        await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)

@@ -101,7 +101,7 @@ async def test_a_story_goes_on_whichever_replica_dies(world: World) -> None:
     pages = [await world.enter(store, "ann") for store in STORES]
     for page, store in zip(pages, STORES, strict=True):
         await say(page, f"tell me a long story slowly about {store}")
-        await expect(page.locator(".turn .markdown").last).to_contain_text(" ", timeout=30_000)
+        await expect(page.locator(".turn .markdown").last).to_contain_text(" ", timeout=90_000)
     await world.kill(0, *SERVICES)
     await world.kill(1, "gateway")
     for page, store in zip(pages, STORES, strict=True):
@@ -120,13 +120,13 @@ async def test_an_approval_finds_its_approver_through_another_gateway(world: Wor
     foreign = await world.enter("other", "bob", "/inbox")
     await say(ann, "email dan@example.com about replicas")
     card = bob.locator("[data-item]", has_text="replicas")
-    await expect(card).to_be_visible(timeout=30_000)
+    await expect(card).to_be_visible(timeout=90_000)
     await world.kill(0, "gateway", "agent-loop")
     await card.get_by_role("button", name="Approve").click()
     await world.kill(1, "gateway", "tool-registry")
     await done(ann)
     await expect(ann.locator(".card.good", has_text="send_email")).to_have_count(1)
-    await expect(card).to_have_count(0, timeout=30_000)
+    await expect(card).to_have_count(0, timeout=90_000)
     await expect(foreign.locator(".empty")).to_be_visible()
     run_id = await ann.locator(".turn").get_attribute("data-run")
     await foreign.goto(f"/runs/{run_id}")

@@ -58,7 +58,7 @@ async def test_who_may_sees_it_who_may_not_does_not(browser: Browser, keyed: Sui
     member = await enter(browser, keyed, "member", "/")
     await member.get_by_label("Your message").fill("email ann@example.com about roles")
     await member.keyboard.press("Enter")
-    await expect(member.locator(".card.wait")).to_be_visible(timeout=30_000)
+    await expect(member.locator(".card.wait")).to_be_visible(timeout=90_000)
     run_id = await member.locator(".turn").get_attribute("data-run")
 
     viewer = await enter(browser, keyed, "viewer", "/")
@@ -84,9 +84,9 @@ async def test_who_may_sees_it_who_may_not_does_not(browser: Browser, keyed: Sui
 
     approver = await enter(browser, keyed, "approver", "/inbox")
     card = approver.locator("[data-item]", has_text="roles")
-    await expect(card).to_be_visible(timeout=15_000)
+    await expect(card).to_be_visible(timeout=90_000)
     # A rule of one's own would not count for the run of somebody else.
     await expect(card.get_by_label("Remember as a rule")).to_have_count(0)
     await card.get_by_role("button", name="Approve").click()
-    await expect(member.locator(".turn[data-state=completed]")).to_have_count(1, timeout=30_000)
+    await expect(member.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     await expect(member.locator(".card", has_text="by approver")).to_be_visible()

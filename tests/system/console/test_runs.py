@@ -48,7 +48,7 @@ async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> Non
             watched.append(sum(method.endswith("WatchRun") for method in methods))
 
     await say(page, "email ann@example.com about bars")
-    await expect(page.locator(".card.wait")).to_be_visible(timeout=30_000)
+    await expect(page.locator(".card.wait")).to_be_visible(timeout=90_000)
     await page.wait_for_timeout(500)
     run_id = await page.locator(".turn").get_attribute("data-run")
     page.on("request", look)
@@ -57,7 +57,7 @@ async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> Non
     bars = page.locator("[data-bar]")
     await expect(bars.filter(has_text="Waits")).to_have_count(1)
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
-    await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=15_000)
+    await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=90_000)
     await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")
     kinds = [await bar.get_attribute("data-bar") for bar in await bars.all()]
     assert sorted(kind or "" for kind in kinds) == ["call", "round", "round", "wait"]
@@ -95,7 +95,7 @@ async def test_a_run_of_10000_events_opens(
     finally:
         await database.close()
     await page.goto(at(page, f"/runs/{run_id}"))
-    await expect(page.get_by_text(f"Events: {end.seq}")).to_be_visible(timeout=30_000)
+    await expect(page.get_by_text(f"Events: {end.seq}")).to_be_visible(timeout=90_000)
     await expect(page.locator(".log")).to_contain_text(f"word{end.seq - 1}")
     await page.get_by_text("Events:").click()
     log = page.get_by_role("region", name="Events")
@@ -119,7 +119,7 @@ async def test_a_gap_in_the_events_is_healed(open_page: NewPage, suite: Suite) -
         await database.close()
     for path in (f"/runs/{run_id}", page.url):
         await page.goto(path if path.startswith("http") else at(page, path))
-        await expect(page.locator(".log")).to_contain_text("Earlier events are not kept any more", timeout=15_000)
+        await expect(page.locator(".log")).to_contain_text("Earlier events are not kept any more", timeout=90_000)
         await expect(page.locator(".log")).to_contain_text("64")
 
 
@@ -170,7 +170,7 @@ async def test_what_undo_would_do_is_told_done_and_reported(open_page: NewPage, 
     await expect(beside.get_by_role("region", name="What undo would do")).to_contain_text("to undo")
     await beside.get_by_role("button", name="Undo it").click()
     report = page.get_by_role("region", name="What became of it")
-    await expect(report.get_by_role("row", name=re.compile("put_line undone"))).to_be_visible(timeout=30_000)
+    await expect(report.get_by_role("row", name=re.compile("put_line undone"))).to_be_visible(timeout=90_000)
     assert effects.read_text() == ""
 
 
@@ -197,9 +197,9 @@ async def test_a_run_without_tokens_is_given_some_on_its_page(open_page: NewPage
     assert answer.status_code == 200, answer.text
     await page.goto(at(page, f"/runs/{answer.json()['run']['runId']}"))
     form = page.get_by_role("form", name="A run that needs tokens")
-    await form.get_by_label("Tokens").fill("50000", timeout=30_000)
+    await form.get_by_label("Tokens").fill("50000", timeout=90_000)
     await form.get_by_role("button", name="Give it 50000 tokens").click()
-    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=30_000)
+    await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=90_000)
 
 
 async def test_an_operator_says_what_became_of_a_call(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
@@ -222,11 +222,11 @@ async def test_an_operator_says_what_became_of_a_call(open_page: NewPage, suite:
     await until(happened)
     suite.kill("tool-registry")
     await suite.wait_ready("tool-registry")
-    await page.get_by_role("link", name=run_id[-8:], exact=True).first.click(timeout=30_000)
+    await page.get_by_role("link", name=run_id[-8:], exact=True).first.click(timeout=90_000)
     await page.get_by_role("button", name="It happened").click()
     await page.get_by_label("Its result, as JSON").fill('"sent at noon"')
     await page.keyboard.press("Enter")
-    await expect(page.locator(".empty")).to_be_visible(timeout=30_000)
+    await expect(page.locator(".empty")).to_be_visible(timeout=90_000)
     await page.goto(at(page, "/runs?state=completed"))
     await expect(page.get_by_role("heading", name="Runs")).to_be_visible()
     assert effects.read_text() == "done\n"

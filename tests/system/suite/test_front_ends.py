@@ -92,11 +92,10 @@ async def test_what_becomes_of_front_end_calls_is_counted(suite: Suite, agent: A
 async def test_a_call_that_nobody_ran_is_expired_and_a_later_result_is_late(agent: Agent) -> None:
     """FE-4, FE-5: the model is told, the run goes on."""
     run = await agent.start('call form_that_fails with {"expression": "2 * 21"}', options=NOBODY_RUNS_IT)
-    call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_OFFERED)
     assert (await agent.until_ended(run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
     (settled,) = await agent.calls(run.run_id)
     assert (settled.state, settled.result.is_error) == (call_pb2.CALL_STATE_EXPIRED, True)
-    late = await agent.submit(call, b"42")
+    late = await agent.submit(settled, b"42")
     assert [receipt.status for receipt in late.receipts] == [types_pb2.RECEIPT_STATUS_LATE]
     assert (await agent.calls(run.run_id)) == [settled]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import time
 from collections import Counter
+from datetime import UTC
 from pathlib import Path
 
 import pytest
@@ -104,10 +106,11 @@ async def test_an_answer_at_the_deadline_is_taken_or_too_late(agent: Agent) -> N
     """HITL-4: the receipt is true."""
 
     async def race(number: int) -> None:
-        limits = run_pb2.RunLimits(answer_timeout_seconds=0.5 + number * 0.02)
+        limits = run_pb2.RunLimits(answer_timeout_seconds=5)
         run = await agent.start("book a table", options=run_pb2.RunOptions(limits=limits))
         call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
-        await asyncio.sleep(0.45)
+        left_seconds = call.deadline_time.ToDatetime(tzinfo=UTC).timestamp() - time.time()
+        await asyncio.sleep(left_seconds + (number - 4) * 0.02)
         decided = await _decide(agent, call, call_pb2.DECISION_KIND_ANSWER, answer="Tonight")
         assert (await _ended(agent, run.run_id)).state == run_pb2.RUN_STATE_COMPLETED
         (settled,) = await agent.calls(run.run_id)

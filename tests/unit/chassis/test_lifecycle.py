@@ -41,7 +41,7 @@ def start(body: str) -> subprocess.Popen[str]:
 def run(body: str) -> tuple[int, str]:
     """Return the exit code and the log of a process."""
     process = start(body)
-    _, log = process.communicate(timeout=20)
+    _, log = process.communicate(timeout=60)
     return process.returncode, log
 
 
@@ -52,7 +52,7 @@ def test_a_signal_asks_the_process_to_end(number: signal.Signals) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "running\n"
     process.send_signal(number)
-    output, log = process.communicate(timeout=20)
+    output, log = process.communicate(timeout=60)
     assert (process.returncode, output) == (0, "done\n")
     assert '"event":"process.stopping"' in log
     assert f'"reason":"{number.name}"' in log
@@ -65,7 +65,7 @@ def test_a_second_signal_ends_it_at_once() -> None:
     process.terminate()
     assert process.stdout.readline() == "waiting\n"
     process.terminate()
-    process.communicate(timeout=20)
+    process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM
 
 

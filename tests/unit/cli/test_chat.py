@@ -79,7 +79,7 @@ async def test_a_line_and_a_frame_that_come_in_the_same_moment_are_both_taken(mo
                 await asyncio.sleep(0.01)
 
     ending = asyncio.create_task(end_runs())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await talk.run() == 0
     ending.cancel()
     assert session.started == ["first", "second"]
@@ -129,7 +129,7 @@ async def test_a_run_that_waits_for_tokens_or_an_operator_is_topped_up_or_cancel
     console = Console(file=output, width=200)
     keyboard: Any = Keyboard("spend", "/top-up some", "/top-up 500", "break", "/top-up 7", "/cancel", "break")
     talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert await talk.run() == 0
     assert topped_up == [("run_1", 500)]
     assert sessions[0].started == ["spend", "break", "break"]
@@ -205,7 +205,7 @@ async def test_what_the_model_says_unasked_is_shown_as_it_comes_and_once(monkeyp
     talk = Chat(AsyncClient("127.0.0.1:1", environment={}), console, Transcript(console), keyboard)
     session: Any = talk._session
     talking = asyncio.create_task(talk.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         await followed.wait()
         for run_id in ("run_1", "turn_1"):
             session.frames.put_nowait(session_pb2.SessionResponse(end=session_pb2.End(run_id=run_id)))

@@ -111,7 +111,7 @@ def of_a_run(source: Source, door: str) -> AsyncGenerator[Event, None]:
 async def test_nothing_is_kept_of_what_was_sent(source: Source, door: str) -> None:
     """The log of a run is tens of kilobytes, and a tab waits for hours after it."""
     events = of_a_run(source, door)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader = Reader(opened(), events)
         await source.more.put("the log")
         assert b"the log" in await reader.sent.get()
@@ -136,7 +136,7 @@ async def test_a_stream_that_is_left_with_an_event_in_hand_ends(source: Source, 
 
 
 async def test_a_stream_whose_reader_leaves_says_so_once(source: Source) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader = Reader(opened(), streams._events(source.watch()))
         reader.left.set()
         await reader.serving
@@ -146,7 +146,7 @@ async def test_a_stream_whose_reader_leaves_says_so_once(source: Source) -> None
 async def test_streams_end_with_the_process_also_if_their_reader_takes_nothing(source: Source) -> None:
     closing = asyncio.Event()
     found = opened(closing)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         idle, stuck = (Reader(found, streams._events(source.watch())) for _ in range(2))
         stuck.sent = asyncio.Queue(1)
         stuck.sent.put_nowait(b"")

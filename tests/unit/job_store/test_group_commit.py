@@ -134,7 +134,7 @@ async def run_all(commit: GroupCommit, names: Sequence[str], *, size_bytes: int 
 
 
 async def until(check: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not check():
             await asyncio.sleep(0)
 
@@ -227,7 +227,7 @@ async def test_an_announcement_that_fails_stops_nothing(journal: ScriptedJournal
 async def test_whatever_goes_wrong_beside_a_group_nobody_waits_for_ever(
     journal: ScriptedJournal, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with asyncio.timeout(20), running(journal, heard) as commit:
+    async with asyncio.timeout(60), running(journal, heard) as commit:
         with monkeypatch.context() as broken:
             broken.setattr(heard, "group_written", lambda **_: 1 // 0)
             for _ in range(3):

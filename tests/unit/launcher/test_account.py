@@ -25,7 +25,7 @@ def test_launchers_that_need_the_account_at_once_make_it_once(monkeypatch: pytes
         found = pwd.getpwuid(os.getuid()) if made else None
         if not getattr(looks, "first", False):
             looks.first = True
-            both_look.wait(timeout=10)
+            both_look.wait(timeout=60)
         return found
 
     def run(arguments: list[str], **_: Any) -> None:
