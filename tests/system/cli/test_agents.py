@@ -108,7 +108,7 @@ def test_an_agent_gives_a_task_to_another_one_that_has_tools_of_its_own(pawl: Co
         "run", "--agent", "clerk", 'call run_agent with {"task": "what is 6 * 7?", "agent": "counter"}'
     )
     assert "42" in output
-    child = only(r"run_[0-9a-f]{32}", pawl.succeed("runs"))
+    child = only(r"run_[0-9a-f]{32}", pawl.succeed("runs", "--agent", "counter"))
     events = pawl.succeed("watch", child, "--json")
     assert '"name": "counter"' in events
     assert "calculate" in events
