@@ -90,7 +90,6 @@ def free_port() -> int:
 
 def _blocks_of_ports() -> Iterator[int]:
     """Yield ports of blocks that this process takes: whose a block is says a datagram socket at its first port."""
-    held = []  # Their ends would give the blocks back.
     while True:
         first = random.randrange(_NEVER_HANDED_OUT.start, _NEVER_HANDED_OUT.stop - _BLOCK, _BLOCK)  # noqa: S311 - no secret
         sign = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
@@ -99,7 +98,7 @@ def _blocks_of_ports() -> Iterator[int]:
         except OSError:
             sign.close()
             continue
-        held.append(sign)
+        sign.detach()  # It stays open: the end of the process gives the block back, and nothing before.
         yield from range(first, first + _BLOCK)
 
 

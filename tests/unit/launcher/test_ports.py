@@ -1,0 +1,27 @@
+"""Ports that belong to one launcher."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from pawl.launcher.ports import HOST
+
+PROGRAM = "from pawl.launcher.ports import free_port; print(free_port(), flush=True); input()"
+
+
+def test_a_block_of_ports_is_held_until_its_process_ends_which_says_nothing_of_it() -> None:
+    """Its first port, which is handed out first, is the sign that it is taken."""
+    command = [sys.executable, "-X", "dev", "-W", "error", "-c", PROGRAM]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other, pytest.raises(OSError, match="in use"):
+            other.bind((HOST, port))
+        _, complaints = process.communicate("\n", timeout=60)
+    assert complaints == ""
