@@ -26,6 +26,7 @@ TEXT = "what is 4711 * 17 then ask me which ostrich"
 REST: dict[str, dict[str, Any]] = {
     "StartRun": {"text": "mine now"},
     "SendMessage": {"text": "mine now"},
+    "LeaseCall": {"client_id": "window"},
     "SubmitToolResults": {"results": [types_pb2.ToolResult(call_id="CALL", content_json=b"1")]},
     "Decide": {"decision": types_pb2.CallDecision(call_id="CALL", kind=call_pb2.DECISION_KIND_ANSWER, answer="x")},
     "ResolveCall": {"resolution": agent_pb2.RESOLUTION_TELL_MODEL},
