@@ -199,11 +199,11 @@ async def replace_certificates(world: World, old: trustme.CA, new: trustme.CA) -
     service_key = world.secret(service_key_file("agent-loop")).read_text().strip()
     for trusted in ((old,), (old, new), (new, old)):
         await write_certificates(world, *trusted)
-        assert await syncs(world, "agent-loop", service_key, world.folder / "old")
+        await until(lambda: syncs(world, "agent-loop", service_key, world.folder / "old"))
         await world.runs_go_on()
     await write_certificates(world, new)
     assert not await syncs(world, "agent-loop", service_key, world.folder / "old")
-    assert await syncs(world, "agent-loop", service_key)
+    await until(lambda: syncs(world, "agent-loop", service_key))
     await world.runs_go_on()
 
 
