@@ -119,7 +119,7 @@ class Worker:
         self._begun = _Recent[Claim, None]()
         # Since when, and when last, this worker has met runs that it cannot read.
         self._unread = _Recent[RunKey, tuple[float, float]]()
-        self._work_may_be_there = asyncio.Event()
+        self._work_may_be_there = False
         self._work_is_ours = asyncio.Event()
         # That one of these is so, or that something is due sooner.
         self._news = asyncio.Event()
@@ -135,7 +135,7 @@ class Worker:
     def wake(self) -> None:
         """Claim at once: what came through this process may have made a run due."""
         self._work_is_ours.set()
-        self._work_may_be_there.set()
+        self._work_may_be_there = True
         self._news.set()
 
     def _wake_at(self, due: float) -> None:
@@ -149,7 +149,7 @@ class Worker:
     async def claim_forever(self) -> None:
         """Claim runs whenever there may be some and there is room."""
         while not self._stopping:
-            self._work_may_be_there.clear()
+            self._work_may_be_there = False
             self._work_is_ours.clear()
             room = min(self._limits.runs_max - len(self._held), _CLAIMED_AT_ONCE_MAX)
             began = self._clock.monotonic()
@@ -160,7 +160,7 @@ class Worker:
     async def _wait_for_work(self, looked: float) -> None:
         """Return when there may be work again, of which a claim that began then has not seen anything."""
         poll_at = self._clock.monotonic() + self._limits.poll_seconds * (0.8 + 0.4 * self._random())
-        while not self._work_may_be_there.is_set():
+        while not self._work_may_be_there:
             while self._due_times and self._due_times[0] <= looked:
                 heapq.heappop(self._due_times)
             left = min([poll_at, *self._due_times[:1]]) - self._clock.monotonic()
@@ -223,7 +223,7 @@ class Worker:
             _log.warning("worker.not_released", error=_said(error))
 
     async def _on_work(self) -> None:
-        self._work_may_be_there.set()
+        self._work_may_be_there = True
         self._news.set()
 
     async def _on_command(self, key: RunKey) -> None:

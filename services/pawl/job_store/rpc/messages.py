@@ -174,7 +174,6 @@ _WAITING: Final = _WIRE.struct(Waiting, waiting_pb2.Waiting)
 CLAIMED: Final = _WIRE.struct(
     Claimed, ledger_pb2.ClaimedRun, Exceptions(of_struct=("is_quiet",), of_message=("loaded",))
 )
-
 COMMITTED: Final = _WIRE.struct(LastCommit, ledger_pb2.CommitRunResponse, Exceptions(of_struct=("commit_id", "epoch")))
 
 
