@@ -65,7 +65,7 @@ def _packed_background(of_conversation: Background) -> bytes | None:
     return None if of_conversation == NO_BACKGROUND else _pack(of_conversation)
 
 
-def _digest(packed: bytes | None) -> bytes | None:
+def _digest(packed: Any) -> bytes | None:
     return None if packed is None else hashlib.sha256(packed).digest()
 
 
@@ -99,7 +99,7 @@ CONVERSATIONS: Final[Columns[ConversationRow]] = Columns(
         # For whoever counts those of all. The digest says of which background they are: older versions do not count.
         Column("notices_pending", "integer", lambda row: row.background.pending),
         Column("notices_entered", "integer", lambda row: row.background.entered),
-        Column("counted_sha256", "bytea", lambda row: _digest(_packed_background(row.background))),
+        Column("counted_sha256", "bytea", _digest, of="background"),
     ],
     key_length=2,
 )
