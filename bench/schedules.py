@@ -32,6 +32,8 @@ from pawl.event.v1 import schedule_pb2
 _SCHEDULES: Final = 100_000
 _DUE: Final = 500
 _OF_A_USER: Final = 100
+# No divisor in common with the number of stores, so that all of them have some.
+_STEP: Final = 199
 _SECONDS_MAX: Final = 5.0
 _TIMES_P99_MAX: Final = 2.0
 _RATE: Final = 20.0
@@ -158,7 +160,7 @@ async def _burst(subject: Pawl, seen: _Seen) -> None:
     seen.quiet += await _starts(subject, _SECONDS_MAX)
     async with connect(subject.suite) as connection:
         due = await connection.fetchval("SELECT date_trunc('second', now()) + $1 * interval '1 second'", _AHEAD_SECONDS)
-        await connection.execute(_MAKE_DUE, _DUE, due, _SCHEDULES // _DUE)
+        await connection.execute(_MAKE_DUE, _DUE, due, _STEP)
         ahead = await connection.fetchval("SELECT extract(epoch FROM $1 - clock_timestamp())::float8", due)
     await asyncio.sleep(ahead)
     seen.beside += await _starts(subject, _SECONDS_MAX)

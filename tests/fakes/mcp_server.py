@@ -35,6 +35,14 @@ def notify(method: str, **params: Any) -> None:
     send(method=method, params=params)
 
 
+def told(name: str) -> str:
+    """Return what a file of the folder says, which the test may take away at any moment."""
+    try:
+        return (FOLDER / name).read_text()
+    except FileNotFoundError:
+        return ""
+
+
 def text(value: str, **more: Any) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": value}], **more}
 
@@ -192,8 +200,7 @@ def begin_task(message: dict[str, Any]) -> None:
 
 def task(task_id: str) -> dict[str, Any]:
     """Describe a task, which works until FOLDER/ends says how they end."""
-    ends = FOLDER / "ends"
-    status = ends.read_text() if ends.exists() else "working"
+    status = told("ends") or "working"
     if (FOLDER / f"cancelled-{task_id}").exists():
         status = "cancelled"
     ago = "2026-01-01T00:00:00Z"
@@ -228,9 +235,8 @@ def of_task(message: dict[str, Any]) -> None:
     task_id = message["params"]["taskId"]
     method = message["method"].removeprefix("tasks/")
     log(f"{method} {task_id}")
-    fault = FOLDER / f"fault-{method}"
-    if fault.exists():
-        misbehaved(message, method, fault.read_text())
+    if fault := told(f"fault-{method}"):
+        misbehaved(message, method, fault)
         return
     if not (FOLDER / task_id).exists() or ((FOLDER / "forgetful").exists() and task_id not in BEGUN_HERE):
         send(id=message["id"], error={"code": -32602, "message": "no such task"})
@@ -283,7 +289,7 @@ def call(message: dict[str, Any]) -> None:
 def main() -> None:
     log(f"started {os.getpid()}")
     sys.stderr.write("hello from the server\n")
-    mode = (FOLDER / "mode").read_text() if (FOLDER / "mode").exists() else ""
+    mode = told("mode")
     while mode == "waits" and not (FOLDER / "go").exists():
         time.sleep(0.01)
     if mode == "deaf":

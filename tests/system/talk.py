@@ -98,10 +98,3 @@ async def waiting(talk: Talk, job_id: str) -> call_pb2.Call:
     job = await talk.job(job_id, lambda job: len(job.pending_calls) > 0)
     (call,) = job.pending_calls
     return call
-
-
-def put(file: Path, text: str) -> None:
-    """Have a file say something else, at once: who reads it never finds a part."""
-    draft = file.with_suffix(".draft")
-    draft.write_text(text)
-    draft.rename(file)

@@ -8,17 +8,23 @@ only the stores that it has. It is a preference and no rule: any replica can ser
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
+
+from google.protobuf.descriptor import Descriptor
+from google.protobuf.message import Message
 
 CALLS_MAX: Final = 128
 """A replica with so many calls of this process under way gets no more while another has fewer. The ledger writes
 as many in one transaction: below that, replicas side by side would share out what is cheaper together."""
 
 _KEYS_MAX: Final = 4096
+# As deep as a store is in the owner of what a request is about.
+_DEPTH_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +65,21 @@ def preference(key: str, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(sorted(range(len(names)), key=lambda at: (weights[at], names[at]), reverse=True))
 
 
-def key_of(request: Any) -> str:
-    """Return what a request belongs to: its store, else its worker."""
-    context = getattr(request, "context", request)
-    return getattr(context, "store_id", "") or getattr(request, "worker_id", "")
+def key_of(request: Message) -> str:
+    """Return what a request belongs to: the store that it names, wherever it does, else its worker."""
+    for store_of in _stores_of(request.DESCRIPTOR):
+        if store_id := store_of(request):
+            return store_id
+    return getattr(request, "worker_id", "")
+
+
+@cache
+def _stores_of(kind: Descriptor) -> Sequence[Callable[[Message], str]]:
+    """Return what reads the stores that a message of this kind names, those first that are less deep in it."""
+    found, level = [], [("", kind)]
+    for _ in range(_DEPTH_MAX):
+        fields = [(within + field.name, field) for within, message in level for field in message.fields]
+        found += [name for name, field in fields if field.name == "store_id"]
+        inner = [(name, field.message_type) for name, field in fields if not field.is_repeated]
+        level = [(f"{name}.", message) for name, message in inner if message is not None]
+    return [operator.attrgetter(name) for name in found]

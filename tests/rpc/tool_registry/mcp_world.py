@@ -25,6 +25,7 @@ from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.sources.ports import Connector
 from tests.fakes.mcp_program import stdio_config
+from tests.files import put
 from tests.rpc.tool_registry.registry import Registry, content, reason, running
 
 SAFE = call_pb2.TOOL_CATEGORY_SAFE
@@ -42,7 +43,7 @@ class FakeServer:
 
     def describe(self, tools: Sequence[Mapping[str, Any]]) -> None:
         """Have it describe its tools so from now on."""
-        (self.folder / "tools.json").write_text(json.dumps(tools))
+        put(self.folder / "tools.json", json.dumps(tools))
 
     def log(self) -> list[str]:
         """What happened."""

@@ -16,6 +16,7 @@ from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import UserId
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import execution_pb2
+from tests.files import put
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, a_tool, failure, mcp_registry, policy
 from tests.rpc.tool_registry.registry import content, context, outcome
@@ -44,7 +45,7 @@ def server(tmp_path: Path) -> FakeServer:
 
 
 def end(server: FakeServer, state: str = "completed") -> None:
-    (server.folder / "ends").write_text(state)
+    put(server.folder / "ends", state)
 
 
 async def logged(server: FakeServer, line: str, times: int = 1) -> None:

@@ -14,6 +14,7 @@ from pawl.identity.v1 import key_pb2
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.launcher.suite import Suite
 from tests.fakes.issuer import IssuerServer, key, token
+from tests.files import put
 from tests.poll import until
 from tests.system.access.person import Person, bearer
 
@@ -31,11 +32,6 @@ PROCESSES = (*ASKED, "postgres", "nats", "model")
 DEPLOYMENT, FILE_KEY, NEXT_FILE_KEY = "key-of-the-deployment", "key-of-bob-0123456789", "next-key-of-bob-0123456789"
 REFUSED_SECONDS_MAX = 15.0
 """What is withdrawn counts no more within five seconds; the rest is for a machine with much to do."""
-
-
-def write(path: Path, text: str) -> None:
-    path.with_suffix(".part").write_text(text)
-    path.with_suffix(".part").replace(path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +91,7 @@ class World:
         """Write the file of keys: that of the deployment, and those of bob."""
         entries: list[dict[str, Any]] = [{"key": DEPLOYMENT, "user_id": "olga", "roles": ["deployment"]}]
         entries += [{"key": each, "store_id": "acme", "user_id": "bob", "roles": ["member"]} for each in keys]
-        write(self.folder / "keys.json", json.dumps(entries))
+        put(self.folder / "keys.json", json.dumps(entries))
 
     def secret(self, name: str) -> Path:
         return self.suite.folder.path / "secrets" / name

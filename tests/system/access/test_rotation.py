@@ -28,9 +28,10 @@ from pawl.launcher.plan import SERVICE_KEYS, service_key_file
 from pawl.launcher.suite import Suite
 from tests import certificates
 from tests.fakes.issuer import issuer_server, key, key_set
+from tests.files import put
 from tests.poll import until
 from tests.system.access.person import Person
-from tests.system.access.rotating import ASKED, CALLED, FILE_KEY, NEXT_FILE_KEY, PEERS, PROCESSES, World, write
+from tests.system.access.rotating import ASKED, CALLED, FILE_KEY, NEXT_FILE_KEY, PEERS, PROCESSES, World
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ async def world(folder: Path, authorities: tuple[trustme.CA, trustme.CA]) -> Asy
         issuer = await stack.enter_async_context(issuer_server())
         issuer.say("/keys", key_set(key(name="one")))
         rules = {"audience": "pawl", "store": {"value": "acme"}, "user": {"claim": "sub"}}
-        write(folder / "oidc.json", json.dumps([{"issuer": issuer.issuer, "jwks_url": f"{issuer.url}/keys", **rules}]))
+        put(folder / "oidc.json", json.dumps([{"issuer": issuer.issuer, "jwks_url": f"{issuer.url}/keys", **rules}]))
         files = {name: certificates.write(folder, name, authorities[0]).environment for name in ASKED}
         files["tool-registry"]["PAWL_TOOLS"] = "tests.system.access.held_tools"
         read = {"PAWL_API_KEYS_FILE": str(folder / "keys.json"), "PAWL_OIDC_FILE": str(folder / "oidc.json")}
@@ -168,7 +169,7 @@ async def replace_the_keys_of_services(world: World) -> None:
 async def change(world: World, path: Path, text: str, variable: str, services: Collection[str]) -> None:
     """Write a file, and return when these services have read it again."""
     before = {name: world.told(name, "file.read_again", variable=variable) for name in services}
-    write(path, text)
+    put(path, text)
 
     async def have_read() -> bool:
         return all(world.told(name, "file.read_again", variable=variable) > count for name, count in before.items())

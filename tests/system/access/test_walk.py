@@ -26,6 +26,7 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.plan import service_key_file
 from pawl.launcher.suite import Suite
 from tests import certificates
+from tests.files import put
 from tests.poll import until
 from tests.system.access.walk import OPEN, Answer, Metadata, methods, served, walk, wrong
 
@@ -109,8 +110,7 @@ def write_keys(path: Path, callers: Iterable[str]) -> None:
         | ({} if "deployment" in ROLES_OF_CALLERS[caller] else {"store_id": "acme"})
         for caller in callers
     ]
-    path.with_suffix(".part").write_text(json.dumps(entries))
-    path.with_suffix(".part").replace(path)
+    put(path, json.dumps(entries))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["plain", "tls"])

@@ -18,9 +18,10 @@ from pawl.event.v1 import call_pb2, run_pb2, schedule_pb2, trigger_pb2
 from pawl.notify.v1 import channel_pb2, notify_pb2
 from pawl.tool.v1 import source_pb2
 from tests.fakes.mcp_program import stdio_config
+from tests.files import put
 from tests.poll import until
 from tests.system.background.world import World
-from tests.system.talk import COMPLETED, PATIENCE_SECONDS, Talk, count_of, in_background, is_end, put, waiting
+from tests.system.talk import COMPLETED, PATIENCE_SECONDS, Talk, count_of, in_background, is_end, waiting
 from tests.web_server import Reply
 
 STARTED: Final = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
@@ -91,7 +92,7 @@ class ServerTask(Story):
         return self.log.exists() and "get task-0" in self.log.read_text()
 
     async def check(self, *, tools_died: bool) -> None:  # the server goes on, whatever became of the registry
-        self.ends.write_text("completed")
+        put(self.ends, "completed")
         job = await self.talk.ended(self.job_id)
         assert (job.state, json.loads(json.loads(job.output_text))) == (COMPLETED, {"city": "Oslo"})
         (notice,) = await self.talk.end_told(self.job_id)

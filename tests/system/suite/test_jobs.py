@@ -20,6 +20,7 @@ from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
 from pawl.notify.v1.notify_pb2 import NOTIFICATION_KIND_JOB_ENDED, ListNotificationsRequest, Notification
 from tests import poll
+from tests.files import put
 from tests.keys import LOCAL_KEY
 from tests.system.talk import (
     COMPLETED,
@@ -29,7 +30,6 @@ from tests.system.talk import (
     count_of,
     in_background,
     is_end,
-    put,
     until,
     waiting,
 )
@@ -239,16 +239,16 @@ async def test_a_monitor_tells_of_each_edge_once_through_crashes(
     (job_id,) = await talk.jobs(await talk.say(f"call look_up_price with {json.dumps(arguments)}"))
     await talk.job(job_id, lambda job: job.round >= 2)
     for fired, price in enumerate(("25", "22"), 1):
-        effects.write_text(price)
+        put(effects, price)
         for index in range(2):
             doubled.kill("agent-loop", index)
         seen = await talk.job(job_id, lambda job: json.loads(job.output_text)["fired"] == fired)  # noqa: B023
         later = await talk.job(job_id, lambda job: job.round >= seen.round + 3)  # noqa: B023
         assert json.loads(later.output_text)["fired"] == fired, "once, while it stays so"
-        effects.write_text("35")
+        put(effects, "35")
         again = later.round + 2
         await talk.job(job_id, lambda job: job.round >= again)  # noqa: B023
-    effects.write_text("19.5")
+    put(effects, "19.5")
     doubled.kill("agent-loop", 0)
     job = await talk.ended(job_id)
     assert (job.state, json.loads(job.output_text)) == (

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
-from itertools import pairwise
 from typing import Any, cast
 
 import pytest
@@ -129,18 +128,31 @@ async def test_what_is_due_after_a_fire_waits_for_no_pause(clock: ManualClock) -
     assert [text for text, _ in ledger.fired] == ["first", "second", "third"]
 
 
-async def test_of_many_that_are_due_few_fire_at_once(clock: ManualClock) -> None:
-    ledger = Ledger([due(f"of {number}") for number in range(40)])
-    schedules = firing_of(ledger, Checks({}), clock)
-    firing = asyncio.create_task(schedules.fire_forever())
-    fired = [len(ledger.fired)]
-    while fired[-1] < 40:
-        await clock.advance(0.02)
-        fired.append(len(ledger.fired))
-    firing.cancel()
-    await asyncio.gather(firing, return_exceptions=True)
-    assert max(after - before for before, after in pairwise(fired)) <= 16
-    assert len(set(fired)) > 3
+class Slow(Ledger):
+    """Takes its time for each fire, and takes down how many it was asked for at once, by the second."""
+
+    def __init__(self, *batches: Sequence[DueSchedule], clock: ManualClock) -> None:
+        super().__init__(*batches)
+        self._clock = clock
+        self._at_once = 0
+        self.most: dict[int, int] = {}
+
+    async def fire_schedule(self, *args: Any, **more: Any) -> Any:
+        self._at_once += 1
+        second = int(self._clock.monotonic())
+        self.most[second] = max(self.most.get(second, 0), self._at_once)
+        await self._clock.sleep(0.11)
+        self._at_once -= 1
+        return await super().fire_schedule(*args, **more)
+
+
+async def test_of_many_that_are_due_few_fire_at_once_and_more_when_it_takes_long(clock: ManualClock) -> None:
+    claims = [[due(f"{claim} {number}") for number in range(64)] for claim in range(6)]
+    ledger = Slow(*claims, [due("one more")], (), [due(f"later {number}") for number in range(20)], clock=clock)
+    await played(ledger, clock, 20)
+    assert len(set(ledger.fired)) == len(ledger.fired) == 6 * 64 + 1 + 20
+    last = max(ledger.most)
+    assert ledger.most == {0: 4, 1: 4, 2: 8, 3: 16, 4: 32, 5: 32, last: 4}
 
 
 @pytest.mark.parametrize(("wait_seconds", "looks"), [(0.25, 4), (1.0, 1)])

@@ -10,7 +10,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from pawl.chassis.rpc_replicas import CALLS_MAX, Standing, choose, key_of, preference
-from pawl.job.v1 import ledger_pb2
+from pawl.job.v1 import ledger_pb2, schedules_pb2
 from pawl.tool.v1 import execution_pb2
 
 names = st.integers(min_value=1, max_value=200).map("10.0.0.{}:7603".format)
@@ -86,3 +86,14 @@ def test_a_request_belongs_to_its_store_or_its_worker() -> None:
     assert key_of(execution_pb2.CheckCallsRequest(context=execution_pb2.CallContext(store_id="acme"))) == "acme"
     assert key_of(ledger_pb2.ClaimRunsRequest(worker_id="wrk_1")) == "wrk_1"
     assert key_of(execution_pb2.CheckAnswerRequest()) == ""
+
+
+def test_a_call_belongs_to_the_store_that_it_names_within_what_it_is_about() -> None:
+    acme = schedules_pb2.ScheduleOwner(store_id="acme")
+    due = schedules_pb2.DueSchedule(owner=acme)
+    message = ledger_pb2.SubmitMessageRequest(store_id="acme")
+    assert key_of(schedules_pb2.PutScheduleRequest(owner=acme)) == "acme"
+    assert key_of(schedules_pb2.FireScheduleRequest(due=due, refusal="no agent")) == "acme"
+    assert key_of(schedules_pb2.FireScheduleRequest(message=message)) == "acme"
+    assert key_of(ledger_pb2.StartRunRequest(message=message)) == "acme"
+    assert key_of(schedules_pb2.FireScheduleRequest()) == ""

@@ -23,10 +23,10 @@ from pawl.chassis.ids import RequestId
 from pawl.errors import DependencyUnavailable, ScheduleNotFound
 
 _CLAIMED_MAX: Final = 64
-# Many are due at full hours. A few at a time are fired, so that people who start runs hardly notice; ever more of them
-# when these are so many that it takes longer than a second.
-_AT_ONCE: Final = 8
-_CLAIMS_OF_FEW: Final = 4
+# Many are due at full hours. A few at a time are fired, so that people who start runs hardly notice; when that has
+# taken two seconds, as where very many are due or the machine is busy, twice as many, and so on each second.
+_AT_ONCE: Final = 4
+_FEW_SECONDS: Final = 2
 _DOUBLED_MAX: Final = 3
 _PAUSE_SECONDS: Final = 0.02
 _TRIGGERS_MAX: Final = 8
@@ -119,16 +119,15 @@ class Schedules:
 
     async def fire_forever(self) -> None:
         """Fire what is due, as long as this process serves."""
-        full_claims = 0
+        begin = self._clock.monotonic()
         while True:
             due, wait_seconds = await self._claim()
-            full_claims = full_claims + 1 if len(due) == _CLAIMED_MAX else 0
-            doubled = min(max(0, full_claims - _CLAIMS_OF_FEW), _DOUBLED_MAX)
-            if due:
-                # What they are due for after that may have come meanwhile: so ask at once.
-                await self._fire_all(due, at_once=_AT_ONCE << doubled)
-            else:
+            await self._fire_all(due, begin)
+            if not due:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
+            # What they are due for after that may have come meanwhile: so ask at once.
+            if len(due) < _CLAIMED_MAX:
+                begin = self._clock.monotonic()
 
     async def _claim(self) -> tuple[Sequence[DueSchedule], float]:
         """Return schedules that are due, and the seconds until there may be more."""
@@ -137,10 +136,13 @@ class Schedules:
         except PASSING:
             return (), _AWAY_SECONDS
 
-    async def _fire_all(self, due: Sequence[DueSchedule], *, at_once: int) -> None:
-        for first in range(0, len(due), at_once):
-            await asyncio.gather(*map(self._fire_surely, due[first : first + at_once]))
-            if len(due) > at_once:
+    async def _fire_all(self, due: Sequence[DueSchedule], begin: float) -> None:
+        left = list(due)
+        while left:
+            seconds = self._clock.monotonic() - begin
+            at_once = _AT_ONCE << min(max(0, int(seconds) + 1 - _FEW_SECONDS), _DOUBLED_MAX)
+            await asyncio.gather(*map(self._fire_surely, left[:at_once]))
+            if left := left[at_once:]:
                 await self._clock.sleep(_PAUSE_SECONDS)
 
     async def _fire_surely(self, due: DueSchedule) -> None:
