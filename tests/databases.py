@@ -7,13 +7,16 @@ and far less on a connection that knows the tables already.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-from typing import Self
+import re
+from collections.abc import Iterator
+from typing import Any, Self
 from urllib.parse import urlsplit
 
 import asyncpg
 
-from pawl.chassis.database import Database
+from pawl.chassis.database import Connection, Database
 
 
 class ServiceDatabase:
@@ -48,6 +51,21 @@ class ServiceDatabase:
         if self._connection is None:
             self._connection = await asyncpg.connect(self.url)
             await _empty(self._connection, self._schema)
+
+
+async def planned(connection: Connection, statement: str) -> Iterator[dict[str, Any]]:
+    """Return the nodes of the plan of a statement for whatever arguments, as `Database` has them made."""
+    arguments = ", ".join(["NULL"] * max(map(int, re.findall(r"\$(\d+)", statement)), default=0))
+    await connection.execute(f"PREPARE planned AS {statement}")
+    told = await connection.fetchval(f"EXPLAIN (FORMAT JSON) EXECUTE planned{arguments and f'({arguments})'}")
+    await connection.execute("DEALLOCATE planned")
+    return _nodes(json.loads(told)[0]["Plan"])
+
+
+def _nodes(plan: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield plan
+    for below in plan.get("Plans", ()):
+        yield from _nodes(below)
 
 
 async def _create(postgres_url: str, schema: str) -> str:

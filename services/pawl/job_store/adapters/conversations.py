@@ -100,8 +100,10 @@ SHARED_SEARCHED: Final = SEARCHED.replace(
     "WHERE store_id = $3 AND user_id = $4 AND parent_run_id = ''", f"WHERE {_OF_OTHERS}"
 ).replace("SELECT c.user_id, c.parent_run_id,", "SELECT c.user_id, c.sharing, c.parent_run_id,")
 _SHARERS: Final = """
-SELECT user_id FROM job_store.conversations
-WHERE store_id = $1 AND user_id <> $2 AND user_id <> '' AND sharing > 1 AND parent_run_id = ''
+SELECT user_id FROM (
+    SELECT user_id, update_time FROM job_store.conversations
+    WHERE store_id = $1 AND user_id <> $2 AND user_id <> '' AND sharing > 1 AND parent_run_id = '' OFFSET 0
+) AS shared
 GROUP BY user_id ORDER BY max(update_time) DESC LIMIT 100
 """
 

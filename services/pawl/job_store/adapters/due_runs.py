@@ -53,7 +53,7 @@ CROSS JOIN LATERAL (
 ) AS places
 WHERE s.store_id IS NOT NULL AND (places.taken < $2 OR places.is_due OR (places.taken_background < $4 AND EXISTS (
     SELECT FROM job_store.runs AS r
-    WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now()
+    WHERE r.store_id = s.store_id AND r.in_background AND NOT r.active AND r.claim_at <= now() OFFSET 0
 )))
 LIMIT $3
 """

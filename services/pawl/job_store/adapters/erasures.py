@@ -48,7 +48,7 @@ RETURNING c.store_id, c.conversation_id
 # the calls.
 _BEGIN_BELOW: Final = f"""
 UPDATE job_store.conversations AS c SET {_MARKED}, erase_root = $4
-WHERE store_id = $2 AND user_id <> '' AND conversation_id IN (
+FROM (SELECT DISTINCT $2::text AS store_id, conversation_id FROM (
     SELECT conversation_id FROM job_store.conversations
     WHERE store_id = $2 AND parent_conversation_id = $3 AND parent_conversation_id <> ''
     UNION ALL
@@ -56,7 +56,8 @@ WHERE store_id = $2 AND user_id <> '' AND conversation_id IN (
     JOIN job_store.calls AS k ON k.store_id = above.store_id AND k.run_id = above.run_id AND k.child_run_id <> ''
     JOIN job_store.runs AS below ON below.store_id = k.store_id AND below.run_id = k.child_run_id
     WHERE above.store_id = $2 AND above.conversation_id = $3 AND below.parent_run_id = above.run_id
-)
+) AS b) AS b
+WHERE c.store_id = b.store_id AND c.conversation_id = b.conversation_id AND c.user_id <> ''
 RETURNING c.store_id, c.conversation_id
 """
 # Whoever forks one of these forks locks what it shows, too, and has come before or finds no title. Forks that retention
@@ -90,29 +91,34 @@ WITH RECURSIVE forks AS (
     SELECT conversation_id FROM job_store.conversations
     WHERE store_id = $1 AND user_id = $3 AND fork_of <> '' AND fork_of = $2
     UNION
-    SELECT c.conversation_id FROM forks AS f JOIN job_store.conversations AS c
-    ON c.store_id = $1 AND c.user_id = $3 AND c.fork_of <> '' AND c.fork_of = f.conversation_id
+    SELECT c.conversation_id FROM forks AS f CROSS JOIN LATERAL (
+        SELECT conversation_id FROM job_store.conversations
+        WHERE store_id = $1 AND user_id = $3 AND fork_of <> '' AND fork_of = f.conversation_id OFFSET 0
+    ) AS c
 )
-UPDATE job_store.conversations AS c SET made_title = '' FROM forks AS f
-WHERE c.store_id = $1 AND c.conversation_id = f.conversation_id AND c.made_title <> ''
+UPDATE job_store.conversations AS c SET made_title = ''
+FROM (SELECT DISTINCT $1::text AS store_id, conversation_id FROM forks) AS f
+WHERE c.store_id = f.store_id AND c.conversation_id = f.conversation_id AND c.made_title <> ''
 """
 # The conversation for which one is erased, for the user of that: below it there may be those of writers.
 _ROOT: Final = """
-SELECT k.erase_root FROM job_store.conversations AS k LEFT JOIN job_store.conversations AS r
-ON r.store_id = k.store_id AND r.conversation_id = k.erase_root
-WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> ''
-AND coalesce(r.erase_user_id, k.erase_user_id) = $3
+SELECT k.erase_root FROM job_store.conversations AS k
+WHERE k.store_id = $1 AND k.conversation_id = $2 AND k.erase_user_id <> '' AND $3 = coalesce((
+    SELECT r.erase_user_id FROM job_store.conversations AS r
+    WHERE r.store_id = k.store_id AND r.conversation_id = k.erase_root
+), k.erase_user_id)
 """
 _RECEIPT: Final = f"""
 SELECT min(c.erase_time) AS erase_time, max(c.erase_end_time) AS end_time,
     array_agg(DISTINCT p.part) FILTER (WHERE p.part IS NOT NULL) AS parts
 FROM job_store.conversations AS c LEFT JOIN LATERAL unnest(c.erase_parts) AS p (part) ON true
-WHERE c.store_id = $1 AND c.erase_root = ({_ROOT})
+WHERE c.store_id = $1 AND c.erase_root <> '' AND c.erase_root = ({_ROOT})
 """
 _LEFT: Final = f"""
 SELECT i.run_id, i.call_id, i.tool_name, i.effect_class, i.state, i.start_time
 FROM job_store.conversations AS c JOIN job_store.erased_items AS i USING (store_id, conversation_id)
-WHERE c.store_id = $1 AND i.has_left AND (i.run_id, i.call_id) > ($4, $5) AND c.erase_root = ({_ROOT})
+WHERE c.store_id = $1 AND i.has_left AND (i.run_id, i.call_id) > ($4, $5)
+AND c.erase_root <> '' AND c.erase_root = ({_ROOT})
 ORDER BY i.run_id, i.call_id LIMIT $6
 """
 _KEY: Final = "store_id, conversation_id, erase_user_id"
@@ -123,8 +129,10 @@ AND (erase_time, store_id, conversation_id) > (coalesce($3::timestamptz, '-infin
 ORDER BY erase_time, store_id, conversation_id LIMIT $6
 """
 _OPEN_RUNS: Final = f"""
-SELECT run_id, user_id, state FROM job_store.runs
-WHERE store_id = $1 AND conversation_id = $2 AND state < {RunState.COMPLETED.value} LIMIT $3
+SELECT run_id, user_id, state FROM (
+    SELECT run_id, user_id, state FROM job_store.runs WHERE store_id = $1 AND conversation_id = $2 OFFSET 0
+) AS r
+WHERE state < {RunState.COMPLETED.value} LIMIT $3
 """
 _LOCK: Final = """
 SELECT erase_root FROM job_store.conversations

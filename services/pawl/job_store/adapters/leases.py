@@ -21,12 +21,12 @@ from pawl.job_store.app.reading import Claimed, Renewed
 from pawl.job_store.domain.places import DueRun, PlaceLimits
 
 # Rows that somebody writes are skipped, not waited for. A run that still has a worker lost it in a crash. 7 is
-# WAIT_KIND_TIME.
+# WAIT_KIND_TIME. Compared so that not all that are due are read.
 _TAKE: Final = """
 WITH picked AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs AS r
     JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
-    WHERE r.claim_at <= now() AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
+    WHERE r.claim_at - now() <= interval '0' AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
     FOR UPDATE OF r SKIP LOCKED
 )
 UPDATE job_store.runs AS r

@@ -42,11 +42,14 @@ _BELOW: Final = f"""
 WITH RECURSIVE below (run_id) AS (
     SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = $2 AND state = 7
     UNION
-    SELECT c.child_run_id FROM below AS b JOIN job_store.calls AS c ON c.store_id = $1 AND c.run_id = b.run_id
-    WHERE c.state = 7
+    SELECT c.child_run_id FROM below AS b CROSS JOIN LATERAL (
+        SELECT child_run_id FROM job_store.calls WHERE store_id = $1 AND run_id = b.run_id AND state = 7 OFFSET 0
+    ) AS c
 )
-SELECT {tables.RUNS.names} FROM job_store.runs
-WHERE store_id = $1 AND run_id IN (SELECT run_id FROM below) AND state < 10 ORDER BY create_time, run_id
+SELECT r.* FROM below AS b CROSS JOIN LATERAL (
+    SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = b.run_id OFFSET 0
+) AS r
+WHERE state < 10 ORDER BY create_time, run_id
 """
 _OWNER: Final = f"""
 SELECT {tables.CONVERSATIONS.names} FROM job_store.conversations WHERE store_id = $1 AND conversation_id = $2
@@ -55,14 +58,16 @@ _OWNED_RUN: Final = f"""
 SELECT {tables.RUNS.names}, loop_state, now() AS time, past_number, conversation_user_id, background
 FROM job_store.runs AS r LEFT JOIN LATERAL (
     SELECT c.past_number, c.background, coalesce(nullif(c.user_id, ''), c.erase_user_id) AS conversation_user_id
-    FROM job_store.conversations AS c WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+    FROM job_store.conversations AS c WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id OFFSET 0
 ) AS c ON true
 WHERE store_id = $1 AND run_id = $2
 """
 _BESIDE_RUN: Final = ("loop_state", "time", "past_number", "conversation_user_id", "background")
 _BACKGROUND: Final = """
-SELECT c.background FROM job_store.runs AS r JOIN job_store.conversations AS c USING (store_id, conversation_id)
-WHERE r.store_id = $1 AND r.run_id = $2
+SELECT (
+    SELECT c.background FROM job_store.conversations AS c
+    WHERE c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+) AS background FROM job_store.runs AS r WHERE r.store_id = $1 AND r.run_id = $2
 """
 _RUNS: Final = f"SELECT {tables.RUNS.names} FROM job_store.runs WHERE store_id = $1 AND run_id = ANY ($2::text[])"
 _CALL: Final = f"""
@@ -72,7 +77,10 @@ WHERE store_id = $1 AND call_id = $2 AND ({_OF_USER} OR $4 AND digest <> '' AND 
 # The calls of another user's run, if that user shares its conversation and shows them.
 _SHOWS_CALLS: Final = """
 SELECT EXISTS (
-    SELECT FROM job_store.runs AS r JOIN job_store.conversations AS c USING (store_id, conversation_id)
+    SELECT FROM job_store.runs AS r CROSS JOIN LATERAL (
+        SELECT user_id, sharing, shows_arguments FROM job_store.conversations
+        WHERE store_id = r.store_id AND conversation_id = r.conversation_id OFFSET 0
+    ) AS c
     WHERE r.store_id = $1 AND r.run_id = $2 AND r.user_id <> $3
     AND c.user_id = r.user_id AND c.user_id <> '' AND c.sharing > 1 AND c.shows_arguments
 )
@@ -95,9 +103,9 @@ _PENDING, _TO_APPROVE = (
             AND (cardinality($5::smallint[]) = 0 OR state = ANY ($5))
             AND ($6::bytea = '' OR tool_name = $6) AND ($7::text = '' OR conversation_id = $7)
             AND (create_time, call_id) > (coalesce($8::timestamptz, '-infinity'), $9)
-            AND EXISTS (
-                SELECT FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
-                AND r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
+            AND (
+                SELECT r.state < 10 AND r.stop_cause IS NULL AND (t.state <> 6 OR (r.state = 5 AND r.attention = 1))
+                FROM job_store.runs AS r WHERE r.store_id = t.store_id AND r.run_id = t.run_id
             )""",
         order="create_time, call_id",
         size=_CALL_BYTES,

@@ -49,9 +49,9 @@ _OLD_LANES: Final = """
 WITH old AS MATERIALIZED (
     SELECT l.store_id, l.trigger_id, l.lane
     FROM job_store.trigger_lanes AS l JOIN job_store.triggers AS t USING (store_id, trigger_id)
-    WHERE l.update_time < now() - make_interval(secs => $1) AND l.event_id = '' AND NOT EXISTS (
-        SELECT FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id AND r.state < 10
-    )
+    WHERE l.update_time < now() - make_interval(secs => $1) AND l.event_id = '' AND coalesce((
+        SELECT r.state FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id
+    ) >= 10, true)
     ORDER BY l.update_time LIMIT $2 FOR UPDATE OF t, l SKIP LOCKED
 )
 DELETE FROM job_store.trigger_lanes AS l USING old
@@ -143,6 +143,7 @@ _HAS_NO_FORK: Final = """NOT EXISTS (
 _HAS_NO_JOB: Final = """NOT EXISTS (
     SELECT FROM job_store.runs AS j
     WHERE j.store_id = c.store_id AND j.reports_to = c.conversation_id AND j.reports_to <> '' AND j.state < 10
+    OFFSET 0
 )"""
 _LOCK_OLD: Final = f"""
 SELECT store_id, conversation_id FROM job_store.conversations AS c

@@ -20,9 +20,9 @@ from pawl.job_store.domain.schedules import CLAIM_SECONDS, LOOK_SECONDS, Schedul
 # A fire that still has to wait is looked after again soon; others are kept from other callers as long as a claim lasts.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
-    SELECT s.store_id, s.schedule_id, EXISTS (
-        SELECT FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.run_id = s.last_run_id AND r.state < 10
-    ) AS is_busy
+    SELECT s.store_id, s.schedule_id, coalesce((
+        SELECT r.state FROM job_store.runs AS r WHERE r.store_id = s.store_id AND r.run_id = s.last_run_id
+    ) < 10, false) AS is_busy
     FROM job_store.schedules AS s WHERE s.claim_at <= now()
     ORDER BY s.claim_at LIMIT $1 FOR UPDATE OF s SKIP LOCKED
 ), claimed AS (

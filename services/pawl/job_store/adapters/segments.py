@@ -62,10 +62,16 @@ _MESSAGES: Final = paging.statement(
 )
 # The newest summary of an author, as far as it stands in the parts: one that was written behind a fork is none of it.
 _SUMMARY: Final = f"""
-SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p JOIN job_store.messages AS m
-ON {_IS_IN.format("$1", "p.first_number")} WHERE m.summarised_to > 0 AND m.user_id = """
-_FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s JOIN job_store.messages AS m
-ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} WHERE m.summarised_to = 0 OR m.user_id = $4"""
+SELECT coalesce(max(m.summarised_to), 0) AS end_number FROM parts AS p CROSS JOIN LATERAL (
+    SELECT summarised_to, user_id FROM job_store.messages AS m
+    WHERE {_IS_IN.format("$1", "p.first_number")} AND m.summarised_to > 0 OFFSET 0
+) AS m
+WHERE m.user_id = """
+_FROM_SUMMARY_SOURCE: Final = f"""FROM parts AS p CROSS JOIN summary AS s CROSS JOIN LATERAL (
+    SELECT * FROM job_store.messages AS m
+    WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} OFFSET 0
+) AS m
+WHERE m.summarised_to = 0 OR m.user_id = $4"""
 _FROM_SUMMARY: Final = f"""
 WITH parts AS MATERIALIZED ({_parts("$1", "$2::text", "$3::bigint")}), summary AS MATERIALIZED ({_SUMMARY}$4)
 {told(_FROM_SUMMARY_SOURCE, "$4")}
@@ -75,8 +81,10 @@ WITH parts AS MATERIALIZED (
     SELECT unnest($2::text[]) AS part_id, unnest($3::bigint[]) AS first_number, unnest($4::bigint[]) AS last_number
 ), summary AS MATERIALIZED ({_SUMMARY}'')
 SELECT s.end_number, (
-    SELECT count(*) FROM parts AS p JOIN job_store.messages AS m
-    ON {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")}
+    SELECT count(*) FROM parts AS p CROSS JOIN LATERAL (
+        SELECT FROM job_store.messages AS m
+        WHERE {_IS_IN.format("$1", "greatest(p.first_number, s.end_number + 1)")} OFFSET 0
+    ) AS m
 ) FROM summary AS s
 """
 

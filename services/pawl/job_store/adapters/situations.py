@@ -42,9 +42,10 @@ CROSS JOIN LATERAL (
         ) AS newest GROUP BY newest.state
     ) AS g
 ) AS counted
-LEFT JOIN job_store.conversations AS c
-ON r.state = 1 AND r.queued_message IS NOT NULL
-AND c.store_id = r.store_id AND c.conversation_id = r.conversation_id
+LEFT JOIN LATERAL (
+    SELECT active_run_id, queue FROM job_store.conversations
+    WHERE store_id = r.store_id AND conversation_id = r.conversation_id OFFSET 0
+) AS c ON r.state = 1 AND r.queued_message IS NOT NULL
 WHERE r.store_id = $1 AND r.run_id = ANY ($2::text[])
 """
 _WITHOUT_CONTENT: Final = tables.CALLS.names.replace(

@@ -58,7 +58,9 @@ RETURNING user_id, title
 """
 _RUN: Final = """
 SELECT r.user_id, r.agent_name, now() AS time FROM job_store.conversations AS c
-JOIN job_store.runs AS r ON r.store_id = c.store_id AND r.run_id = c.title_run_id
+CROSS JOIN LATERAL (
+    SELECT user_id, agent_name FROM job_store.runs WHERE store_id = c.store_id AND run_id = c.title_run_id OFFSET 0
+) AS r
 WHERE c.store_id = $1 AND c.conversation_id = $2 AND r.user_id <> ''
 """
 _PUT_OFF: Final = """

@@ -25,9 +25,9 @@ WHERE store_id = $1 AND trigger_id = $2
 # lasts. So is what waits while its trigger is paused.
 _CLAIM: Final = f"""
 WITH due AS MATERIALIZED (
-    SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND EXISTS (
-        SELECT FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id AND r.state < 10
-    ) AS is_busy
+    SELECT l.store_id, l.trigger_id, l.lane, t.pause_time IS NOT NULL AS is_paused, l.awaits_run AND coalesce((
+        SELECT r.state FROM job_store.runs AS r WHERE r.store_id = l.store_id AND r.run_id = l.last_run_id
+    ) < 10, false) AS is_busy
     FROM job_store.trigger_lanes AS l JOIN job_store.triggers AS t USING (store_id, trigger_id)
     WHERE l.claim_at <= now()
     ORDER BY l.claim_at LIMIT $1 FOR UPDATE OF l SKIP LOCKED
