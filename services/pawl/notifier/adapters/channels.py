@@ -162,12 +162,14 @@ WHERE webhook_id = $1 AND due_time IS NOT NULL AND NOT claimed AND number IS NOT
     CHANGED,
 )
 _LOCK_CODES: Final = "SELECT pg_advisory_xact_lock(hashtextextended('notifier.codes_sent', 0))"
-_COUNT_CODES: Final = """
-SELECT
-    count(*) FILTER (WHERE lower(address) = lower($1)) AS address,
-    count(*) FILTER (WHERE store_id = $2 AND user_id = $3) AS user,
-    count(*) FILTER (WHERE store_id = $2) AS store
-FROM notifier.codes_sent WHERE sent_time > now() - interval '1 day'
+COUNT_CODES: Final = """
+WITH of_store AS MATERIALIZED (
+    SELECT user_id FROM notifier.codes_sent WHERE store_id = $2 AND sent_time > now() - interval '1 day'
+)
+SELECT (
+    SELECT count(*) FROM notifier.codes_sent
+    WHERE lower(address) = lower($1) AND sent_time > now() - interval '1 day'
+) AS address, count(*) FILTER (WHERE user_id = $3) AS user, count(*) AS store FROM of_store
 """
 _NOTE_CODE: Final = "INSERT INTO notifier.codes_sent (address, store_id, user_id) VALUES ($1, $2, $3)"
 _RENEW_CODE: Final = """
@@ -358,7 +360,7 @@ async def _send_code(connection: Connection, inbox: Inbox, url: str, code: NewCo
     """Have a code be sent, unless there were too many; returns the row of its channel."""
     address, channel_id = url.partition(":")[2], code.delivery.channel_id
     await connection.execute(_LOCK_CODES)
-    sent = _there(await connection.fetchrow(_COUNT_CODES, address, inbox.store_id, inbox.user_id))
+    sent = _there(await connection.fetchrow(COUNT_CODES, address, inbox.store_id, inbox.user_id))
     if any(sent[name] >= most for name, most in CODES_MAX_A_DAY.items()):
         raise InvalidField("too many codes were sent within a day: confirm with the last one, or wait", field="channel")
     await connection.execute(_NOTE_CODE, address, inbox.store_id, inbox.user_id)

@@ -255,7 +255,7 @@ DELETE FROM notifier.webhook_deliveries WHERE delivery_id IN (
     FOR UPDATE SKIP LOCKED
 )
 """
-_FORGET_CODES: Final = "DELETE FROM notifier.codes_sent WHERE sent_time <= now() - interval '1 day'"
+FORGET_CODES: Final = "DELETE FROM notifier.codes_sent WHERE sent_time <= now() - interval '1 day'"
 # Longer than a delivery waits: a day, and the quiet hours of a week.
 _FORGET_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE seen_time < now() - interval '10 days'"
 _ERASE_VIEWERS: Final = "DELETE FROM notifier.viewers WHERE store_id = $1 AND run_id = ANY ($2::text[])"
@@ -350,7 +350,7 @@ class PostgresStore(DatabaseAdapter):
     async def forget(self, *, older_than_seconds: float, limit: int) -> int:
         await self._database.execute(_FORGET_APPROVERS, older_than_seconds)
         await self._database.execute(_FORGET_TESTS, older_than_seconds)
-        await self._database.execute(_FORGET_CODES)
+        await self._database.execute(FORGET_CODES)
         await self._database.execute(_FORGET_VIEWERS)
         await self._database.execute(_FORGET_EVENTS, older_than_seconds)
         return affected(await self._database.execute(_FORGET, older_than_seconds, limit))

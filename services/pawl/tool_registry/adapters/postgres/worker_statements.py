@@ -88,8 +88,12 @@ WHERE {_BY_WORKER} AND c.state = 'HELD' AND NOT c.is_lost
 """
 HELD_BY: Final = """
 SELECT w.attachment, c.store_id, c.call_id, c.lease_epoch
-FROM tool_registry.workers w JOIN tool_registry.worker_calls c USING (store_id, group_name, worker_id)
-WHERE w.attachment = ANY ($1) AND c.state = 'HELD' AND NOT c.is_lost
+FROM tool_registry.workers w CROSS JOIN LATERAL (
+    SELECT c.store_id, c.call_id, c.lease_epoch FROM tool_registry.worker_calls c
+    WHERE c.store_id = w.store_id AND c.group_name = w.group_name AND c.worker_id = w.worker_id
+    AND c.state = 'HELD' AND NOT c.is_lost OFFSET 0
+) AS c
+WHERE w.attachment = ANY ($1)
 """
 RENEW: Final = """
 UPDATE tool_registry.workers w SET expires_at = clock_timestamp() + make_interval(secs => r.seconds)
@@ -240,7 +244,7 @@ WHERE NOT EXISTS (
     SELECT FROM tool_registry.worker_calls c
     WHERE c.store_id = h.store_id AND c.call_id = h.call_id AND c.group_name = h.group_name
     AND c.worker_id = h.worker_id AND c.lease_epoch = h.lease_epoch
-    AND c.state = 'HELD' AND NOT c.is_lost AND NOT c.cancel_requested)
+    AND c.state = 'HELD' AND NOT c.is_lost AND NOT c.cancel_requested OFFSET 0)
 """
 FORGET_CALLS: Final = """
 DELETE FROM tool_registry.worker_calls WHERE deadline < now() - interval '1 day'
