@@ -48,7 +48,7 @@ async def test_a_newcomer_talks_and_approves_with_an_edit(open_page: NewPage) ->
     await expect(card.get_by_label("What is changed")).to_contain_text("dinner")
     await card.get_by_role("button", name="Approve as edited").click()
     await done(page, 2)
-    await expect(page.locator(".card.good").last).to_contain_text("edit by newcomer")
+    await expect(page.locator(".card.good").last).to_contain_text("edited and approved by newcomer")
     await page.reload()
     await done(page, 2)
 
@@ -81,7 +81,12 @@ async def test_text_is_the_same_after_the_gateway_and_an_agent_loop_die(open_pag
     suite.kill("gateway")
     for replica in (0, 1):
         suite.kill("agent-loop", replica)
+    lost = page.get_by_text("The connection is lost")
+    await expect(lost).to_be_visible()
+    await say(page, "what is 1 + 1")
     await suite.wait_ready("gateway")
+    await expect(lost).to_have_count(0)
+    await expect(page.get_by_role("alert")).to_have_count(0)
     await expect(page.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     seen = await page.locator(".turn .log").inner_text()
     await page.reload()
@@ -222,12 +227,39 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
     card = page.locator(".card.wait")
     await card.get_by_role("button", name="Edit").click(timeout=90_000)
     await expect(card.get_by_label("subject *")).to_be_visible()
-    for path in ("/", f"/runs/{run_id}", "/c/" + page.url.rpartition("/")[2] + f"?run={run_id}", *PAGES):
-        if path != "/":
-            await page.goto(at(page, path))
+    name = "a-name-without-an-end-" + "a" * 40
+    await page.request.post(
+        at(page, "/rpc/pawl.agent.v1.AgentRegistryService/UpdateAgent"),
+        data={"definition": {"name": name, "options": {"instructions": "Be short."}}},
+        headers={"origin": at(page, "")},
+    )
+    conversation = page.url.rpartition("/")[2]
+    await page.goto(at(page, "/"))
+    await page.get_by_label("Agent").select_option(name)
+    assert not await inside_out(page, ".frame, main, .talk, .buttons")
+    await page.goto(at(page, f"/agents/{name}"))
+    await expect(page.get_by_role("heading", name="Use")).to_be_visible()
+    assert not await inside_out(page, ".frame, main")
+    await page.request.post(
+        at(page, "/rpc/pawl.agent.v1.AgentRegistryService/DeleteAgent"),
+        data={"name": name},
+        headers={"origin": at(page, "")},
+    )
+    for path in ("/", f"/runs/{run_id}", f"/c/{conversation}?run={run_id}", *PAGES):
+        await page.goto(at(page, path))
         await page.wait_for_timeout(200)
         wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, path
+
+
+async def inside_out(page: Page, selector: str) -> list[str]:
+    """Return the parts of a page from which something sticks out to either side."""
+    wider = (
+        "all => all.filter(one => one.scrollWidth > one.clientWidth + 1 || "
+        "[...one.children].some(each => each.getBoundingClientRect().left < -1 && !each.matches('.skip')))"
+        ".map(one => one.className || one.tagName)"
+    )
+    return list(await page.locator(selector).evaluate_all(wider))
 
 
 async def test_the_first_view_of_the_console_has_no_more_than_60_kb(browser: Browser, suite: Suite) -> None:

@@ -187,9 +187,24 @@ function more(): { path: string; name: string }[] {
 function More(): VNode {
   const pages = more();
   const here = pages.find((page) => isHere(page.path));
+  const menu = useRef<HTMLDetailsElement>(null);
+  useEffect(() => {
+    const close = (event: Event): void => {
+      if (!menu.current?.open) return;
+      if (event instanceof KeyboardEvent) {
+        if (event.key !== "Escape") return;
+        menu.current.querySelector("summary")?.focus();
+      } else if (menu.current.contains(event.target as Node)) return;
+      menu.current.open = false;
+    };
+    for (const each of ["click", "keydown"]) document.addEventListener(each, close);
+    return () => {
+      for (const each of ["click", "keydown"]) document.removeEventListener(each, close);
+    };
+  }, []);
   return (
-    <details class="more" onClick={(event) => (event.target as Element).closest("a") && (event.currentTarget.open = false)}>
-      <summary>{here?.name ?? "More"}</summary>
+    <details ref={menu} class="more" onClick={(event) => (event.target as Element).closest("a") && (event.currentTarget.open = false)}>
+      <summary aria-current={here ? "page" : undefined}>{here?.name ?? "More"}</summary>
       <ul>
         {pages.map(({ path: page, name }) => (
           <li key={page}>

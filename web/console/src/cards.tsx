@@ -37,6 +37,13 @@ const WORDS: Record<string, string> = {
   CALL_STATE_OUTCOME_UNKNOWN: "outcome unknown: it may have happened",
 };
 
+const DECIDED: Record<string, string> = {
+  DECISION_KIND_APPROVE: "approved",
+  DECISION_KIND_EDIT: "edited and approved",
+  DECISION_KIND_REJECT: "rejected",
+  DECISION_KIND_ANSWER: "answered",
+};
+
 export function CallCard({ call, progress, where, children }: { call: CallJson; progress?: Progress | undefined; where?: boolean; children?: ComponentChildren }): VNode {
   const state = call.state ?? "";
   const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
@@ -70,7 +77,7 @@ export function CallCard({ call, progress, where, children }: { call: CallJson; 
       {state === "CALL_STATE_ASKED" && <Question call={call} />}
       {decision && (
         <p class="quiet">
-          {word(decision.kind?.replace("DECISION_KIND_", "")) || "decided"} by {plain(decision.userId ?? "")}
+          {DECIDED[decision.kind ?? ""] ?? "decided"} by {plain(decision.userId ?? "")}
           {decision.reason ? `: ${plain(decision.reason)}` : ""} <time title={moment(decision.time)}>{ago(decision.time)}</time>
         </p>
       )}
@@ -95,7 +102,7 @@ function Details({ call }: { call: CallJson }): VNode {
       {shown && (
         <>
           <h4>Arguments</h4>
-          <Json value={value(call.argumentsJson)} />
+          <Json value={given(call)} />
           {result && (
             <>
               <h4>Result</h4>
@@ -417,8 +424,14 @@ function value(bytes: string | undefined): unknown {
   }
 }
 
+/** The arguments of a call; those that fit no schema stand as the model wrote them. */
+function given({ argumentsJson, proposedArguments }: CallJson): unknown {
+  return argumentsJson ? value(argumentsJson) : proposedArguments;
+}
+
 function summary(call: CallJson): string {
-  const args = JSON.stringify(value(call.argumentsJson)) ?? "";
+  const all = given(call);
+  const args = typeof all === "string" ? all : (JSON.stringify(all) ?? "");
   return plain(args.length > 100 ? `${args.slice(0, 100)} ...` : args) || "without arguments";
 }
 

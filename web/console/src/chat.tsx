@@ -35,15 +35,25 @@ interface Turn {
   last: number;
 }
 
-/** The conversations that are listed; they stay while another one is opened. */
+/** The conversations that are listed, and whether there are more; they stay while another one is opened. */
 const listed = signal<ConversationJson[] | undefined>(undefined);
+const hasMore = signal(false);
+const PAGE = 50;
 let reads = 0;
 let ahead: Promise<void> | undefined;
 
-async function list(words = "", archived = false): Promise<void> {
+async function list(words = "", archived = false, most = PAGE): Promise<void> {
   const read = ++reads;
-  const { conversations = [] } = await pawl.conversations.listConversations({ pageSize: 50, query: words, archived });
-  if (read === reads) listed.value = conversations;
+  const found: ConversationJson[] = [];
+  let pageToken = "";
+  do {
+    const page = await pawl.conversations.listConversations({ pageSize: PAGE, pageToken, query: words, archived });
+    found.push(...(page.conversations ?? []));
+    pageToken = page.nextPageToken ?? "";
+  } while (pageToken && found.length < most);
+  if (read !== reads) return;
+  listed.value = found;
+  hasMore.value = !!pageToken;
 }
 
 /** Asks for the conversations while nobody knows yet who asks: so the first page is there after one round trip. */
@@ -55,12 +65,13 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
   const [open, setOpen] = useState(false);
   const [words, setWords] = useState("");
   const [archived, setArchived] = useState(false);
-  const reload = (): void => void attempt(() => list(words.trim(), archived), true);
+  const [most, setMost] = useState(PAGE);
+  const reload = (): void => void attempt(() => list(words.trim(), archived, most), true);
   useEffect(() => {
     if (ahead) return void (ahead = undefined);
     const timer = setTimeout(reload, words ? 200 : 0);
     return () => clearTimeout(timer);
-  }, [conversationId, words, archived]);
+  }, [conversationId, words, archived, most]);
   const run = query.value.get("run");
   return (
     <div class={`chat ${open ? "listing" : ""} ${run ? "beside" : ""}`}>
@@ -79,6 +90,11 @@ export function Chat({ conversationId }: { conversationId: string }): VNode {
             </li>
           ))}
         </ul>
+        {hasMore.value && (
+          <button class="plain" onClick={() => setMost(most + PAGE)}>
+            More
+          </button>
+        )}
         {listed.value?.length === 0 && <p class="quiet">{words ? "None has these words." : archived ? "The archive is empty." : "Your conversations stand here."}</p>}
         <label class="row quiet">
           <input type="checkbox" checked={archived} onChange={(event) => setArchived(event.currentTarget.checked)} /> the archive
@@ -165,12 +181,14 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
   }, [conversationId]);
   const length = turns.length + Object.values(views).reduce((sum, view) => sum + view.seq, 0);
   const near = useRef(true);
+  const top = useRef(0);
   useEffect(() => {
     if (near.current) end.current?.scrollIntoView({ block: "end" });
   }, [length]);
 
   const active = turns.map(({ run }) => views[run.runId ?? ""] ?? emptyView(run)).find((view) => !view.ended);
   const agents = who.value?.deployment?.agentNames ?? [];
+  const model = who.value?.deployment?.model;
   const before = turns.at(-1)?.run.agent?.name ?? "";
   const agent = chosen ?? (agents.includes(before) ? before : DEFAULT);
   const send = async (text: string, policy: Policy): Promise<boolean> => {
@@ -201,8 +219,10 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       class="talk"
       aria-label="Conversation"
       onScroll={(event) => {
-        const pane = event.currentTarget;
-        near.current = pane.scrollHeight - pane.scrollTop - pane.clientHeight < 120;
+        const { scrollHeight, scrollTop, clientHeight } = event.currentTarget;
+        // What comes below takes nobody from the end: only scrolling up does.
+        near.current = scrollHeight - scrollTop - clientHeight < 120 || (near.current && scrollTop >= top.current);
+        top.current = scrollTop;
       }}
     >
       <div class="turns">
@@ -216,8 +236,18 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
           <div class="empty">
             <h1>What can I do for you?</h1>
             <p class="quiet">
-              Agent {agent}{agent === DEFAULT && `, model ${who.value?.deployment?.model}`}. You may close this page: the work goes on.
+              Agent {agent}{agent === DEFAULT && `, model ${model}`}. You may close this page: the work goes on.
             </p>
+            {model === SCRIPTED && (
+              <p class="buttons">
+                <span class="quiet">This model follows rules. Try</span>
+                {EXAMPLES.map((text) => (
+                  <button key={text} class="second" onClick={() => (draft.value = text)}>
+                    {text}
+                  </button>
+                ))}
+              </p>
+            )}
           </div>
         )}
         {turns.map(({ run, live, asked, said, notice, last }, place) => {
@@ -269,6 +299,9 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
 
 /** The agent that drives what names none. */
 const DEFAULT = "default";
+/** The model of a suite that has no other, and sentences that it knows. */
+const SCRIPTED = "pawl-scripted";
+const EXAMPLES = ["what is 17 * 23", "email bob@example.com about lunch", "ask me whether to go on"];
 
 function Composer({
   active,
@@ -284,10 +317,10 @@ function Composer({
   const [steer, setSteer] = useState(false);
   useEffect(() => {
     if (!field.current) return;
-    field.current.value = draft.value;
+    if (draft.value) field.current.value = draft.value;
     draft.value = "";
     field.current.focus();
-  }, []);
+  }, [draft.value]);
   const send = async (): Promise<void> => {
     const text = field.current?.value.trim();
     if (!text || busy || !field.current) return;

@@ -32,7 +32,7 @@ export function Inbox(): VNode {
         <p class="empty">Nothing waits for you. What needs an approval or an answer comes here by itself.</p>
       )}
       {calls.length > 0 && (
-        <p class="quiet">
+        <p class="quiet keys">
           <kbd>j</kbd> <kbd>k</kbd> to move, <kbd>a</kbd> approve, <kbd>e</kbd> edit, <kbd>r</kbd> reject, <kbd>x</kbd> choose
         </p>
       )}

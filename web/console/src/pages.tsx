@@ -75,6 +75,7 @@ const agents: Resource<AgentVersionJson> = {
     {
       name: "Delete",
       method: "agent.v1.AgentRegistryService/DeleteAgent",
+      when: isSaved,
       bad: true,
       run: async ({ definition }) => {
         await pawl.agents.deleteAgent({ name: definition?.name ?? "" });
@@ -82,22 +83,24 @@ const agents: Resource<AgentVersionJson> = {
       },
     },
   ],
-  below: ({ definition }) => (
+  below: (agent) => (
     <>
-      <Below<AgentVersionJson>
-        name="Versions"
-        method="agent.v1.AgentRegistryService/ListAgentVersions"
-        load={async () => (await pawl.agents.listAgentVersions({ name: definition?.name ?? "" })).agents}
-        columns={[
-          { name: "Version", of: ({ version }) => version },
-          { name: "Saved", of: ({ createTime }) => time(createTime) },
-          { name: "By", of: ({ createUserId }) => createUserId },
-        ]}
-      />
+      {isSaved(agent) && (
+        <Below<AgentVersionJson>
+          name="Versions"
+          method="agent.v1.AgentRegistryService/ListAgentVersions"
+          load={async () => (await pawl.agents.listAgentVersions({ name: agent.definition?.name ?? "" })).agents}
+          columns={[
+            { name: "Version", of: ({ version }) => version },
+            { name: "Saved", of: ({ createTime }) => time(createTime) },
+            { name: "By", of: ({ createUserId }) => createUserId },
+          ]}
+        />
+      )}
       <Below<AgentUsageJson>
         name="Use"
         method="agent.v1.AgentRegistryService/GetAgentUsage"
-        load={async () => (await pawl.agents.getAgentUsage({ name: definition?.name ?? "" })).days}
+        load={async () => (await pawl.agents.getAgentUsage({ name: agent.definition?.name ?? "" })).days}
         columns={[
           { name: "Day", of: ({ day }) => day },
           { name: "Runs", of: ({ runs }) => runs ?? 0 },
@@ -108,6 +111,11 @@ const agents: Resource<AgentVersionJson> = {
     </>
   ),
 };
+
+/** The default agent is there without being saved: it has no versions, and nothing of it can be deleted. */
+function isSaved({ createTime }: AgentVersionJson): boolean {
+  return !!createTime;
+}
 
 async function saveAgent(definition: object): Promise<string> {
   const { agent, unmatched = [] } = await pawl.agents.updateAgent({ definition });
@@ -122,6 +130,7 @@ const figures: Column<ToolFiguresJson>[] = [
   { name: "p95", of: (each) => `${(each.p95Seconds as number | undefined)?.toFixed(3) ?? 0} s` },
   { name: "Asked", of: (each) => each.approvalAskedCount ?? 0 },
   { name: "Approved", of: (each) => each.approvedCount ?? 0 },
+  { name: "Edited", of: (each) => each.editedCount ?? 0 },
   { name: "Rejected", of: (each) => each.rejectedCount ?? 0 },
 ];
 
@@ -236,7 +245,7 @@ const audit: Resource<AuditEntryJson> = {
     { name: "Kind", of: ({ kind }) => short(kind, "AUDIT_KIND_") },
     { name: "When", of: (each) => time(each.time) },
     { name: "Tool", of: ({ toolName }) => toolName },
-    { name: "Verdict", of: ({ verdict, reason }) => cut([verdict, reason].filter(Boolean).join(": ")) },
+    { name: "Verdict", of: ({ verdict, reason }) => cut([word(verdict), reason].filter(Boolean).join(": ")) },
     { name: "For", of: ({ userId }) => userId },
     { name: "By", of: ({ byUserId }) => byUserId },
     { name: "Run", of: ({ runId }) => runLink(runId) },

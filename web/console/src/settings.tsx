@@ -50,7 +50,7 @@ export function Settings(): VNode {
         </div>
       </dl>
       <label class="row">
-        Times are
+        <span class="quiet">Times are</span>
         <select value={times.value} onChange={(event) => localStorage.setItem("times", (times.value = event.currentTarget.value))}>
           {TIMES.map((each) => (
             <option key={each}>{each}</option>

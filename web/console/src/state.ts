@@ -13,6 +13,8 @@ export const online = signal(true);
 export const pendingCalls = signal<CallJson[]>([]);
 export const pendingRuns = signal<RunJson[]>([]);
 export const notice = signal("");
+/** True if it passes by itself once the connection is there again. */
+let passes = false;
 /** What the next composer of a message begins with. */
 export const draft = signal("");
 export const clock = signal(Date.now());
@@ -60,7 +62,10 @@ export async function arrive(): Promise<void> {
   }
   online.value = true;
   for (const each of leave) each();
-  pawl.streams.onState = (connected) => (online.value = connected);
+  pawl.streams.onState = (connected) => {
+    online.value = connected;
+    if (connected && passes) notice.value = "";
+  };
   // What all of the store ask for has no questions: those of one's own runs are among what is one's own.
   const scopes = who.value.caller?.decisionRight === "DECISION_RIGHT_STORE" ? [true, false] : [false];
   const told = scopes.map((): [CallJson[], RunJson[]] => [[], []]);
@@ -99,7 +104,10 @@ export async function attempt<T>(work: () => Promise<T>, isPoll = false): Promis
     return await work();
   } catch (error) {
     if (error instanceof PawlError && error.code === "unauthenticated") who.value = null;
-    if (!(isPoll && error instanceof PawlError && error.again)) notice.value = error instanceof Error ? error.message : String(error);
+    const again = error instanceof PawlError && error.again;
+    if (isPoll && again) return undefined;
+    passes = again;
+    notice.value = error instanceof Error ? error.message : String(error);
     return undefined;
   }
 }
