@@ -26,7 +26,7 @@ _TAKE: Final = """
 WITH picked AS MATERIALIZED (
     SELECT store_id, run_id FROM job_store.runs AS r
     JOIN unnest($1::text[], $2::text[]) AS k (store_id, run_id) USING (store_id, run_id)
-    WHERE r.claim_at - now() <= interval '0' AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
+    WHERE coalesce(r.claim_at <= now(), false) AND (r.worker_id IS NULL OR r.crashes + 1 < $5)
     FOR UPDATE OF r SKIP LOCKED
 )
 UPDATE job_store.runs AS r
@@ -46,7 +46,7 @@ WITH held AS MATERIALIZED (
     FROM held WHERE r.store_id = held.store_id AND r.run_id = held.run_id
     RETURNING r.store_id, r.run_id, r.epoch, EXISTS (
         SELECT FROM job_store.commands AS c
-        WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed
+        WHERE c.store_id = r.store_id AND c.run_id = r.run_id AND NOT c.consumed OFFSET 0
     ) AS has_commands
 )
 SELECT now() AS time, renewed.* FROM (SELECT) AS one LEFT JOIN renewed ON true

@@ -76,8 +76,10 @@ SELECT {tables.RUNS.names} FROM job_store.runs AS r
 JOIN (
     SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id
     UNION
-    SELECT c.store_id, c.parent_run_id FROM job_store.runs AS c
-    JOIN (SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS run_id) AS k USING (store_id, run_id)
+    SELECT c.* FROM unnest($3::text[], $4::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
+        SELECT store_id, parent_run_id FROM job_store.runs
+        WHERE store_id = k.store_id AND run_id = k.run_id OFFSET 0
+    ) AS c
     WHERE c.parent_run_id <> ''
 ) AS k USING (store_id, run_id)
 ORDER BY store_id, run_id
@@ -104,17 +106,19 @@ _CALLS_AND_COMMANDS: Final = f"""
 SELECT clock_timestamp() AS now, {tables.CALLS.nulls}, {tables.COMMANDS.nulls}
 UNION ALL SELECT NULL, {tables.CALLS.names}, {tables.COMMANDS.nulls} FROM job_store.calls
 JOIN (
-    SELECT c.store_id, c.call_id FROM job_store.calls AS c
-    JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS run_id) AS k USING (store_id, run_id)
-    WHERE c.state < 10
+    SELECT c.store_id, c.call_id FROM unnest($1::text[], $2::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
+        SELECT store_id, call_id FROM job_store.calls
+        WHERE store_id = k.store_id AND run_id = k.run_id AND state < 10 OFFSET 0
+    ) AS c
     UNION
     SELECT unnest($3::text[]) AS store_id, unnest($4::text[]) AS call_id
 ) AS k USING (store_id, call_id)
 UNION ALL SELECT NULL, {tables.CALLS.nulls}, {tables.COMMANDS.names} FROM job_store.commands
 JOIN (
-    SELECT c.store_id, c.run_id, c.command_id FROM job_store.commands AS c
-    JOIN (SELECT unnest($5::text[]) AS store_id, unnest($6::text[]) AS run_id) AS k USING (store_id, run_id)
-    WHERE NOT c.consumed
+    SELECT c.* FROM unnest($5::text[], $6::text[]) AS k (store_id, run_id) CROSS JOIN LATERAL (
+        SELECT store_id, run_id, command_id FROM job_store.commands
+        WHERE store_id = k.store_id AND run_id = k.run_id AND NOT consumed OFFSET 0
+    ) AS c
     UNION
     SELECT unnest($7::text[]) AS store_id, unnest($8::text[]) AS run_id, unnest($9::text[]) AS command_id
 ) AS k USING (store_id, run_id, command_id)

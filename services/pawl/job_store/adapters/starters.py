@@ -20,8 +20,8 @@ from pawl.job_store.domain.states import RunState
 _OF_USER: Final = "store_id = $1 AND user_id = $2"
 _LOCK: Final = "SELECT pg_advisory_xact_lock(hashtext($3), hashtext($1 || ' ' || $2))"
 _STATES: Final = """
-SELECT now() AS now, k.run_id, r.state FROM (SELECT $1::text AS store_id, unnest($2::text[]) AS run_id) AS k
-LEFT JOIN job_store.runs AS r USING (store_id, run_id)
+SELECT now() AS now, k.run_id, (SELECT state FROM job_store.runs WHERE store_id = $1 AND run_id = k.run_id) AS state
+FROM unnest($2::text[]) AS k (run_id)
 """
 
 
