@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 from collections.abc import Mapping
@@ -81,4 +82,21 @@ async def test_it_comes_out_right_whatever_dies_in_the_middle(
     await until(story.is_in_the_middle)
     await WAYS[how](world, service)
     await story.check(tools_died=service == "tool-registry" and how == "kill")
+    await check_ledger(pawl)
+
+
+@pytest.mark.long
+@pytest.mark.asyncio(loop_scope="session")
+@pytest.mark.parametrize("server", ["postgres", "nats"])
+async def test_it_comes_out_right_though_nothing_could_be_written_or_told(
+    world: World, pawl: AsyncClient, tmp_path: Path, server: str
+) -> None:
+    """What is at work goes on meanwhile, what was due is not done twice, and none of it waits for a restart."""
+    stories = [story(world, pawl, tmp_path) for story in (OneShotJob, PlainSeries, Monitor, ScheduleFires)]
+    await asyncio.gather(*(story.begin() for story in stories))
+    await asyncio.gather(*(until(story.is_in_the_middle) for story in stories))
+    await world.suite.stop_process(server)
+    await world.suite.start_process(server)
+    for story in stories:
+        await story.check(tools_died=False)
     await check_ledger(pawl)
