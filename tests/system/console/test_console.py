@@ -250,6 +250,11 @@ async def test_a_phone_shows_all_of_it(open_page: NewPage) -> None:
         await page.wait_for_timeout(200)
         wide = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
         assert wide <= 0, path
+    await page.goto(at(page, "/audit"))
+    await expect(page.locator(".filters label")).to_have_count(5)
+    # Filters stand beside each other, or they fill the screen.
+    tops = await page.locator(".filters label").evaluate_all("all => all.map(one => one.getBoundingClientRect().top)")
+    assert len(set(tops)) == 3
 
 
 async def inside_out(page: Page, selector: str) -> list[str]:
