@@ -300,9 +300,10 @@ def state_text(job: jobs_pb2.BackgroundJob) -> str:
 
 
 def progress_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return how many iterations a job has had, and how many of them failed."""
+    """Return how many iterations a job has had, how many of them failed, and how often there was none in time."""
     failed = f" ({job.failures} failed)" if job.failures else ""
-    return f"{job.iterations} of {job.definition.iterations_max}{failed}"
+    missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
+    return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}"
 
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:

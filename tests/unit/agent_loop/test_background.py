@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import background, job_program, jobs
@@ -227,7 +228,7 @@ def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
 ) -> None:
     """However late each begins, and however long it takes."""
     job = Job(tool_name="look", arguments_json=b"{}", begin_time=begin, interval_seconds=interval, delay_first=delay)
-    last, before = None, -1.0
+    last, before, missed = None, -1.0, 0
     for number, (late, seconds) in enumerate(taken, 1):
         due = job_program.due_time(job, last)
         beat = (due - begin) / interval
@@ -237,6 +238,20 @@ def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
         assert last is not None or due == begin + interval * delay
         before = due
         last = iteration(number, due + late, due + late + seconds)
+        beats = range(delay, round((job_program.due_time(job, last) - begin) / interval))
+        assert job_program.missed(replace(job, iterations_max=number + 1), last) == len(beats) - number >= missed
+        missed = len(beats) - number
+
+
+def test_after_its_end_a_series_misses_nothing() -> None:
+    job = Job(tool_name="look", arguments_json=b"{}", begin_time=100.0, interval_seconds=10, iterations_max=9)
+    slow = iteration(3, 150.0, 999.0)
+    assert job_program.missed(job, iteration(3, 150.0, 155.0)) == 3
+    assert job_program.missed(job, slow) == 90 - 3
+    assert job_program.missed(replace(job, iterations_max=3), slow) == 3
+    assert job_program.missed(replace(job, end_time=180.0), slow) == 6
+    assert job_program.missed(replace(job, end_time=180.0, delay_first=True), slow) == 5
+    assert job_program.missed(replace(job, interval_seconds=0), slow) == 0
 
 
 @pytest.mark.parametrize("written", ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}'])

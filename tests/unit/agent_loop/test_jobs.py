@@ -247,7 +247,10 @@ def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
         story.say("watch it")
         await story.until(lambda: story.is_over)
         (job,) = story.jobs
-        assert (job.state, job.round) == (RunState.COMPLETED, 4)
+        assert (job.state, job.round, job.missed_iterations) == (RunState.COMPLETED, 4, 3)
+        messages = story.world.ledger.messages(story.key(story.runs[0]))
+        told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
+        assert [notice.get("missed") for notice in told] == [1, 2, 3, 3]
         assert job.job is not None
         begins = [(call.create_time or 0) - job.job.begin_time for call in story.calls(job)]
         assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]

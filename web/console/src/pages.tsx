@@ -430,6 +430,8 @@ function secret(said: string | undefined): string {
 
 const ended = (job: BackgroundJobJson): boolean => !!job.endTime;
 const pausedJob = (job: BackgroundJobJson): boolean => job.waiting?.reason === "WAIT_REASON_PAUSED";
+const howFar = ({ iterations = 0, missedIterations: missed = 0, definition: { iterationsMax: most = 1 } = {} }: BackgroundJobJson): string =>
+  most > 1 ? `${iterations} of ${most}${missed ? `, ${missed} missed` : ""}` : "";
 const jobs: Resource<BackgroundJobJson> = {
   path: "background",
   empty: "Nothing goes on in the background. Ask for something that takes long, or that is to be watched, and it stands here.",
@@ -445,7 +447,7 @@ const jobs: Resource<BackgroundJobJson> = {
     { name: "Job", of: ({ jobId }) => jobId?.slice(-8) },
     { name: "Tool", of: ({ definition }) => plain(definition?.toolName ?? "") },
     { name: "State", of: (job) => <span class={`chip ${job.state ?? ""}`}>{word(job.state)}</span> },
-    { name: "How far", of: ({ iterations = 0, definition }) => ((definition?.iterationsMax ?? 1) > 1 ? `${iterations} of ${definition?.iterationsMax}` : "") },
+    { name: "How far", of: howFar },
     { name: "Next", of: ({ nextTime }) => time(nextTime) },
     { name: "Waits", of: ({ waiting }) => cut(waiting?.sentence) },
     { name: "Last result", of: ({ lastResult, failure }) => cut(failure?.message ?? lastResult) },

@@ -45,6 +45,7 @@ class BackgroundJob(_message.Message):
     WAITING_FIELD_NUMBER: _builtins.int
     PENDING_CALLS_FIELD_NUMBER: _builtins.int
     TRIMMED_ITERATIONS_FIELD_NUMBER: _builtins.int
+    MISSED_ITERATIONS_FIELD_NUMBER: _builtins.int
     job_id: _builtins.str
     """Its id, which is that of its run."""
     conversation_id: _builtins.str
@@ -67,6 +68,8 @@ class BackgroundJob(_message.Message):
     """Who stopped it; only when CANCELLING or CANCELLED."""
     trimmed_iterations: _builtins.int
     """Its first iterations of which calls and events are not kept any more."""
+    missed_iterations: _builtins.int
+    """Run.missed_iterations."""
     @_builtins.property
     def definition(self) -> _run_pb2.Job:
         """What it does, how often and until when."""
@@ -117,10 +120,11 @@ class BackgroundJob(_message.Message):
         waiting: _waiting_pb2.Waiting | None = ...,
         pending_calls: _abc.Iterable[_call_pb2.Call] | None = ...,
         trimmed_iterations: _builtins.int = ...,
+        missed_iterations: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "failure", b"failure", "next_time", b"next_time", "waiting", b"waiting"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "failure", b"failure", "failures", b"failures", "iterations", b"iterations", "job_id", b"job_id", "last_result", b"last_result", "next_time", b"next_time", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "state", b"state", "stop_cause", b"stop_cause", "trimmed_iterations", b"trimmed_iterations", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["conversation_id", b"conversation_id", "create_time", b"create_time", "definition", b"definition", "end_time", b"end_time", "failure", b"failure", "failures", b"failures", "iterations", b"iterations", "job_id", b"job_id", "last_result", b"last_result", "missed_iterations", b"missed_iterations", "next_time", b"next_time", "parent_call_id", b"parent_call_id", "parent_run_id", b"parent_run_id", "pending_calls", b"pending_calls", "state", b"state", "stop_cause", b"stop_cause", "trimmed_iterations", b"trimmed_iterations", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

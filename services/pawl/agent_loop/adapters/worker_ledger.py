@@ -40,6 +40,7 @@ wire.WIRE.struct(
             "state": lambda message: wire.RUN_STATES.read(message.run.state),
             "round": lambda message: message.run.round,
             "output_text": lambda message: message.run.output_text,
+            "missed_iterations": lambda message: message.run.missed_iterations,
             "paused": lambda message: run_pb2.WAIT_KIND_PAUSED in message.run.waits,
             "failure": lambda message: (
                 wire.FAILURE.read(message.run.failure) if message.run.HasField("failure") else None

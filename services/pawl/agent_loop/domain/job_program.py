@@ -1,8 +1,8 @@
 """The program of a job: one call, once or again and again. It calls no model; what it comes to is told by notices.
 
 Iteration n of a series is due at the beginning of the job plus n intervals, however long each takes: one that takes
-too long skips what it missed, and so does a pause. Each is a round of one call, whose id follows from the run and the
-round.
+too long skips what it missed, and so does a pause; how many these are is told. Each is a round of one call, whose id
+follows from the run and the round.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ def reported(base: State, after: State) -> State:
     denial = _denial(call) if job.interval_seconds else ""
     told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial)
     judged, tells = monitor.tells(job, cursor, judged, call, said)
-    after = replace(after, run=replace(after.run, output_text=told), loop=replace(after.loop, cursor=judged))
+    run = replace(after.run, output_text=told, missed_iterations=missed(job, call))
+    after = replace(after, run=run, loop=replace(after.loop, cursor=judged))
     if denial:
         after = paused(after, call.end_time or 0.0, resumes=False)
     return replace(after, tells_iteration=call.round) if tells or denial else after
@@ -118,6 +119,20 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
     began, ended, resumed = (((time or job.begin_time) - job.begin_time) / job.interval_seconds for time in times)
     first = job.delay_first if last is None else math.floor(began + _TINY) + 1
     return job.begin_time + job.interval_seconds * max(first, math.ceil(ended - _TINY), math.ceil(resumed - _TINY))
+
+
+def missed(job: Job, last: Call) -> int:
+    """Return how many times an iteration was due until `last` ended, and there was none.
+
+    After the last one that there is to be none is due.
+    """
+    if not job.interval_seconds:
+        return 0
+    after = due_time(job, last if last.round < job.iterations_max else replace(last, end_time=None))
+    beats = round((after - job.begin_time) / job.interval_seconds)
+    if job.end_time is not None:
+        beats = min(beats, math.floor((job.end_time - job.begin_time) / job.interval_seconds + _TINY) + 1)
+    return beats - job.delay_first - last.round
 
 
 def _denial(call: Call) -> str:

@@ -330,6 +330,8 @@ def _told(notice: Notice) -> dict[str, Any]:
             told["iterations"] = notice.round
         if notice.failure is not None:
             told["error"] = notice.failure.message
+    if notice.missed_iterations:
+        told["missed"] = notice.missed_iterations
     if notice.output_text:
         told["result"] = _json(notice.output_text)
     return told

@@ -305,6 +305,7 @@ class Notice(msgspec.Struct, frozen=True, kw_only=True):
     round: int
     output_text: str
     failure: RunFailure | None
+    missed_iterations: int = 0
     paused: bool = False
     """True if it begins no iteration until somebody resumes it."""
 
@@ -366,6 +367,8 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
     failure: RunFailure | None = None
     stop_cause: StopCause | None = None
     output_text: str = ""
+    missed_iterations: int = 0
+    """Of a series: the due times until the end of its last iteration for which there was none."""
     active_seconds: float = 0.0
     unstopped_call_ids: tuple[CallId, ...] = ()
     user_roles: tuple[str, ...] = ()

@@ -64,6 +64,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     output_text: str | None = None
     output_json: bytes = b""
     """Of the `output_text`, and only with it."""
+    missed_iterations: int = 0
+    """Goes with `output_text`."""
     active_seconds: float | None = None
     tools: tuple[PinnedTool, ...] = ()
     loop_state: bytes | None = None
@@ -124,7 +126,8 @@ def between(
     # CANCELLING is the ledger's own doing, in the transaction that takes the cancel.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
-    changes_output = (new.output_text, new.output_json) != (old.output_text, old.output_json)
+    outputs = [(run.output_text, run.output_json, run.missed_iterations) for run in (old, new)]
+    changes_output = outputs[0] != outputs[1]
     changes_usage = (new.usage, new.tokens_needed) != (old.usage, old.tokens_needed)
     names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
     return Step(
@@ -140,6 +143,7 @@ def between(
         tokens_needed=new.tokens_needed if changes_usage else 0,
         output_text=new.output_text if changes_output else None,
         output_json=new.output_json if changes_output else b"",
+        missed_iterations=new.missed_iterations if changes_output else 0,
         active_seconds=after.active_seconds,
         tools=new.tools if new.tools != old.tools else (),
         loop_state=loop_state.write(after.loop) if after.loop != base.loop else None,

@@ -89,4 +89,5 @@ def _job(view: RunView) -> pb.BackgroundJob:
         waiting=run.waiting if run.HasField("waiting") else None,
         pending_calls=run.pending_calls,
         trimmed_iterations=run.trimmed_rounds,
+        missed_iterations=run.missed_iterations,
     )

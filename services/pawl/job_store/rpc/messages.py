@@ -67,7 +67,10 @@ _CONVERSATION_FOR_READERS: Final = frozenset(
     }
 )
 _TOLD: Final = frozenset(
-    {"run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"}
+    {
+        *("run_id", "job", "state", "waits", "stop_cause", "output_text", "failure", "round", "end_time"),
+        "missed_iterations",
+    }
 )
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
@@ -106,6 +109,7 @@ _RUN: Final = _WIRE.struct(
             "tokens_needed",
             *("output_json", "agent", "depth", "above", "pending_calls", "active_calls", "queue_position", "waiting"),
             *("update_time", "call_counts", "child_run_ids", "own_tools", "job", "grant"),
+            "missed_iterations",
         ),
     ),
 )

@@ -209,7 +209,11 @@ def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
-    return run_pb2.Run(output_text=request.output_text, output_json=request.output_json).SerializeToString()
+    return run_pb2.Run(
+        output_text=request.output_text,
+        output_json=request.output_json,
+        missed_iterations=request.missed_iterations,
+    ).SerializeToString()
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
