@@ -46,13 +46,13 @@ export function errorOf(body: ErrorBody | undefined, fallback: string, status = 
   return new PawlError(body?.code ?? CODES[status] ?? "unknown", body?.message ?? fallback, debug?.reason, debug?.metadata);
 }
 
-/** Does something again while its error is one that passes. */
-export async function persist<T>(work: () => Promise<T>, signal?: AbortSignal): Promise<T> {
-  for (;;) {
+/** Does something again while its error is one that passes; not after so many milliseconds. */
+export async function persist<T>(work: () => Promise<T>, signal?: AbortSignal, most = Infinity): Promise<T> {
+  for (const begin = Date.now(); ; ) {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof PawlError && error.again)) throw error;
+      if (!(error instanceof PawlError && error.again) || Date.now() - begin >= most) throw error;
       await pause(1000, signal);
     }
   }

@@ -86,11 +86,7 @@ export function fold(view: RunView, event: RunEventJson): RunView {
     const id = call.callId ?? "";
     next.calls = { ...view.calls, [id]: call };
     if (!view.calls[id])
-      next.rounds = changed(view.rounds, call.round ?? 0, (each) => ({
-        ...each,
-        drafts: [],
-        callIds: [...each.callIds, id],
-      }));
+      next.rounds = changed(view.rounds, call.round ?? 0, (each) => ({ ...each, drafts: [], callIds: [...each.callIds, id] }));
   } else if (event.toolProgress) {
     const { callId = "", fraction, message = "" } = event.toolProgress;
     const told: Progress = fraction === undefined ? { message } : { fraction: Number(fraction), message };

@@ -48,11 +48,7 @@ export class Pawl extends Transport {
    * Tells a run as it is after each event, from the first to the last, through lost connections and crashes; returns what
    * ends the watching. Several events that came together are told once, with those of them that are new.
    */
-  watchRun(
-    runId: string,
-    told: (view: RunView, events: pb.RunEventJson[]) => void,
-    failed: (error: PawlError) => void = () => {},
-  ): () => void {
+  watchRun(runId: string, told: (view: RunView, events: pb.RunEventJson[]) => void, failed: (error: PawlError) => void = () => {}): () => void {
     let view = emptyView({ runId });
     return this.streams.subscribe<pb.WatchRunResponseJson>({
       method: "pawl.agent.v1.AgentService/WatchRun",

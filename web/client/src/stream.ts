@@ -47,9 +47,7 @@ export class Streams {
     const key = `s${this.#next++}`;
     this.#subscriptions.set(key, { ...subscription, failures: 0 });
     this.#change();
-    return () => {
-      if (this.#subscriptions.delete(key)) this.#change();
-    };
+    return () => void (this.#subscriptions.delete(key) && this.#change());
   }
 
   /** Lets go of the connection, for a page that is hidden; `resume` makes it again. */
@@ -80,10 +78,7 @@ export class Streams {
 
   async #connect(): Promise<void> {
     this.#controller?.abort();
-    if (!this.#subscriptions.size) {
-      this.#controller = undefined;
-      return;
-    }
+    if (!this.#subscriptions.size) return void (this.#controller = undefined);
     const controller = (this.#controller = new AbortController());
     try {
       await this.#read(controller);
@@ -103,9 +98,8 @@ export class Streams {
   }
 
   async #read(controller: AbortController): Promise<void> {
-    const wishes = Object.fromEntries(
-      [...this.#subscriptions].slice(0, WATCHED_MAX).map(([key, { method, request }]) => [key, { method, request: request() }]),
-    );
+    const watched = [...this.#subscriptions].slice(0, WATCHED_MAX);
+    const wishes = Object.fromEntries(watched.map(([key, { method, request }]) => [key, { method, request: request() }]));
     let watchdog = setTimeout(() => controller.abort(), 45_000);
     try {
       const response = await this.#transport.post("/stream", { subscriptions: wishes }, {}, controller.signal);

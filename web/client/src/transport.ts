@@ -1,7 +1,7 @@
 import type { DescMessage, MessageJsonType } from "@bufbuild/protobuf";
 import type { GenService } from "@bufbuild/protobuf/codegenv2";
 
-import { type ErrorBody, errorOf, PawlError } from "./errors.js";
+import { type ErrorBody, errorOf, PawlError, persist } from "./errors.js";
 
 /** The methods of a service that answer once, by name, with requests and responses in the JSON of protobuf. */
 export type Service<S> =
@@ -31,6 +31,10 @@ export interface Options {
   user?: string;
   fetch?: typeof fetch;
 }
+
+/** So long a request is sent again that brings no answer, as its gateway may be another one then, if twice is as good as once. */
+const AGAIN_MS = 5000;
+const READS = /^(get|list|whoAmI)/;
 
 /** Sends requests to a gateway. */
 export class Transport {
@@ -84,10 +88,14 @@ export class Transport {
 
   /** Returns the methods of a service: `service<typeof AgentService>("pawl.agent.v1.AgentService").getRun({runId})`. */
   service<S>(name: string): Service<S> {
-    const call = (method: string) => async (request: unknown = {}, options: CallOptions = {}) => {
+    const call = (method: string) => (request: { requestId?: string } = {}, options: CallOptions = {}) => {
       const path = `/rpc/${name}/${method[0]!.toUpperCase()}${method.slice(1)}`;
       const timeout = { "connect-timeout-ms": String(options.timeoutMs ?? 15_000) };
-      return (await this.post(path, request, timeout, options.signal)).json();
+      const send = async (): Promise<unknown> => {
+        const answer = await this.post(path, request, timeout, options.signal);
+        return answer.json().catch(() => Promise.reject(new PawlError("unavailable", "The answer broke off.")));
+      };
+      return persist(send, options.signal, request.requestId || READS.test(method) ? AGAIN_MS : 0);
     };
     return new Proxy({}, { get: (_, method) => (typeof method === "string" ? call(method) : undefined) }) as Service<S>;
   }

@@ -1,4 +1,16 @@
+import { afterEach, beforeEach, vi } from "vitest";
+
 import { Pawl } from "../src/index";
+
+beforeEach(() => {
+  vi.useFakeTimers();
+  vi.spyOn(Math, "random").mockReturnValue(0.5);
+});
+afterEach(() => {
+  vi.useRealTimers();
+  vi.unstubAllGlobals();
+  vi.restoreAllMocks();
+});
 
 export type Answer = string | Response | Error | object;
 

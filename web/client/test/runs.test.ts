@@ -1,14 +1,11 @@
-import { afterEach, beforeEach, expect, it, vi } from "vitest";
+import { expect, it, vi } from "vitest";
 
-import { PawlError } from "../src/index";
+import { type Pawl, PawlError } from "../src/index";
 import { client } from "./gateway";
 
 const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}` } });
 const EVENTS = (...seqs: number[]) => `data: ${JSON.stringify({ key: "s0", message: { events: seqs.map(EVENT) } })}\n\n`;
 const END = 'event: end\ndata: {"key":"s0"}\n\n';
-
-beforeEach(() => void vi.useFakeTimers());
-afterEach(() => void vi.useRealTimers());
 
 it("yields each event of a run once, through a connection that breaks", async () => {
   const { pawl, asked } = client(EVENTS(4, 5), EVENTS(5, 6) + END);
@@ -75,4 +72,25 @@ it("asks now and then for the result of a run that waits for somebody", async ()
   expect(asked.length).toBe(1);
   await vi.advanceTimersByTimeAsync(4200);
   expect((await result).outputText).toBe("391");
+});
+
+it.each([
+  ["what reads", (pawl: Pawl) => pawl.agent.getRun({ runId: "r" }), 4],
+  ["what has an id of its own", (pawl: Pawl) => pawl.agent.startRun({ requestId: "q", text: "hi" }), 4],
+  ["nothing else", (pawl: Pawl) => pawl.agent.startRun({ text: "hi" }), 1],
+])("sends %s again, as it is, while no gateway answers", async (_, ask, times) => {
+  const brokenOff = new Response('{"run":{"ru');
+  const { pawl, asked } = client(new TypeError("refused"), new Response("", { status: 502 }), brokenOff, { run: { runId: "r" } });
+  const answer = ask(pawl).catch((error: PawlError) => error.code);
+  await vi.advanceTimersByTimeAsync(3100);
+  expect([await answer, asked.length]).toEqual([times > 1 ? { run: { runId: "r" } } : "unavailable", times]);
+  expect(asked).toEqual(asked.map(() => asked[0]));
+});
+
+it("gives up after a few seconds, and at once on an answer", async () => {
+  const [answered, away] = [client(Response.json({ code: "not_found" }, { status: 404 })), client(new TypeError("refused"))];
+  const all = Promise.allSettled([answered, away].map(({ pawl }) => pawl.agent.getRun({ runId: "r" })));
+  await vi.advanceTimersByTimeAsync(6000);
+  expect((await all).map(({ status }) => status)).toEqual(["rejected", "rejected"]);
+  expect([answered.asked.length, away.asked.length]).toEqual([1, 6]);
 });

@@ -1,4 +1,4 @@
-import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 
 import { Pawl, type PawlError } from "../src/index";
 import { type Answer, client } from "./gateway";
@@ -6,15 +6,6 @@ import { type Answer, client } from "./gateway";
 const END_WITH = (key: string, code: string) => `event: end\ndata: {"key":"${key}","error":{"code":"${code}"}}\n\n`;
 const END = (key: string) => `event: end\ndata: {"key":"${key}"}\n\n`;
 const MESSAGE = (key: string) => `data: {"key":"${key}","message":{}}\n\n`;
-
-beforeEach(() => {
-  vi.useFakeTimers();
-  vi.spyOn(Math, "random").mockReturnValue(0.5);
-});
-afterEach(() => {
-  vi.useRealTimers();
-  vi.restoreAllMocks();
-});
 
 describe("streams", () => {
   const cases: [string, Answer][] = [

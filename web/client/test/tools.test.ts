@@ -1,6 +1,7 @@
-import { afterEach, beforeEach, describe, expect, it, vi } from "vitest";
+import { describe, expect, it, vi } from "vitest";
 
 import { type CallJson, decode, encode, type FrontEndTool, Pawl, type ReceiptJson } from "../src/index";
+import "./gateway";
 
 const CALL: CallJson = { runId: "r", callId: "c", toolName: "paint", state: "CALL_STATE_OFFERED", argumentsJson: encode({ hue: 7 }), effectClass: "EFFECT_CLASS_IDEMPOTENT" };
 
@@ -31,12 +32,6 @@ function gateway(open: CallJson = CALL, answers: (Response | Error | ReceiptJson
   };
   return { window: () => new Pawl({ fetch }), submitted, told: () => submitted.map(({ content, isError }) => [content, isError]) };
 }
-
-beforeEach(() => void vi.useFakeTimers());
-afterEach(() => {
-  vi.useRealTimers();
-  vi.unstubAllGlobals();
-});
 
 describe("a call that is offered to a page", () => {
   const cases: [string, Record<string, FrontEndTool>, unknown, boolean][] = [
