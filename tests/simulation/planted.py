@@ -198,9 +198,9 @@ OF_THE_LEDGER = (
     Mutant(
         name="one_fire_a_second_is_enough",
         module="pawl.agent_loop.app.schedules",
-        text="                await self._fire_all(due, at_once=_AT_ONCE << doubled)",
-        instead="                await self._fire_all(due, at_once=_AT_ONCE << doubled)\n"
-        "                await self._clock.sleep(wait_seconds)",
+        text="            await self._fire_all(due, begin)",
+        instead="            await self._fire_all(due, begin)\n"
+        "            await self._clock.sleep(wait_seconds if due else 0)",
         checker="no_due_time_is_lost",
         seeds=600,
     ),

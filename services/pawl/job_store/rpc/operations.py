@@ -209,11 +209,8 @@ def _usage(request: ledger_pb2.CommitRunRequest) -> bytes:
 
 
 def _output(request: ledger_pb2.CommitRunRequest) -> bytes:
-    return run_pb2.Run(
-        output_text=request.output_text,
-        output_json=request.output_json,
-        missed_iterations=request.missed_iterations,
-    ).SerializeToString()
+    fields = ("output_text", "output_json", "missed_iterations")
+    return run_pb2.Run(**{name: getattr(request, name) for name in fields}).SerializeToString()
 
 
 def send(request: ledger_pb2.SendCommandRequest, limits: Limits) -> Send:
