@@ -175,8 +175,8 @@ async def test_what_goes_on_in_the_background_is_told_at_its_end(world: World) -
 
 async def test_a_webhook_that_every_gateway_brings_starts_one_run_in_its_store(world: World) -> None:
     body, now = b'{"order": 7}', datetime.now(UTC)
-    await world.whole()
     for store in STORES:
+        await world.whole()
         async with world.program(store, "ann") as program:
             definition = {"name": "orders", "text": "what is 6 * 7? {{event}}", "webhook": {}}
             create = "/rpc/pawl.agent.v1.TriggerService/CreateTrigger"

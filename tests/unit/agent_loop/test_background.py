@@ -254,6 +254,11 @@ def test_after_its_end_a_series_misses_nothing() -> None:
     assert job_program.missed(replace(job, interval_seconds=0), slow) == 0
 
 
+def test_a_clock_that_was_set_back_makes_no_negative_number_of_missed_iterations() -> None:
+    job = Job(tool_name="look", arguments_json=b"{}", begin_time=100.0, interval_seconds=10, iterations_max=9)
+    assert job_program.missed(job, iteration(5, 90.0, 91.0)) == 0
+
+
 @pytest.mark.parametrize("written", ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}'])
 def test_what_no_tool_would_take_is_not_mended_on_the_way(written: str) -> None:
     """Two readers of it could differ, so the check of the call is to refuse it: it is left as it was written."""

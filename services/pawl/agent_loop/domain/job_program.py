@@ -124,7 +124,7 @@ def due_time(job: Job, last: Call | None, resume_time: float = 0.0) -> float:
 def missed(job: Job, last: Call) -> int:
     """Return how many times an iteration was due until `last` ended, and there was none.
 
-    After the last one that there is to be none is due.
+    After the last one that there is to be none is due. Where the clock was set back it is too few.
     """
     if not job.interval_seconds:
         return 0
@@ -132,7 +132,7 @@ def missed(job: Job, last: Call) -> int:
     beats = round((after - job.begin_time) / job.interval_seconds)
     if job.end_time is not None:
         beats = min(beats, math.floor((job.end_time - job.begin_time) / job.interval_seconds + _TINY) + 1)
-    return beats - job.delay_first - last.round
+    return max(0, beats - job.delay_first - last.round)
 
 
 def _denial(call: Call) -> str:
