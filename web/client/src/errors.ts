@@ -6,19 +6,14 @@ type Known<R> = R extends `ERROR_REASON_${infer Name}` ? Name : never;
 
 /** An error that Pawl reports, or the network. */
 export class PawlError extends Error {
-  /** The kind, as gRPC names it: `not_found`, `unauthenticated`, `unavailable` ... */
-  readonly code: string;
-  /** Empty where nobody answered. */
-  readonly reason: Reason;
-  /** The values that the reason promises. */
-  readonly metadata: Readonly<Record<string, string>>;
+  override readonly name = "PawlError";
 
-  constructor(code: string, message: string, reason: Reason = "", metadata: Record<string, string> = {}) {
+  /**
+   * `code` is the kind, as gRPC names it: `not_found`, `unauthenticated`, `unavailable` ...; `reason` is empty where nobody
+   * answered; `metadata` has the values that it promises.
+   */
+  constructor(readonly code: string, message: string, readonly reason: Reason = "", readonly metadata: Readonly<Record<string, string>> = {}) {
     super(message);
-    this.name = "PawlError";
-    this.code = code;
-    this.reason = reason;
-    this.metadata = metadata;
   }
 
   /** True if the same request may be sent again, later: nothing was changed, or its `requestId` makes it safe. */
@@ -46,14 +41,21 @@ export function errorOf(body: ErrorBody | undefined, fallback: string, status = 
   return new PawlError(body?.code ?? CODES[status] ?? "unknown", body?.message ?? fallback, debug?.reason, debug?.metadata);
 }
 
-/** Does something again while its error is one that passes; not after so many milliseconds. */
-export async function persist<T>(work: () => Promise<T>, signal?: AbortSignal, most = Infinity): Promise<T> {
-  for (const begin = Date.now(); ; ) {
+const PAUSES_MS = [250, 500, 1000, 2000, 5000];
+
+/** Returns a pause before something is tried again, in milliseconds: the longer the more often it has failed. */
+export function pauseMs(failures: number): number {
+  return PAUSES_MS[Math.min(failures, PAUSES_MS.length) - 1]! * (0.5 + Math.random());
+}
+
+/** Does something again while its error is one that passes. */
+export async function persist<T>(work: () => Promise<T>, signal?: AbortSignal, passes = ({ again }: PawlError, _failures: number) => again): Promise<T> {
+  for (let failures = 1; ; failures++) {
     try {
       return await work();
     } catch (error) {
-      if (!(error instanceof PawlError && error.again) || Date.now() - begin >= most) throw error;
-      await pause(1000, signal);
+      if (!(error instanceof PawlError && passes(error, failures))) throw error;
+      await pause(pauseMs(failures), signal);
     }
   }
 }

@@ -1,4 +1,4 @@
-import { type ErrorBody, errorOf, PawlError } from "./errors.js";
+import { type ErrorBody, errorOf, pauseMs, PawlError } from "./errors.js";
 import type { Transport } from "./transport.js";
 
 /** A stream of one method: where it is now, what to do with a message, and with the end. */
@@ -19,7 +19,6 @@ interface Line {
 
 /** What a gateway takes in one connection; what is beyond it waits until another stream ends. */
 const WATCHED_MAX = 16;
-const PAUSES_MS = [250, 500, 1000, 2000, 5000];
 
 /**
  * All streams of a page in one connection, which comes back by itself.
@@ -73,7 +72,7 @@ export class Streams {
   #changeLater(these: Iterable<{ failures: number }>): void {
     for (const each of these) each.failures++;
     const failures = Math.max(1, ...[...this.#subscriptions.values()].map((each) => each.failures));
-    this.#change(PAUSES_MS[Math.min(failures, PAUSES_MS.length) - 1]! * (0.5 + Math.random()));
+    this.#change(pauseMs(failures));
   }
 
   async #connect(): Promise<void> {

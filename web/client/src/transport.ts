@@ -32,9 +32,11 @@ export interface Options {
   fetch?: typeof fetch;
 }
 
-/** So long a request is sent again that brings no answer, as its gateway may be another one then, if twice is as good as once. */
-const AGAIN_MS = 5000;
+/** So often a request is sent again that brings no answer, as its gateway may be another one then, if twice is as good as once. */
+const AGAIN_MAX = 4;
 const READS = /^(get|list|whoAmI)/;
+/** Has its effect once, too, but only its first answer has the secret. */
+const TELLS_ONCE = "createChannel";
 
 /** Sends requests to a gateway. */
 export class Transport {
@@ -88,14 +90,18 @@ export class Transport {
 
   /** Returns the methods of a service: `service<typeof AgentService>("pawl.agent.v1.AgentService").getRun({runId})`. */
   service<S>(name: string): Service<S> {
-    const call = (method: string) => (request: { requestId?: string } = {}, options: CallOptions = {}) => {
+    const call = (method: string) => async (asked: { requestId?: string } = {}, options: CallOptions = {}) => {
+      // As it is now, whatever becomes of it between two attempts.
+      const request = JSON.parse(JSON.stringify(asked));
       const path = `/rpc/${name}/${method[0]!.toUpperCase()}${method.slice(1)}`;
       const timeout = { "connect-timeout-ms": String(options.timeoutMs ?? 15_000) };
       const send = async (): Promise<unknown> => {
         const answer = await this.post(path, request, timeout, options.signal);
-        return answer.json().catch(() => Promise.reject(new PawlError("unavailable", "The answer broke off.")));
+        const failure = () => (options.signal?.aborted ? options.signal.reason : new PawlError("unavailable", "The answer broke off."));
+        return answer.json().catch(() => Promise.reject(failure()));
       };
-      return persist(send, options.signal, request.requestId || READS.test(method) ? AGAIN_MS : 0);
+      const most = READS.test(method) || (request.requestId && method !== TELLS_ONCE) ? AGAIN_MAX : 0;
+      return persist(send, options.signal, ({ code }, failures) => code === "unavailable" && failures <= most);
     };
     return new Proxy({}, { get: (_, method) => (typeof method === "string" ? call(method) : undefined) }) as Service<S>;
   }

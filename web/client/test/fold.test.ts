@@ -8,17 +8,13 @@ const text = (round: number, said: string): RunEventJson => ({ outputDelta: { ro
 const began = (round: number, modelAttempt = 1): RunEventJson => ({ roundStarted: { round, modelAttempt } });
 
 function told(...all: RunEventJson[]): RunView {
-  return all
-    .map((event, index) => ({ ...event, seq: String(index + 1) }))
-    .reduce(fold, emptyView({ runId: "run_1" }));
+  return all.map((event, index) => ({ ...event, seq: String(index + 1) })).reduce(fold, emptyView({ runId: "run_1" }));
 }
 
 describe("fold", () => {
   it("puts together what the model says", () => {
     const view = told(run("RUN_STATE_RUNNING"), began(1), text(1, "Hel"), text(1, "lo"), run("RUN_STATE_COMPLETED"));
-    expect(view.rounds[0]?.text).toBe("Hello");
-    expect(view.ended).toBe(true);
-    expect(view.seq).toBe(5);
+    expect(view).toMatchObject({ rounds: [{ text: "Hello" }], ended: true, seq: 5 });
   });
 
   it("takes back an attempt that was void, so that no text stands twice", () => {
@@ -47,14 +43,12 @@ describe("fold", () => {
     expect(told(began(1), draft).rounds[0]?.drafts).toEqual([{ toolName: "add", arguments: "{" }]);
     const call = (state: string): RunEventJson => ({ callChanged: { call: { callId: "c", round: 1, state: state as never } } });
     const view = told(began(1), draft, call("CALL_STATE_RUNNING"), call("CALL_STATE_SUCCEEDED"));
-    expect(view.rounds[0]).toMatchObject({ drafts: [], callIds: ["c"] });
-    expect(view.calls["c"]?.state).toBe("CALL_STATE_SUCCEEDED");
+    expect(view).toMatchObject({ rounds: [{ drafts: [], callIds: ["c"] }], calls: { c: { state: "CALL_STATE_SUCCEEDED" } } });
   });
 
   it("has a draft for each call, also where a model begins with the second", () => {
     const draft: RunEventJson = { outputDelta: { round: 1, calls: [{ index: 1, toolName: "add", argumentsText: "{" }] } };
-    const empty = { toolName: "", arguments: "" };
-    expect(told(began(1), draft).rounds[0]?.drafts).toEqual([empty, { toolName: "add", arguments: "{" }]);
+    expect(told(began(1), draft).rounds[0]?.drafts).toEqual([{ toolName: "", arguments: "" }, { toolName: "add", arguments: "{" }]);
   });
 
   it("begins anew behind a gap", () => {

@@ -1,6 +1,6 @@
 import { expect, it, vi } from "vitest";
 
-import { type Pawl, PawlError } from "../src/index";
+import { Pawl, PawlError } from "../src/index";
 import { client } from "./gateway";
 
 const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}` } });
@@ -20,8 +20,7 @@ it("yields each event of a run once, through a connection that breaks", async ()
 });
 
 it("throws what ends a stream of events, with a reason for programs", async () => {
-  const details = [{ debug: { reason: "RUN_NOT_FOUND" } }];
-  const error = { code: "not_found", message: "No such run", details };
+  const error = { code: "not_found", message: "No such run", details: [{ debug: { reason: "RUN_NOT_FOUND" } }] };
   const { pawl } = client(`event: end\ndata: ${JSON.stringify({ key: "s0", error })}\n\n`);
   const read = pawl.events("r").next().catch((thrown: unknown) => thrown);
   await vi.advanceTimersByTimeAsync(20);
@@ -77,20 +76,44 @@ it("asks now and then for the result of a run that waits for somebody", async ()
 it.each([
   ["what reads", (pawl: Pawl) => pawl.agent.getRun({ runId: "r" }), 4],
   ["what has an id of its own", (pawl: Pawl) => pawl.agent.startRun({ requestId: "q", text: "hi" }), 4],
+  ["not what tells a secret once", (pawl: Pawl) => pawl.channels.createChannel({ requestId: "q", channel: {} }), 1],
   ["nothing else", (pawl: Pawl) => pawl.agent.startRun({ text: "hi" }), 1],
 ])("sends %s again, as it is, while no gateway answers", async (_, ask, times) => {
   const brokenOff = new Response('{"run":{"ru');
   const { pawl, asked } = client(new TypeError("refused"), new Response("", { status: 502 }), brokenOff, { run: { runId: "r" } });
   const answer = ask(pawl).catch((error: PawlError) => error.code);
-  await vi.advanceTimersByTimeAsync(3100);
+  await vi.advanceTimersByTimeAsync(1760);
   expect([await answer, asked.length]).toEqual([times > 1 ? { run: { runId: "r" } } : "unavailable", times]);
   expect(asked).toEqual(asked.map(() => asked[0]));
 });
 
-it("gives up after a few seconds, and at once on an answer", async () => {
-  const [answered, away] = [client(Response.json({ code: "not_found" }, { status: 404 })), client(new TypeError("refused"))];
-  const all = Promise.allSettled([answered, away].map(({ pawl }) => pawl.agent.getRun({ runId: "r" })));
-  await vi.advanceTimersByTimeAsync(6000);
-  expect((await all).map(({ status }) => status)).toEqual(["rejected", "rejected"]);
-  expect([answered.asked.length, away.asked.length]).toEqual([1, 6]);
+it("gives up after a few attempts, and at once on an answer", async () => {
+  const answers = ["not_found", "deadline_exceeded"].map((code) => Response.json({ code }, { status: 408 }));
+  const all = [...answers, new TypeError("refused")].map((answer) => client(answer));
+  const settled = Promise.allSettled(all.map(({ pawl }) => pawl.agent.getRun({ runId: "r" })));
+  await vi.advanceTimersByTimeAsync(60_000);
+  expect((await settled).map(({ status }) => status)).toEqual(["rejected", "rejected", "rejected"]);
+  expect(all.map(({ asked }) => asked.length)).toEqual([1, 1, 5]);
+});
+
+it("sends again what broke off late, and as it was first", async () => {
+  const late = new Promise<Response>((_, fail) => setTimeout(() => fail(new TypeError("reset")), 20_000));
+  const fetch = vi.fn().mockReturnValueOnce(late).mockImplementation(async () => Response.json({ run: {} }));
+  const request = { requestId: "q", text: "one" };
+  const answer = new Pawl({ fetch }).agent.startRun(request);
+  request.text = "two";
+  await vi.advanceTimersByTimeAsync(20_260);
+  expect([await answer, ...fetch.mock.calls.map(([, { body }]) => JSON.parse(body).text)]).toEqual([{ run: {} }, "one", "one"]);
+});
+
+it.each([0, 100])("ends at once when it is aborted, in the answer or between two attempts: %s", async (failsMs) => {
+  const asking = new AbortController();
+  const fetch = vi.fn(async (_: unknown, request?: RequestInit) => {
+    if (failsMs) throw new TypeError("refused");
+    return new Response(new ReadableStream({ start: (out) => request!.signal!.addEventListener("abort", () => out.error("cut")) }));
+  });
+  const answer = new Pawl({ fetch }).agent.startRun({ requestId: failsMs ? "q" : "" }, { signal: asking.signal }).catch((error) => error.name);
+  await vi.advanceTimersByTimeAsync(failsMs);
+  asking.abort();
+  expect([await answer, fetch.mock.calls.length]).toEqual(["AbortError", 1]);
 });
