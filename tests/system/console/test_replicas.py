@@ -137,7 +137,7 @@ async def test_an_approval_finds_its_approver_through_another_gateway(world: Wor
     await expect(foreign.locator(".fault")).to_contain_text("No such run")
 
 
-async def test_a_request_whose_gateway_dies_before_it_has_answered_takes_effect_once(world: World) -> None:
+async def test_a_request_whose_answer_is_lost_is_sent_again_and_takes_effect_once(world: World) -> None:
     async def lose_answer(route: Route) -> None:
         await route.fetch()
         await route.abort("connectionreset")

@@ -123,9 +123,9 @@ class Schedules:
         while True:
             due, wait_seconds = await self._claim()
             await self._fire_all(due, begin)
+            # Else what they are due for after that may have come meanwhile: so ask at once.
             if not due:
                 await self._clock.sleep(max(wait_seconds, _WAIT_SECONDS_MIN))
-            # What they are due for after that may have come meanwhile: so ask at once.
             if len(due) < _CLAIMED_MAX:
                 begin = self._clock.monotonic()
 

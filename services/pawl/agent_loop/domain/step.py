@@ -126,8 +126,11 @@ def between(
     # CANCELLING is the ledger's own doing, in the transaction that takes the cancel.
     moved = new.state is not RunState.CANCELLING and (new.state, new.waits) != (old.state, old.waits)
     messages = after.messages[_kept(base, after) :]
-    outputs = [(run.output_text, run.output_json, run.missed_iterations) for run in (old, new)]
-    changes_output = outputs[0] != outputs[1]
+    changes_output = (new.output_text, new.output_json, new.missed_iterations) != (
+        old.output_text,
+        old.output_json,
+        old.missed_iterations,
+    )
     changes_usage = (new.usage, new.tokens_needed) != (old.usage, old.tokens_needed)
     names_own_seqs = any(message.last_output_seq > old.last_seq for message in messages)
     return Step(
