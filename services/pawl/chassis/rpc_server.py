@@ -217,11 +217,15 @@ class _Registrar:
 
 
 def _options(limits: Limits) -> list[tuple[str, Any]]:
+    calls_max = limits.unary_calls_max + limits.streams_max + _REFUSED_MAX
     return [
         ("grpc.max_receive_message_length", limits.read_bytes_max),
         # gRPC keeps a call until its client has taken the last of it, which may be never. What is over our limits
         # is refused with a reason, and leaves; so nobody needs more.
-        ("grpc.max_concurrent_streams", limits.unary_calls_max + limits.streams_max + _REFUSED_MAX),
+        ("grpc.max_concurrent_streams", calls_max),
+        # Else gRPC cancels some, without a reason, of a thousand calls that came at once and were not looked at yet.
+        ("grpc.server.max_pending_requests", calls_max),
+        ("grpc.server.max_pending_requests_hard_limit", calls_max),
         ("grpc.max_send_message_length", -1),
         # Beyond the first, gRPC refuses calls by chance. The longest credential has half of it.
         ("grpc.max_metadata_size", 2 * KEY_LENGTH_MAX),
