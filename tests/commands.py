@@ -17,7 +17,7 @@ from typing import Final
 
 _LOADED: Final = multiprocessing.get_context("forkserver")
 _LOADED.set_forkserver_preload(["pawl.cli.__main__"])
-_SECONDS_MAX: Final = 60.0
+_SECONDS_MAX: Final = 240.0
 _KEYBOARD_BYTES_MAX: Final = 4096
 """What fits into a pipe that nobody reads yet."""
 

@@ -104,7 +104,7 @@ async def add(port: int, *mails: str) -> None:
 
 
 def _add(port: int, mails: list[str]) -> None:
-    with imaplib.IMAP4("127.0.0.1", port, timeout=10) as connection:
+    with imaplib.IMAP4("127.0.0.1", port, timeout=60) as connection:
         connection.login(USER, PASSWORD)
         for mail in mails:
             said, _ = connection.append("INBOX", "", "", mail.replace("\n", "\r\n").encode())

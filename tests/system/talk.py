@@ -94,7 +94,10 @@ def count_of(effects: Path) -> int:
 
 
 async def waiting(talk: Talk, job_id: str) -> call_pb2.Call:
-    """The call of a job that awaits an approval."""
-    job = await talk.job(job_id, lambda job: len(job.pending_calls) > 0)
-    (call,) = job.pending_calls
+    """The call of a job that awaits an approval, which the one before it does no more."""
+
+    def awaits(job: run_pb2.Run) -> list[call_pb2.Call]:
+        return [call for call in job.pending_calls if call.state == call_pb2.CALL_STATE_AWAITING_APPROVAL]
+
+    (call,) = awaits(await talk.job(job_id, lambda job: bool(awaits(job))))
     return call

@@ -69,7 +69,7 @@ async def lifecycle(bus: Bus, count: int) -> list[Heard]:
     """The first messages of the stream."""
     jetstream = bus.jetstream()
     subscription = await jetstream.pull_subscribe("pawl.v1.*.lifecycle.*", stream=STREAM)
-    messages = await subscription.fetch(count, timeout=10)
+    messages = await subscription.fetch(count, timeout=60)
     return [Heard(message.subject, message.data, message.headers or {}) for message in messages]
 
 

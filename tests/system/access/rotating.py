@@ -30,7 +30,7 @@ PEERS = {"agent-loop": 2, "tool-registry": 1, "notifier": 1}
 """How many other services each of them calls."""
 PROCESSES = (*ASKED, "postgres", "nats", "model")
 DEPLOYMENT, FILE_KEY, NEXT_FILE_KEY = "key-of-the-deployment", "key-of-bob-0123456789", "next-key-of-bob-0123456789"
-REFUSED_SECONDS_MAX = 15.0
+REFUSED_SECONDS_MAX = 60.0
 """What is withdrawn counts no more within five seconds; the rest is for a machine with much to do."""
 
 

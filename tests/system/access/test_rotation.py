@@ -64,7 +64,7 @@ async def world(folder: Path, authorities: tuple[trustme.CA, trustme.CA]) -> Asy
         await stack.enter_async_context(suite)
         trusted = tls.of_client(certificates.write(folder, "client", authorities[0]).authority, SystemClock())
         for name in ASKED:
-            channel = open_channel(found.addresses(name)["grpc"], tls=trusted, deadline_seconds=30)
+            channel = open_channel(found.addresses(name)["grpc"], tls=trusted, deadline_seconds=60)
             found.channels[name] = await stack.enter_async_context(channel)
         shown = {"ann": await found.make_key(), "bob": FILE_KEY, "cid": found.token("one")}
         for name, credential in shown.items():

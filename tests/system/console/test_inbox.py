@@ -89,6 +89,7 @@ async def test_the_keys_are_told_and_work(open_page: NewPage) -> None:
 async def test_a_series_is_granted_for_fewer_times(open_page: NewPage) -> None:
     page = await open_page(user="granter")
     await say(page, "in the background, every 1 seconds, 5 times: email ann@example.com about trains")
+    await expect(page.locator(".turn")).to_contain_text("I have begun in the background", timeout=90_000)
     await page.goto(at(page, "/inbox"))
     card = page.locator("[data-item]", has_text="trains")
     await expect(card).to_be_visible(timeout=90_000)

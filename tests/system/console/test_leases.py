@@ -149,8 +149,9 @@ async def test_the_late_result_of_a_window_that_lost_its_lease_changes_nothing(w
     await other.evaluate("(call) => window.answer(call)", call)
     await until(other, "() => window.ran", None, bool)
     await first.context.set_offline(False)
-    await first.evaluate("() => window.finish()")
     # Its result is refused while the other one still works, and it does not run the call a second time.
+    async with first.expect_response("**/SubmitToolResults"):
+        await first.evaluate("() => window.finish()")
     await asyncio.sleep(3)
     await other.evaluate("() => window.finish()")
     assert await other.evaluate("() => window.answered") == "RECEIPT_STATUS_ACCEPTED"

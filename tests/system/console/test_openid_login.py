@@ -20,11 +20,11 @@ from pawl.launcher.suite import Suite
 from tests import openid_provider
 from tests.openid_provider import provider
 from tests.poll import until
-from tests.system.console.conftest import address
+from tests.system.console.conftest import PATIENCE_MS, address
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
-TOKEN_SECONDS = 4
+TOKEN_SECONDS = 8
 RENEW = "/login/renew"
 WHO_AM_I = "/rpc/pawl.agent.v1.AgentService/WhoAmI"
 
@@ -84,6 +84,7 @@ async def log_in(page: Page, path: str = "/") -> None:
 
 async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Browser, world: World) -> None:
     context = await browser.new_context(base_url=world.url)
+    context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
     renewals: list[str] = []
     page.on(
@@ -122,10 +123,11 @@ async def test_a_person_logs_in_and_stays_while_tokens_are_renewed(browser: Brow
 
 async def test_what_was_not_begun_here_gives_no_session(browser: Browser, world: World) -> None:
     context = await browser.new_context(base_url=world.url)
+    context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
     await page.goto("/login/return?code=abc&state=def")
     await expect(page.get_by_role("alert")).to_contain_text("did not succeed")
-    async with httpx2.AsyncClient(base_url=world.url) as browserless:
+    async with httpx2.AsyncClient(base_url=world.url, timeout=60.0) as browserless:
         begun = await browserless.get("/login/openid/house", params={"to": "//evil.example.com"})
         assert begun.status_code == 303
         assert begun.headers["location"].startswith(f"{world.issuer}/auth?")

@@ -180,7 +180,7 @@ async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
     await page.locator(".more summary").click()
     await page.get_by_role("link", name="Notifications").click()
     told = page.get_by_role("row").nth(1).get_by_role("link").first
-    for _ in range(20):
+    for _ in range(120):
         if await told.count():
             break
         await page.reload()
@@ -194,7 +194,8 @@ async def test_what_one_is_told_is_seen_and_chosen(open_page: NewPage) -> None:
     await page.get_by_role("link", name="Settings").click()
     await page.get_by_role("button", name="Unmute").click()
     await expect(page.get_by_role("button", name="Unmute")).to_have_count(0)
-    await page.get_by_label("run completed").uncheck()
+    async with page.expect_response("**/UpdatePreferences"):
+        await page.get_by_label("run completed").uncheck()
     await page.reload()
     await expect(page.get_by_label("run completed")).not_to_be_checked()
     await expect(page.get_by_label("run failed")).to_be_checked()

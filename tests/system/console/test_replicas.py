@@ -19,7 +19,7 @@ from standardwebhooks.webhooks import Webhook
 
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import address
+from tests.system.console.conftest import PATIENCE_MS, address
 from tests.system.console.front import front
 from tests.unit.gateway.agui_page import Page as AgUiPage
 
@@ -45,6 +45,7 @@ class World:
     async def enter(self, store: str, user: str, path: str = "/") -> Page:
         """Return a page of the console, logged in."""
         context = await self.browser.new_context(base_url=self.url)
+        context.set_default_timeout(PATIENCE_MS)
         login = {"key": key_of(store, user)}
         answer = await context.request.post("/login", data=login, headers={"origin": self.url})
         assert answer.ok, await answer.text()
@@ -98,7 +99,7 @@ async def say(page: Page, text: str) -> None:
 
 
 async def done(page: Page, runs: int = 1) -> None:
-    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=60_000)
+    await expect(page.locator(".turn[data-state=completed]")).to_have_count(runs, timeout=120_000)
 
 
 async def test_a_story_goes_on_whichever_replica_dies(world: World) -> None:
@@ -142,6 +143,8 @@ async def test_a_request_whose_answer_is_lost_is_sent_again_and_takes_effect_onc
         await route.fetch()
         await route.abort("connectionreset")
 
+    # A gateway without the services behind it is asked once more by itself.
+    await world.whole()
     ann, bob = await world.enter("acme", "ann"), await world.enter("acme", "bob", "/inbox")
     sent: list[str] = []
     for page, method in ((ann, "StartRun"), (bob, "DecideCalls")):

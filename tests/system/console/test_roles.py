@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, expect
 
 from pawl.launcher.options import SuiteOptions
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import address
+from tests.system.console.conftest import PATIENCE_MS, address
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
@@ -45,7 +45,9 @@ async def keyed() -> AsyncIterator[Suite]:
 
 async def enter(browser: Browser, suite: Suite, user: str, path: str) -> Page:
     """Return a page of the console, logged in by its form."""
-    page = await (await browser.new_context(base_url=address(suite))).new_page()
+    context = await browser.new_context(base_url=address(suite))
+    context.set_default_timeout(PATIENCE_MS)
+    page = await context.new_page()
     await page.goto("/")
     await page.get_by_label("Your key").fill(key_of(user))
     await page.keyboard.press("Enter")

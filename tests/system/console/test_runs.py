@@ -147,9 +147,16 @@ async def test_a_chat_in_which_nothing_happens_asks_one_small_thing(open_page: N
     await done(page)
     await page.reload()
     await done(page)
-    await page.wait_for_timeout(4000)
     asked: list[str] = []
     page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+
+    async def is_opened() -> bool:
+        asked.clear()
+        await page.wait_for_timeout(4000)
+        return set(asked) <= {"GetConversation"}
+
+    await until(is_opened)
+    asked.clear()
     await page.wait_for_timeout(7000)
     assert set(asked) <= {"GetConversation"}
     assert 1 <= len(asked) <= 3
@@ -192,7 +199,7 @@ async def test_a_run_without_tokens_is_given_some_on_its_page(open_page: NewPage
     page = await open_page(user="spender")
     bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "spender"}
     asked = {"requestId": "spent", "text": "what is 8 * 9", "options": {"limits": {"totalTokensMax": "1"}}}
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer) as program:
+    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
         answer = await program.post("/rpc/pawl.agent.v1.AgentService/StartRun", json=asked)
     assert answer.status_code == 200, answer.text
     await page.goto(at(page, f"/runs/{answer.json()['run']['runId']}"))
@@ -205,14 +212,14 @@ async def test_a_run_without_tokens_is_given_some_on_its_page(open_page: NewPage
 async def test_an_operator_says_what_became_of_a_call(open_page: NewPage, suite: Suite, tmp_path: Path) -> None:
     page = await open_page("/attention", user="operator")
     effects = tmp_path / "effects"
-    arguments = json.dumps({"path": str(effects), "seconds": 3.0})
+    arguments = json.dumps({"path": str(effects), "seconds": 60.0})
     asked = {
         "requestId": "in-doubt",
         "text": f"call act_once with {arguments}",
         "options": {"unknownOutcomePolicy": "UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION"},
     }
     bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "someone"}
-    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer) as program:
+    async with httpx2.AsyncClient(base_url=address(suite), headers=bearer, timeout=60.0) as program:
         answer = await program.post("/rpc/pawl.agent.v1.AgentService/StartRun", json=asked)
     run_id = answer.json()["run"]["runId"]
 

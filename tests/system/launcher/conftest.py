@@ -33,6 +33,6 @@ def options(data: Path) -> Callable[..., SuiteOptions]:
 
     def make(**more: Any) -> SuiteOptions:
         stages = ((stand_in("first"),), (stand_in("second"),))
-        return SuiteOptions(data=data, **{"stages": stages, "ready_seconds": 20.0, **BARE, **more})
+        return SuiteOptions(data=data, **{"stages": stages, "ready_seconds": 120.0, **BARE, **more})
 
     return make

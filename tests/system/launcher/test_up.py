@@ -27,7 +27,7 @@ options = read_options(os.environ, data=Path(sys.argv[1]), ports=["all=0", *sys.
 sys.exit(up(dataclasses.replace(options, stages=((stand_in("first"),),))))
 """
 
-SECONDS = 30.0
+SECONDS = 240.0
 
 
 @contextlib.contextmanager

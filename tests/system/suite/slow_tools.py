@@ -49,12 +49,25 @@ async def look_up_price(path: str) -> dict[str, float]:
 @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
 async def wait_for_file(path: str) -> str:
     """Wait until there is a file."""
-    while not effect_file(path).exists():  # nothing tells of it
-        await asyncio.sleep(0.02)
+    await _exists(path)
     return "it is there"
 
 
-@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, heartbeat_seconds=1.0)
+async def _exists(path: str) -> None:
+    while not effect_file(path).exists():  # nothing tells of it
+        await asyncio.sleep(0.02)
+
+
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT)
+async def take_price(path: str) -> dict[str, float]:
+    """Wait until something has a price, the number in a file, and take the file away."""
+    await _exists(path)
+    price = {"price": float(effect_file(path).read_text(encoding="utf-8"))}
+    effect_file(path).unlink()
+    return price
+
+
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, heartbeat_seconds=5.0)
 async def stall(path: str, seconds: float, context: ToolContext) -> str:
     """Get stuck the first time, and go on the second."""
     with effect_file(path).open("a", encoding="utf-8") as begins:  # one line

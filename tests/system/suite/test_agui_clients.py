@@ -33,7 +33,7 @@ SEND = 'call send_email with {"to": ["ann@example.com"], "subject": "lunch", "bo
 def packages() -> Iterator[Path]:
     """The published clients, as the lock has them, in a folder of their own."""
     with tempfile.TemporaryDirectory(prefix="pawl-agui-node-") as folder:
-        npm.install(Path(__file__).with_name("agui"), Path(folder), timeout_seconds=100)
+        npm.install(Path(__file__).with_name("agui"), Path(folder), timeout_seconds=240)
         yield Path(folder)
 
 
@@ -167,7 +167,7 @@ async def test_a_stop_of_the_thread_is_told_to_its_page(pages: Pages) -> None:
 
 async def test_a_page_is_told_of_a_call_in_doubt_and_stays_until_somebody_knows(pages: Pages, tmp_path: Path) -> None:
     effects = tmp_path / "effects"
-    arguments = json.dumps({"path": str(effects), "seconds": 3.0})
+    arguments = json.dumps({"path": str(effects), "seconds": 60.0})
     policy = {"unknownOutcomePolicy": "UNKNOWN_OUTCOME_POLICY_NEEDS_ATTENTION"}
     run_id = await pages.start(f"call act_once with {arguments}", **policy)
     page, late = pages.open(), pages.open(1)

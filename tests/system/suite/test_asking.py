@@ -27,8 +27,11 @@ async def test_the_answer_goes_back_into_the_tool(agent: Agent, tmp_path: Path, 
     assert call.question.question == "Which colour?"
     assert list(call.question.options) == ["red", "blue"]
     await agent.decide(call, call_pb2.DECISION_KIND_ANSWER, answer="red")
-    size = await agent.until_pending(call.run_id, call_pb2.CALL_STATE_ASKED)
-    assert (size.call_id, size.question.question) == (call.call_id, "Which size?")
+    waiting = await agent.until(
+        call.run_id, lambda run: any(each.question.question == "Which size?" for each in run.pending_calls)
+    )
+    (size,) = waiting.pending_calls
+    assert (size.call_id, size.state) == (call.call_id, call_pb2.CALL_STATE_ASKED)
     await agent.decide(size, call_pb2.DECISION_KIND_ANSWER, answer="large")
     ended = await agent.until_ended(call.run_id)
     (done,) = await agent.calls(call.run_id)

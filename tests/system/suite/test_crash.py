@@ -64,7 +64,7 @@ async def _whole_log(agent: Agent, run_id: str) -> list[event_pb2.RunEvent]:
 async def test_another_replica_finishes_a_run_whose_owner_is_killed_while_the_model_streams(suite: Suite) -> None:
     """I1, I3, EVT-2: nobody sees text twice, and the answer that is kept is the one that was shown."""
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run = await agent.start("count to 60 slowly")
+        run = await agent.start("count to 200 slowly")
         await _seen(agent, run.run_id, lambda event: "3" in event.output_delta.text)
         killed = await owner(suite)
     async with Agent(suite.endpoints.services["agent-loop"][1 - killed].grpc) as survivor:
@@ -76,7 +76,7 @@ async def test_another_replica_finishes_a_run_whose_owner_is_killed_while_the_mo
     assert ended.epoch > 1
     assert [event.round_retrying.reason for event in events if event.HasField("round_retrying")] == ["TAKEOVER"]
     assert _shown(events) == ended.output_text
-    assert ended.output_text.split()[-1].startswith("60")
+    assert ended.output_text.split()[-1].startswith("200")
 
 
 @pytest.mark.parametrize("service", ["job-store", "tool-registry", "notifier"])
@@ -142,7 +142,7 @@ async def test_a_tool_is_not_repeated_when_the_loop_that_called_it_is_killed(sui
     """I5: the registry finishes what it began, and the next owner gets that result."""
     effects = tmp_path / "effects"
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run_id = await _start_slow(agent, "act_once", effects, 2.0)
+        run_id = await _start_slow(agent, "act_once", effects, 6.0)
         killed = await owner(suite)
     async with Agent(suite.endpoints.services["agent-loop"][1 - killed].grpc) as survivor:
         suite.kill("agent-loop", killed)
@@ -157,7 +157,7 @@ async def test_a_tool_is_not_repeated_when_the_loop_that_called_it_is_killed(sui
 async def test_an_effect_whose_process_died_is_said_to_be_unknown(suite: Suite, agent: Agent, tmp_path: Path) -> None:
     """I5: an at-most-once effect is not repeated and not guessed at; the model is told."""
     effects = tmp_path / "effects"
-    run_id = await _start_slow(agent, "act_once", effects, 8.0)
+    run_id = await _start_slow(agent, "act_once", effects, 60.0)
     suite.kill("tool-registry")
     events = await _whole_log(agent, run_id)
     await suite.wait_ready("tool-registry")
@@ -171,7 +171,7 @@ async def test_an_effect_whose_process_died_is_said_to_be_unknown(suite: Suite, 
 async def test_a_read_only_call_runs_again_after_its_process_died(suite: Suite, agent: Agent, tmp_path: Path) -> None:
     """I5: what has no effect is simply done again."""
     effects = tmp_path / "effects"
-    run_id = await _start_slow(agent, "act_again", effects, 3.0)
+    run_id = await _start_slow(agent, "act_again", effects, 6.0)
     suite.kill("tool-registry")
     await _whole_log(agent, run_id)
     await suite.wait_ready("tool-registry")

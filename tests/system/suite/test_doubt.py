@@ -47,7 +47,7 @@ async def test_a_call_in_doubt_waits_for_an_operator_who_says_what_became_of_it(
 ) -> None:
     """I5: the effect is not repeated unless somebody says that it did not happen; the operator is another user."""
     effects = tmp_path / "effects"
-    arguments = json.dumps({"path": str(effects), "seconds": 3.0})
+    arguments = json.dumps({"path": str(effects), "seconds": 6.0})
     run = await agent.start(f"call act_once with {arguments}", options=ASK_SOMEBODY)
 
     async def happened() -> bool:

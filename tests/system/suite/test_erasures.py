@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -79,9 +80,15 @@ def _bytes(value: object) -> bytes:
 
 def files_with(folder: Path) -> set[str]:
     """The files of the data folder in which the marker stands, by their first folder."""
-    files = (path for path in folder.rglob("*") if path.is_file())
-    places = ((path.relative_to(folder).parts[0], path) for path in files)
-    return {place for place, path in places if place not in _NOT_LOOKED_AT and MARKER in path.read_bytes()}
+    found = set()
+    for root, _, names in os.walk(folder):
+        for path in (Path(root, name) for name in names):
+            place = path.relative_to(folder).parts[0]
+            # What runs there makes and removes files meanwhile.
+            with suppress(FileNotFoundError):
+                if place not in _NOT_LOOKED_AT and path.is_file() and MARKER in path.read_bytes():
+                    found.add(place)
+    return found
 
 
 async def receipt(agent: Agent, conversation_id: str) -> pb.EraseConversationResponse:

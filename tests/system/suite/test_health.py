@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def _page(replica: Replica) -> tuple[int, dict[str, Any]]:
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60.0) as http:
         answer = await http.get(f"http://{replica.metrics}/healthz")
     return answer.status_code, answer.json()["checks"]
 
@@ -64,7 +64,7 @@ async def test_a_gateway_without_agent_loop_says_that_it_cannot_serve(suite: Sui
     url = f"http://{suite.endpoints.services['gateway'][0].http}/healthz"
 
     async def said() -> tuple[int, dict[str, Any]]:
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=60.0) as http:
             answer = await http.get(url)
         return answer.status_code, {name: state == "ok" for name, state in answer.json()["checks"].items()}
 
@@ -74,7 +74,7 @@ async def test_a_gateway_without_agent_loop_says_that_it_cannot_serve(suite: Sui
     await until(lambda: says(200))
     await suite.stop_process("agent-loop", 0)
     try:
-        assert await says(200)
+        await until(lambda: says(200))
         await suite.stop_process("agent-loop", 1)
         try:
             await until(lambda: says(503, agent_loop=False))
@@ -113,7 +113,7 @@ async def test_a_frozen_database_is_unavailable_whatever_deadline_the_client_gav
         try:
             request = agent_pb2.StartRunRequest(request_id="frozen", text="hello")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.StartRun(request, timeout=40)
+                await stub.StartRun(request, timeout=120)
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
             await until(is_down)
         finally:

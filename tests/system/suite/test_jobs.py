@@ -66,14 +66,13 @@ def effects(tmp_path: Path) -> Path:
 async def test_the_user_goes_on_talking_and_is_told_when_the_work_is_done(pawl: AsyncClient, effects: Path) -> None:
     """ASYNC-1, ASYNC-2, ASYNC-5."""
     talk = Talk(pawl)
-    begun = await talk.say(acts("act_once", effects, 6.0))
-    (job_id,) = await talk.jobs(begun)
+    (job_id,) = await talk.jobs(await talk.say(in_background("wait_for_file", path=str(effects))))
     assert "391" in (await talk.say("what is 17 * 23?")).output_text
     assert "42" in (await talk.say("what is 6 * 7?")).output_text
     assert (await pawl.get(job_id)).state < COMPLETED, "both were answered while it worked"
+    effects.touch()
     (notice,) = await talk.told(1)
-    assert (notice["job_id"], notice["state"], notice["result"]) == (job_id, "COMPLETED", "finished")
-    assert count_of(effects) == 1
+    assert (notice["job_id"], notice["state"], notice["result"]) == (job_id, "COMPLETED", "it is there")
 
 
 async def test_people_are_told_at_once_of_a_job_that_ends_while_its_conversation_waits_for_them(
@@ -106,7 +105,7 @@ async def test_three_results_that_arrive_together_are_told_in_one_turn(pawl: Asy
     jobs = []
     for _ in range(3):
         jobs += await talk.jobs(await talk.say(in_background("wait_for_file", path=str(effects))))
-    asked = await pawl.start("count to 60 slowly", conversation_id=talk.conversation_id)
+    asked = await pawl.start("count to 600 slowly", conversation_id=talk.conversation_id)
     # The model has been asked: what ends from here on is no part of that.
     await anext(pawl.text(asked.run_id))
     effects.touch()
@@ -124,11 +123,11 @@ async def test_three_results_that_arrive_together_are_told_in_one_turn(pawl: Asy
 
 async def test_a_price_that_is_looked_up_every_so_often_is_told_each_time(pawl: AsyncClient, effects: Path) -> None:
     """ASYNC-3: "check the price every minute", as a plain series: each price, then the end."""
-    effects.write_text("35")
     talk = Talk(pawl)
-    asked = in_background("look_up_price", path=str(effects), _interval=4, _stopAfter=3)
+    asked = in_background("take_price", path=str(effects), _interval=0.5, _stopAfter=3)
     (job_id,) = await talk.jobs(await talk.say(asked))
-    for number, price in enumerate(("25", "19.5"), 1):
+    for number, price in enumerate(("35", "25", "19.5")):
+        # The next one waits for its price until this one is told.
         assert len(await talk.told(number)) == number
         put(effects, price)
     told = await talk.end_told(job_id)
@@ -164,9 +163,11 @@ async def test_a_job_survives_each_service_and_repeats_nothing(
 ) -> None:
     """I5: killed in the middle of the call, of a tool that may be repeated and of one that may not."""
     talk = Talk(pawl)
+    lost_its_process = service == "tool-registry"
     once = effects.with_suffix(".once")
     again = effects.with_suffix(".again")
-    (may_not,) = await talk.jobs(await talk.say(acts("act_once", once, 4.0)))
+    # Where it dies, and is not repeated, it would take as long as it likes: it is at work when the other one is, too.
+    (may_not,) = await talk.jobs(await talk.say(acts("act_once", once, 600.0 if lost_its_process else 4.0)))
     (may,) = await talk.jobs(await talk.say(acts("act_again", again, 4.0)))
     await until(lambda: (count_of(once), count_of(again)), lambda counts: min(counts) == 1)
     for index in range(len(doubled.endpoints.services[service])):
@@ -174,7 +175,6 @@ async def test_a_job_survives_each_service_and_repeats_nothing(
     repeatable, other = await talk.ended(may), await talk.ended(may_not)
     assert repeatable.state == COMPLETED
     assert count_of(once) == 1
-    lost_its_process = service == "tool-registry"
     assert (other.state == COMPLETED) is not lost_its_process
     if lost_its_process:
         assert other.failure.reason == "OUTCOME_UNKNOWN"
@@ -187,7 +187,7 @@ async def test_a_tool_goes_on_from_its_checkpoint_when_its_registry_is_killed(
 ) -> None:
     talk = Talk(pawl)
     (job_id,) = await talk.jobs(await talk.say(acts("count_up", effects, 1.5)))
-    await until(lambda: effects.read_text() if effects.exists() else "", lambda text: text.count("step") == 2)
+    await until(lambda: effects.read_text() if effects.exists() else "", lambda text: text.count("step") >= 2)
     await asyncio.sleep(0.5)  # The checkpoint of the step is kept meanwhile; else the step is done again.
     doubled.kill("tool-registry", 0)
     job = await talk.ended(job_id)
@@ -220,8 +220,8 @@ async def test_a_series_goes_on_through_a_crash_and_one_that_is_stopped_never_su
     assert (await talk.ended(stopped)).state == run_pb2.RUN_STATE_CANCELLED
     job = await talk.ended(ends)
     assert (job.state, job.round) == (COMPLETED, 6)
-    begins = [call.create_time.ToNanoseconds() / 1e9 async for call in pawl.calls(ends)]
-    beats = [round(begin - job.job.begin_time.ToNanoseconds() / 1e9 - 0.2) for begin in begins]
+    begin = job.job.begin_time.ToNanoseconds()
+    beats = [(call.create_time.ToNanoseconds() - begin) // 10**9 async for call in pawl.calls(ends)]
     assert beats == sorted(set(beats)), "one iteration for each time at most"
     told = await talk.end_told(ends, stopped)
     states = {notice["job_id"]: notice["state"] for notice in told if is_end(notice)}
@@ -316,7 +316,7 @@ async def test_to_stop_all_of_a_conversation_is_the_end_of_each_and_of_no_other(
     """ASYNC-6: what is at work, what waits for its next time, what is paused and what waits for an approval."""
     talk, other = Talk(pawl), Talk(pawl)
     (goes_on,) = await other.jobs(await other.say("in the background every 1 seconds 500 times: what is 5 * 5"))
-    (at_work,) = await talk.jobs(await talk.say(acts("act_again", effects, 60.0)))
+    (at_work,) = await talk.jobs(await talk.say(acts("act_again", effects, 600.0)))
     (repeats,) = await talk.jobs(await talk.say("in the background every 1 seconds 500 times: what is 5 * 6"))
     (paused,) = await talk.jobs(await talk.say("in the background every 1 seconds 500 times: what is 5 * 7"))
     (gated,) = await talk.jobs(await talk.say(acts("pay_once", effects, 0.0)))

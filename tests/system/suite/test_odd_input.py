@@ -18,7 +18,7 @@ __all__ = ["no_complaints"]
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 _AT_ONCE_MAX = 8
-_SECONDS_MAX = 20.0
+_SECONDS_MAX = 60.0
 # Of its own: a rule that says no is odd, and stays.
 _STORE = (("pawl-store", "odd"), ("pawl-user", "odd"))
 _FAULTS = (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL)

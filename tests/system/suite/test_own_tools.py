@@ -84,7 +84,7 @@ async def test_a_call_ends_once_though_the_replicas_are_killed_while_it_is_drawn
         async with pawl.session(tools=[panel.tool()]) as session, pawl.session(tools=[other.tool()]) as idle:
             run_id = await session.start(ASKED)
             await idle.attach(run_id)
-            await asyncio.wait_for(panel.begun.wait(), 30)
+            await asyncio.wait_for(panel.begun.wait(), 90)
             for number in (0, 1):
                 suite.kill("agent-loop", number)
                 await suite.wait_ready("agent-loop", number)

@@ -104,7 +104,7 @@ async def test_a_request_that_nobody_decides_is_escalated_once_and_then_denied(a
 
 async def test_an_escalated_request_can_still_be_approved(suite: Suite, agent: Agent) -> None:
     options = run_pb2.RunOptions(
-        limits=run_pb2.RunLimits(approval_expiry_seconds=2.0),
+        limits=run_pb2.RunLimits(approval_expiry_seconds=6.0),
         approval_expiry_policy=run_pb2.APPROVAL_EXPIRY_POLICY_ESCALATE,
     )
     run = await agent.start("e-mail ann@example.com about Lunch: See you at noon", options=options)

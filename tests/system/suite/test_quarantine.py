@@ -46,8 +46,8 @@ async def suite_and_model() -> AsyncIterator[tuple[Suite, PoisonousModel]]:
         model = await stack.enter_async_context(PoisonousModel(workers))
         environment = {
             "OPENAI_BASE_URL": model.base_url,
-            "PAWL_LEASE_SECONDS": "3",
-            "PAWL_LEASE_RENEW_SECONDS": "1",
+            "PAWL_LEASE_SECONDS": "8",
+            "PAWL_LEASE_RENEW_SECONDS": "2",
         }
         options = SuiteOptions(
             data=Path(folder),

@@ -106,7 +106,7 @@ async def test_an_answer_at_the_deadline_is_taken_or_too_late(agent: Agent) -> N
     """HITL-4: the receipt is true."""
 
     async def race(number: int) -> None:
-        limits = run_pb2.RunLimits(answer_timeout_seconds=5)
+        limits = run_pb2.RunLimits(answer_timeout_seconds=15)
         run = await agent.start("book a table", options=run_pb2.RunOptions(limits=limits))
         call = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
         left_seconds = call.deadline_time.ToDatetime(tzinfo=UTC).timestamp() - time.time()
@@ -165,7 +165,7 @@ async def test_messages_of_every_policy_at_once_are_all_kept(agent: Agent, other
 async def test_a_cancel_stops_a_slow_tool(agent: Agent, tmp_path: Path) -> None:
     """LOOP-6, C11: the run ends before the tool would have, and the conversation goes on."""
     effects = tmp_path / "effects"
-    arguments = json.dumps({"path": str(effects), "seconds": 9})
+    arguments = json.dumps({"path": str(effects), "seconds": 60})
     run = await agent.start(f"call act_once with {arguments}")
 
     async def happened() -> bool:
@@ -178,7 +178,7 @@ async def test_a_cancel_stops_a_slow_tool(agent: Agent, tmp_path: Path) -> None:
     assert (ended.state, call.state) == (run_pb2.RUN_STATE_CANCELLED, call_pb2.CALL_STATE_CANCELLED)
     events: list[event_pb2.RunEvent] = await agent.events(run.run_id)
     took = events[-1].time.ToNanoseconds() - ended.start_time.ToNanoseconds()
-    assert took < 9 * 10**9
+    assert took < 60 * 10**9
     after = await agent.start("what is 6 * 7?", conversation_id=run.conversation_id)
     assert "42" in (await _ended(agent, after.run_id)).output_text
 
@@ -187,7 +187,7 @@ async def test_a_stopped_owner_that_wakes_up_after_its_lease_changes_nothing(sui
     """I4, I5: one ending, one effect, no event of the old epoch after one of the new."""
     effects = tmp_path / "effects"
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run = await agent.start(f"call act_once with {json.dumps({'path': str(effects), 'seconds': 3})}")
+        run = await agent.start(f"call act_once with {json.dumps({'path': str(effects), 'seconds': 8})}")
 
     async def happened() -> bool:
         return effects.exists() and bool(effects.read_text())  # not between its opening and its writing

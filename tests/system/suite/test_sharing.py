@@ -60,7 +60,7 @@ async def ask(agent: Agent, method: Any, named: dict[str, str]) -> str:
     rest = {name: _named(value, named) for name, value in REST.get(method.name, {}).items()}
     request = method.input_type._concrete_class(**fields, **rest)
     path = f"/{method.containing_service.full_name}/{method.name}"
-    call: Any = agent.channel.unary_stream(path)(request.SerializeToString(), metadata=agent.metadata, timeout=20)
+    call: Any = agent.channel.unary_stream(path)(request.SerializeToString(), metadata=agent.metadata, timeout=60)
     try:
         await call.read()
     except grpc.aio.AioRpcError as error:

@@ -24,12 +24,12 @@ async def child_of(agent: Agent, run_id: str) -> str:
 async def test_an_approval_of_an_agent_is_seen_at_the_top_and_given_from_the_inbox(agent: Agent) -> None:
     run = await agent.start("ask an agent to e-mail ann@example.com about lunch: at noon")
     seen = await agent.until_pending(run.run_id, call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    top = await agent.get(run.run_id)
+    waits = [run_pb2.WAIT_KIND_APPROVAL, run_pb2.WAIT_KIND_AGENT]
+    await agent.until(run.run_id, lambda top: list(top.waits) == waits)
     child_run_id = await child_of(agent, run.run_id)
     pending = await agent.stub.ListPending(agent_pb2.ListPendingRequest(), metadata=agent.metadata)
     (call,) = [each for each in pending.calls if each.call_id == seen.call_id]
 
-    assert list(top.waits) == [run_pb2.WAIT_KIND_APPROVAL, run_pb2.WAIT_KIND_AGENT]
     assert (call.run_id, call.tool_name) == (child_run_id, "send_email")
     await agent.decide(call, call_pb2.DECISION_KIND_APPROVE)
     ended, child = await agent.until_ended(run.run_id), await agent.until_ended(child_run_id)
@@ -78,7 +78,7 @@ async def test_cancelling_a_run_cancels_what_its_agent_waits_for(agent: Agent) -
 async def test_a_run_hears_of_its_agent_though_the_worker_is_killed(suite: Suite) -> None:
     """I1, I3: kill -9 of agent-loop while the run below streams."""
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run = await agent.start("ask an agent to count to 40 slowly")
+        run = await agent.start("ask an agent to count to 200 slowly")
         child_run_id = await child_of(agent, run.run_id)
         async for event in agent.watch(child_run_id):
             if "3" in event.output_delta.text:
@@ -93,5 +93,5 @@ async def test_a_run_hears_of_its_agent_though_the_worker_is_killed(suite: Suite
     assert ended.state == run_pb2.RUN_STATE_COMPLETED
     assert child.epoch > 1
     assert call.state == call_pb2.CALL_STATE_SUCCEEDED
-    assert child.output_text.endswith("40")
-    assert "40" in ended.output_text
+    assert child.output_text.endswith("200")
+    assert "200" in ended.output_text

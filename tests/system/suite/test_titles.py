@@ -44,10 +44,13 @@ async def test_the_model_makes_the_title_and_its_user_has_the_last_word() -> Non
                 return await title() == "About: what is 17 * 23"
 
             await until(is_made)
-            found = await conversations.ListConversations(
-                pb.ListConversationsRequest(query="about"), metadata=agent.metadata
-            )
-            assert [each.conversation_id for each in found.conversations] == [run.conversation_id]
+
+            async def is_found() -> bool:
+                query = pb.ListConversationsRequest(query="about")
+                found = (await conversations.ListConversations(query, metadata=agent.metadata)).conversations
+                return [each.conversation_id for each in found] == [run.conversation_id]
+
+            await until(is_found)
             await call_it("Multiplication")
             assert await title() == "Multiplication"
             await call_it("")

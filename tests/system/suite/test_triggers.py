@@ -129,7 +129,7 @@ async def test_each_event_has_one_run_however_often_it_comes_and_whatever_is_kil
 
 
 async def test_what_waits_for_more_fires_once_by_itself(pawl: AsyncClient) -> None:
-    trigger, secret = await pawl.create_trigger(webhook("soon", debounce_seconds=1, conversation_pointer="/room"))
+    trigger, secret = await pawl.create_trigger(webhook("soon", debounce_seconds=5, conversation_pointer="/room"))
     body = b'{"room": "a"}'
     for number in range(3):
         response = await pawl.deliver_webhook(trigger.trigger_id, signed(secret, f"msg_{number}", body), body)

@@ -114,7 +114,7 @@ async def database(database_url: str, tmp_path: Path, authority: trustme.CA) -> 
 
 
 def _database(url: str, mode: str, roots: Path) -> Database:
-    return Database(f"{url}?sslmode={mode}&sslrootcert={roots}", application_name="test", start_timeout_seconds=20)
+    return Database(f"{url}?sslmode={mode}&sslrootcert={roots}", application_name="test", start_timeout_seconds=60)
 
 
 async def test_the_database_is_reached_over_tls_and_its_certificate_checked(database: tuple[str, Files]) -> None:

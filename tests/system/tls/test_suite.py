@@ -138,7 +138,7 @@ async def test_metrics_and_health_are_pages_over_tls(suite: Suite, folder: Path)
         replica = suite.endpoints.services[name][0]
 
         def get(path: str, address: str = replica.metrics, context: ssl.SSLContext = trusting) -> bytes:
-            with urlopen(f"https://{address}{path}", context=context, timeout=10) as response:  # ours
+            with urlopen(f"https://{address}{path}", context=context, timeout=60) as response:  # ours
                 body: bytes = response.read()
                 return body
 
@@ -153,7 +153,7 @@ async def test_no_run_fails_while_all_certificates_and_their_authority_change(
     trusted = tls.of_client(folder / "agent-loop-authority.pem", SystemClock())
     stop, ended = asyncio.Event(), list[run_pb2.Run]()
     (address,) = suite.endpoints.addresses("agent-loop")
-    async with open_channel(address, service_key=LOCAL_KEY, tls=trusted, deadline_seconds=30) as channel:
+    async with open_channel(address, service_key=LOCAL_KEY, tls=trusted, deadline_seconds=60) as channel:
         stub = AgentServiceStub(channel)
 
         async def keep_running(user: str) -> None:
