@@ -31,6 +31,10 @@ async def test_several_are_decided_at_once(open_page: NewPage) -> None:
     mine = page.locator("[data-item]", has_text="several")
     several = page.get_by_role("group", name="Decide about several")
     await expect(several.get_by_role("button", name="Approve 0")).to_be_disabled()
+    # Who does not see the cards tells them apart by their names.
+    for name in ("ann", "bob", "carl"):
+        card = page.get_by_role("group", name=re.compile(f"send_email.*{name}@example.com.*several"))
+        await expect(card.get_by_role("button", name="Approve")).to_have_count(1)
     await mine.nth(0).get_by_label("decide with others").check()
     await mine.nth(1).focus()
     await page.keyboard.press("x")
@@ -100,6 +104,37 @@ async def test_a_series_is_granted_for_fewer_times(open_page: NewPage) -> None:
     await page.get_by_role("link", name="Background", exact=True).click()
     await page.get_by_label("also what has ended").check()
     await expect(page.get_by_role("row", name=re.compile("completed 2 of 2"))).to_be_visible(timeout=90_000)
+
+
+async def test_an_edit_is_approved_only_while_it_is_seen(open_page: NewPage) -> None:
+    page = await open_page(user="exact")
+    await say(page, "in the background, every 1 seconds, 3 times: email ann@example.com about planes")
+    await page.goto(at(page, "/inbox"))
+    card = page.get_by_role("group", name=re.compile("planes"))
+    preview, approve = card.locator(".preview"), card.get_by_role("button", name="Approve")
+    await expect(preview).to_contain_text("Subject: planes", timeout=90_000)
+    await card.get_by_role("button", name="Edit").click()
+    await expect(preview).to_contain_text("Subject: planes")
+    await card.get_by_label("subject *").fill("cars")
+    await expect(card.get_by_label("What is changed")).to_contain_text("cars")
+    await expect(preview).to_have_count(0)
+    await expect(approve).to_have_text("Approve as edited")
+    await card.get_by_role("button", name="As JSON").click()
+    await card.get_by_label("Arguments as JSON").fill("{")
+    await expect(approve).to_be_disabled()
+    await expect(preview).to_have_count(0)
+    await card.get_by_role("button", name="Leave as it was").click()
+    await expect(preview).to_contain_text("Subject: planes")
+    await card.get_by_label("the whole series").check()
+    await card.get_by_label("at most so many times").fill("2")
+    await approve.click()
+    await expect(card).to_have_count(0, timeout=90_000)
+    await page.goto(at(page, "/background?all=1"))
+    row = page.get_by_role("row", name=re.compile("completed 2 of 2"))
+    await row.get_by_role("link").nth(1).click(timeout=90_000)
+    await expect(page.locator(".card.good")).to_have_count(2, timeout=90_000)
+    said = await page.locator(".card.good summary").all_inner_texts()
+    assert ["planes" in each and "cars" not in each for each in said] == [True, True]
 
 
 async def test_a_link_of_a_notification_leads_to_its_call_after_the_login(open_page: NewPage) -> None:

@@ -59,6 +59,10 @@ async def test_a_run_is_told_as_bars_and_watched_once(open_page: NewPage) -> Non
     await page.locator(".card.wait").get_by_role("button", name="Approve").click()
     await expect(bars.filter(has_text="Round 2")).to_have_count(1, timeout=90_000)
     await expect(bars.filter(has_text="send_email")).to_contain_text("succeeded")
+    took = page.locator(".card.good header, [data-bar=call] td:first-of-type")
+    # However short it was, it was not nothing.
+    assert all(re.search(r"< 1 ms|[1-9]\d* ms|[1-9][\d.]* s$", text) for text in await took.all_inner_texts())
+    assert await took.count() == 2
     kinds = [await bar.get_attribute("data-bar") for bar in await bars.all()]
     assert sorted(kind or "" for kind in kinds) == ["call", "round", "round", "wait"]
     await page.get_by_text("Events:").click()
@@ -164,6 +168,20 @@ async def test_a_chat_in_which_nothing_happens_asks_one_small_thing(open_page: N
     await say(other, "what is 6 * 7")
     await done(page, 2)
     assert asked.count("ListMessages") <= 4
+
+
+@pytest.mark.parametrize("path", ["/c/conv_nope", "/c/no id", "/background/run_nope", "/attention/run_nope"])
+async def test_what_is_not_there_is_asked_for_once(open_page: NewPage, path: str) -> None:
+    page = await open_page(user="lost")
+    await page.clock.install()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url.rpartition("/")[2]))
+    await page.goto(at(page, path))
+    await expect(page.get_by_text(re.compile("is not there|no such|no run", re.IGNORECASE)).first).to_be_visible()
+    await page.clock.run_for(30_000)
+    # What was asked for meanwhile comes before it.
+    await page.evaluate("() => fetch('/icon.svg').then(() => true)")
+    assert sum(method in {"GetConversation", "GetJob", "ListAttention"} for method in asked) == 1
 
 
 async def test_what_undo_would_do_is_told_done_and_reported(open_page: NewPage, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { Chart, chartOf } from "./chart";
 import { blank, Fault, Form, type Schema } from "./form";
 import { Markdown, plain } from "./markdown";
-import { ago, attempt, may, moment, notice, pawl, who, word } from "./state";
+import { ago, attempt, lasted, may, moment, notice, pawl, who, word } from "./state";
 
 const DECISIONS_MAX = 64;
 const CLASSES: Record<string, string> = {
@@ -49,13 +49,14 @@ export function CallCard({ call, progress, where, children }: { call: CallJson; 
   const open = state === "CALL_STATE_AWAITING_APPROVAL" || state === "CALL_STATE_ASKED";
   const decision = call.approval?.decision;
   return (
-    <article
+    <div
+      role="group"
       class={`card ${CLASSES[state] ?? ""}`}
       data-item
       tabIndex={open ? 0 : -1}
       data-call={call.callId}
       data-state={word(state)}
-      aria-label={`${plain(call.toolName ?? "")}: ${word(state)}`}
+      aria-label={`${plain(call.toolName ?? "")}: ${word(state)}, ${subject(call)}`}
     >
       {children}
       <header>
@@ -84,7 +85,7 @@ export function CallCard({ call, progress, where, children }: { call: CallJson; 
       {call.ruleId && <p class="quiet">by rule {call.ruleId}</p>}
       {call.toolName === "show_chart" && <Drawn args={value(call.argumentsJson)} />}
       {!open && <Details call={call} />}
-    </article>
+    </div>
   );
 }
 
@@ -165,7 +166,7 @@ function Approval({ call }: { call: CallJson }): VNode {
   if (!may("agent.v1.AgentService/DecideCalls")) return <p>{plain(approval.preview ?? "")}</p>;
   return (
     <div class="decision">
-      {approval.preview && <pre class="preview">{plain(approval.preview)}</pre>}
+      {approval.preview && !changed && <pre class="preview">{plain(approval.preview)}</pre>}
       {(approval.approvalsRequired ?? 1) > 1 && (
         <p class="quiet">
           {approval.approvals?.length ?? 0} of {approval.approvalsRequired} people have approved
@@ -178,7 +179,7 @@ function Approval({ call }: { call: CallJson }): VNode {
         <Json value={first} />
       )}
       {!editing && <Fault said={fault} />}
-      {editing && changed && args && <Diff before={first} after={args} />}
+      {changed && args && <Diff before={first} after={args} />}
       <label class="row">
         <span class="quiet">Reason</span>
         <input value={reason} onInput={(event) => setReason(event.currentTarget.value)} placeholder="optional" />
@@ -214,13 +215,13 @@ function Approval({ call }: { call: CallJson }): VNode {
       )}
       <p class="buttons">
         <button
-          disabled={busy || (editing && !args)}
+          disabled={busy || !args}
           data-key="a"
-          onClick={() => void decide(editing && changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}
+          onClick={() => void decide(changed ? "DECISION_KIND_EDIT" : "DECISION_KIND_APPROVE")}
         >
-          {editing && changed ? "Approve as edited" : "Approve"}
+          {changed ? "Approve as edited" : "Approve"}
         </button>
-        <button class="second" disabled={busy} data-key="e" onClick={() => setEditing(!editing)}>
+        <button class="second" disabled={busy} data-key="e" onClick={() => (setArgs(first), setEditing(!editing))}>
           {editing ? "Leave as it was" : "Edit"}
         </button>
         <button class="second bad" disabled={busy} data-key="r" onClick={() => void decide("DECISION_KIND_REJECT")}>
@@ -243,8 +244,8 @@ function Approval({ call }: { call: CallJson }): VNode {
           <button disabled={busy}>Answer</button>
         </form>
       )}
-      <p class="quiet digest" title="What is decided is exactly this">
-        {approval.cause} · {(approval.digest ?? "").slice(0, 16)}
+      <p class="quiet digest" title={changed ? "" : "What is decided is exactly this"}>
+        {approval.cause} {!changed && `· ${(approval.digest ?? "").slice(0, 16)}`}
       </p>
     </div>
   );
@@ -336,7 +337,7 @@ export function TopUp({ run, children }: { run: RunJson; children?: ComponentChi
       class="card wait"
       data-item
       tabIndex={0}
-      aria-label="A run that needs tokens"
+      aria-label={`A run that needs tokens: ${run.runId?.slice(-8)}`}
       onSubmit={(event) => {
         event.preventDefault();
         void attempt(() => pawl.agent.topUpRun({ requestId: requestId(), runId: run.runId ?? "", tokens: String(tokens) }));
@@ -431,11 +432,19 @@ function given({ argumentsJson, proposedArguments }: CallJson): unknown {
 
 function summary(call: CallJson): string {
   const all = given(call);
-  const args = typeof all === "string" ? all : (JSON.stringify(all) ?? "");
-  return plain(args.length > 100 ? `${args.slice(0, 100)} ...` : args) || "without arguments";
+  return short(typeof all === "string" ? all : (JSON.stringify(all) ?? "")) || "without arguments";
+}
+
+/** What tells a call from others of its tool, to those who only hear of it. */
+function subject(call: CallJson): string {
+  return short((call.question?.question || call.approval?.preview || "").replace(/\s+/g, " ")) || summary(call);
+}
+
+function short(text: string): string {
+  return plain(text.length > 100 ? `${text.slice(0, 100)} ...` : text);
 }
 
 function took(call: CallJson): string {
   const seconds = (Date.parse(call.endTime ?? "") - Date.parse(call.startTime ?? "")) / 1000;
-  return seconds >= 0 ? `${seconds.toFixed(seconds < 10 ? 1 : 0)} s` : "";
+  return seconds >= 0 ? lasted(seconds) : "";
 }

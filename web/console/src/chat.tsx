@@ -5,7 +5,6 @@ import {
   emptyView,
   isEnded,
   type MessageJson,
-  PawlError,
   requestId,
   type RunJson,
   type RunView,
@@ -16,7 +15,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type Action, Actions } from "./actions";
 import { Later } from "./later";
 import { Markdown, plain } from "./markdown";
-import { ago, attempt, draft, go, may, pawl, query, who, word } from "./state";
+import { ago, attempt, draft, go, isAbsent, may, pawl, query, who, word } from "./state";
 import { TOOLS, runTool } from "./tools";
 import { RunLog } from "./view";
 
@@ -171,6 +170,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       if (found || busy.current) setJobs((await pawl.jobs.listJobs({ conversationId, openOnly: true })).jobs ?? []);
     }, isPoll);
   useEffect(() => {
+    if (missing) return;
     void load();
     // Turns that nobody asked for begin by themselves, and other tabs write, too. One question says whether there is more.
     const timer = setInterval(() => conversationId && !document.hidden && void load(true), 3000);
@@ -178,7 +178,7 @@ function Conversation({ conversationId, onRun }: { conversationId: string; onRun
       clearInterval(timer);
       for (const leave of watched.current.values()) leave();
     };
-  }, [conversationId]);
+  }, [conversationId, missing]);
   const length = turns.length + Object.values(views).reduce((sum, view) => sum + view.seq, 0);
   const near = useRef(true);
   const top = useRef(0);
@@ -397,7 +397,7 @@ class History {
   async read(): Promise<Turn[] | "missing" | undefined> {
     const conversationId = this.#id;
     const conversation = await pawl.conversations.getConversation({ conversationId }).catch((error: unknown) => {
-      if (error instanceof PawlError && error.code === "not_found") return "missing" as const;
+      if (isAbsent(error)) return "missing" as const;
       throw error;
     });
     if (conversation === "missing") return conversation;

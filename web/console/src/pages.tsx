@@ -32,7 +32,7 @@ import { CallCard } from "./cards";
 import { plain } from "./markdown";
 import { Below, type Column, type Resource, Table } from "./resource";
 import { runs } from "./runs";
-import { ago, go, moment, pawl, word } from "./state";
+import { ago, go, lasted, moment, pawl, word } from "./state";
 
 const short = (name: string | undefined, prefix: string): string => word((name ?? "").replace(prefix, ""));
 const time = (at: string | undefined): VNode | undefined => (at ? <time title={moment(at)}>{ago(at)}</time> : undefined);
@@ -126,8 +126,8 @@ const figures: Column<ToolFiguresJson>[] = [
   { name: "Calls", of: (each) => each.executionCount ?? 0 },
   { name: "Errors", of: (each) => each.errorCount ?? 0 },
   { name: "From the cache", of: (each) => each.cachedCount ?? 0 },
-  { name: "p50", of: (each) => `${(each.p50Seconds as number | undefined)?.toFixed(3) ?? 0} s` },
-  { name: "p95", of: (each) => `${(each.p95Seconds as number | undefined)?.toFixed(3) ?? 0} s` },
+  { name: "p50", of: (each) => each.executionCount && lasted(Number(each.p50Seconds ?? 0)) },
+  { name: "p95", of: (each) => each.executionCount && lasted(Number(each.p95Seconds ?? 0)) },
   { name: "Asked", of: (each) => each.approvalAskedCount ?? 0 },
   { name: "Approved", of: (each) => each.approvedCount ?? 0 },
   { name: "Edited", of: (each) => each.editedCount ?? 0 },

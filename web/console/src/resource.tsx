@@ -7,7 +7,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
 import { type ListPath, MENU } from "./menu";
-import { attempt, go, may, query } from "./state";
+import { attempt, go, isAbsent, may, query } from "./state";
 
 export interface Column<T> {
   name: string;
@@ -108,22 +108,25 @@ export function List<T>({ of }: { of: Resource<T> }): VNode {
 export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
   const [item, setItem] = useState<T>();
   const [fault, setFault] = useState("");
+  const [isGone, setGone] = useState(false);
   const load = async (): Promise<void> => {
     try {
       const found = of.get ? await of.get(id) : await search(of, id);
-      if (found === undefined) throw new Error("There is no such thing any more, or none that you may see.");
+      if (found === undefined) throw new PawlError("not_found", "There is no such thing any more, or none that you may see.");
       setItem(found);
       setFault("");
+      setGone(false);
     } catch (error) {
+      setGone(isAbsent(error));
       setFault(error instanceof Error ? error.message : String(error));
     }
   };
   useEffect(() => void load(), [id]);
   useEffect(() => {
-    if (!of.live) return;
+    if (!of.live || isGone) return;
     const timer = setInterval(() => !document.hidden && void load(), LIVE_MS);
     return () => clearInterval(timer);
-  }, [id]);
+  }, [id, isGone]);
   return (
     <section class="page">
       <p>

@@ -13,7 +13,7 @@ import { useEffect, useState } from "preact/hooks";
 
 import { plain } from "./markdown";
 import { Below, type Column, type Resource, Table } from "./resource";
-import { ago, attempt, clock, go, may, moment, pawl, STATES, word } from "./state";
+import { ago, attempt, clock, go, lasted, may, moment, pawl, STATES, word } from "./state";
 import { type Bar, lay, NO_BARS, type Timeline } from "./timeline";
 import { RunLog } from "./view";
 
@@ -183,7 +183,7 @@ function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | u
   const width = ({ begin: from, end: to = end }: Bar): number => Math.max(0, to - from);
   return (
     <details class="timeline" open={open}>
-      <summary>Timeline: {((end - begin) / 1000).toFixed(1)} s</summary>
+      <summary>Timeline: {lasted((end - begin) / 1000)}</summary>
       {some.length < bars.length && <p class="quiet">The last {some.length} of {bars.length}.</p>}
       <div class="scroll" tabIndex={0} role="region" aria-label="Timeline">
         <table>
@@ -191,7 +191,7 @@ function Bars({ timeline: { bars }, open }: { timeline: Timeline; open: true | u
             {some.map((bar) => (
               <tr key={bar.id} data-bar={bar.kind}>
                 <th scope="row">{plain(bar.name)}</th>
-                <td class="quiet">{(width(bar) / 1000).toFixed(2)} s</td>
+                <td class="quiet">{lasted(width(bar) / 1000)}</td>
                 <td class="lane">
                   <div class={`bar ${bar.kind}`} style={{ marginLeft: share(bar.begin - begin), width: share(width(bar)) }} />
                 </td>

@@ -112,6 +112,11 @@ export async function attempt<T>(work: () => Promise<T>, isPoll = false): Promis
   }
 }
 
+/** True if what was asked for is not there: to ask again brings nothing. */
+export function isAbsent(error: unknown): boolean {
+  return error instanceof PawlError && (["not_found", "invalid_argument"].includes(error.code) || error.reason === "CONVERSATION_ERASED");
+}
+
 export function may(method: string): boolean {
   return who.value?.caller?.methods?.includes(`/pawl.${method}`) ?? false;
 }
@@ -145,6 +150,12 @@ export function ago(time: string | undefined): string {
   const text =
     far < 5 ? "now" : far < 60 ? `${far} s` : far < 3600 ? `${Math.round(far / 60)} min` : far < 86400 ? `${Math.round(far / 3600)} h` : `${Math.round(far / 86400)} d`;
   return text === "now" ? text : seconds < 0 ? `in ${text}` : `${text} ago`;
+}
+
+/** Returns how long something took, of any length. */
+export function lasted(seconds: number): string {
+  const ms = Math.round(seconds * 1000);
+  return ms < 1 ? "< 1 ms" : ms < 1000 ? `${ms} ms` : `${seconds.toFixed(seconds < 10 ? 1 : 0)} s`;
 }
 
 export function moment(time: string | undefined): string {
