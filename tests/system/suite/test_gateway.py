@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 import tempfile
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx2
 import pytest
 import pytest_asyncio
@@ -158,6 +160,51 @@ async def test_a_stream_goes_on_at_another_gateway_when_one_dies(browser: httpx2
         every = [(number, data) async for number, name, data in read(other, path) if not name]
     assert seen == every
     await doors.wait_ready("gateway")
+
+
+@pytest.mark.parametrize("is_begun", [False, True], ids=["not begun", "begun"])
+async def test_a_start_whose_gateway_is_killed_before_it_answers_makes_one_run(doors: Suite, is_begun: bool) -> None:
+    """Sent again with its request id, as @pawl/client does, whether the run was begun before or not."""
+    headers = {**BEARER, "pawl-user": f"killed-{is_begun}"}
+    text, request_id = "what is 5 * 5", "killed"
+    database = await asyncpg.connect(doors.database_url)
+
+    async def arrives() -> bool:
+        waiting = "SELECT 1 FROM pg_locks WHERE relation = 'job_store.requests'::regclass AND NOT granted"
+        return bool(await database.fetchval(waiting))
+
+    async def is_kept() -> bool:
+        return bool(
+            await database.fetchval("SELECT 1 FROM job_store.requests WHERE user_id = $1", headers["pawl-user"])
+        )
+
+    async with (
+        httpx2.AsyncClient(base_url=address(doors), headers=headers, timeout=60.0) as program,
+        httpx2.AsyncClient(base_url=address(doors, 1), headers=headers, timeout=60.0) as other,
+    ):
+        try:
+            async with database.transaction():
+                # Who begins a run has to write there.
+                await database.execute("LOCK TABLE job_store.requests IN EXCLUSIVE MODE")
+                asked = asyncio.create_task(start(program, text, request_id))
+                await until(arrives)
+                doors.kill("gateway", 0, signal.SIGSTOP if is_begun else signal.SIGKILL)
+            if is_begun:
+                await until(is_kept)
+                assert not asked.done()
+                doors.kill("gateway")
+            with pytest.raises(httpx2.TransportError):
+                await asked
+        finally:
+            await database.close()
+        run_id = await start(other, text, request_id)
+        await doors.wait_ready("gateway")
+        assert await start(program, text, request_id) == run_id
+        patience = {"connect-timeout-ms": "60000"}
+        answer = await other.post(GET, json={"runId": run_id, "waitSeconds": 50}, headers=patience)
+        assert answer.json()["run"]["state"] == "RUN_STATE_COMPLETED"
+        runs = (await other.post("/rpc/pawl.agent.v1.AgentService/ListRuns", json={})).json()["runs"]
+    assert [run["runId"] for run in runs] == [run_id]
 
 
 async def test_many_streams_are_one(browser: httpx2.AsyncClient) -> None:
