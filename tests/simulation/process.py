@@ -9,6 +9,7 @@ of a simulation the dead are woken once more, only to be cancelled.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from asyncio import events
 from collections.abc import Callable, Coroutine
 from contextvars import Context, ContextVar, copy_context
@@ -77,12 +78,25 @@ class Process:
         loop._ready.extend(kept)
 
 
+class _Task(asyncio.Task[T]):
+    """A task whose place in a set goes by its number, not by its address: a group cancels its tasks in that order."""
+
+    def __init__(self, number: int, work: Coroutine[Any, Any, T], **options: Any) -> None:
+        self._number = number
+        super().__init__(work, **options)
+
+    def __hash__(self) -> int:
+        return self._number
+
+
 class SimulatedLoop(VirtualLoop):
     """A virtual loop that knows which process each callback belongs to; it has no files to look at."""
 
     def __init__(self) -> None:
         super().__init__()
         self._jumping.select = self._jump  # type: ignore[method-assign]
+        numbers = itertools.count()
+        self.set_task_factory(lambda loop, work, **options: _Task(next(numbers), work, loop=loop, **options))
 
     def _jump(self, timeout: float | None = None) -> list[Any]:
         if timeout is None:

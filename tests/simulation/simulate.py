@@ -76,7 +76,7 @@ class Verdict:
 def simulate(seed: int, *, printed: Callable[[str], None] | None = None, has_outside: bool = True) -> Verdict:
     """Play a seed to its end and judge it; without `has_outside` nobody sends webhooks or is sent some.
 
-    The same seed gives the same trace in every process that begins with the same hashes.
+    The same seed gives the same trace in every process that begins with the same hashes, wherever its objects lie.
     """
     history = History(printed=printed)
     _listen(history)

@@ -214,7 +214,7 @@ async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLe
 async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica, client: WorkerLedgerClient) -> None:
     key = await submit(replica)
     held = await claim(client)
-    assert (await client.renew(WorkerId("worker"), lease_seconds=10)).with_commands == frozenset()
+    assert (await client.renew(WorkerId("worker"), lease_seconds=10)).with_commands == ()
     command = ledger_pb2.Command(command_id="cmd_1", cancel=ledger_pb2.CancelCommand(cause=run_pb2.STOP_CAUSE_USER))
     await replica.stub.SendCommand(
         ledger_pb2.SendCommandRequest(store_id=STORE, run_id=key.run_id, user_id=USER, command=command)
@@ -222,11 +222,11 @@ async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica
 
     renewal = await client.renew(WorkerId("worker"), lease_seconds=10)
 
-    assert (renewal.held, renewal.with_commands) == (frozenset({held}), frozenset({held}))
+    assert (renewal.held, renewal.with_commands) == ((held,), (held,))
     (read,) = (await client.list_commands(held)).commands
     assert read.kind == Cancel(cause=StopCause.USER)
     await client.release(WorkerId("worker"))
-    assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == frozenset()
+    assert (await client.renew(WorkerId("worker"), lease_seconds=10)).held == ()
 
 
 async def test_a_job_of_which_the_ledger_says_nothing_is_left_to_another_one(

@@ -118,8 +118,8 @@ class WorkerLedgerClient:
         request = pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=lease_seconds)
         response = await translated(self._stub.RenewLeases(request))
         return Renewal(
-            held=frozenset(map(_CLAIM.read, response.runs)),
-            with_commands=frozenset(map(_CLAIM.read, response.runs_with_commands)),
+            held=tuple(map(_CLAIM.read, response.runs)),
+            with_commands=tuple(map(_CLAIM.read, response.runs_with_commands)),
         )
 
     async def release(self, worker_id: WorkerId) -> None:

@@ -129,7 +129,7 @@ class Feed:
         self._due = asyncio.Event()
         self._changed = asyncio.Event()
         self._fault: PawlError | None = None
-        self.watchers: set[Watcher] = set()
+        self.watchers: dict[Watcher, None] = {}
         self.ended = False
         self.polled = False
         self.is_new = True

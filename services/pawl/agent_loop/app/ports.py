@@ -64,10 +64,10 @@ class Inbox(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Renewal(msgspec.Struct, frozen=True, kw_only=True):
-    """The claims that the worker still holds, and those of them that have unread commands."""
+    """The claims that the worker still holds, and those of them that have unread commands, in the ledger's order."""
 
-    held: frozenset[Claim]
-    with_commands: frozenset[Claim]
+    held: tuple[Claim, ...]
+    with_commands: tuple[Claim, ...]
 
 
 class WorkerLedger(Protocol):

@@ -101,7 +101,7 @@ class Watches:
                 raise Overloaded("too many runs are watched on this replica")
             feed = self._feeds[key] = Feed(self._ledger, self._live, caller, run_id, readers=self._readers)
         watcher = Watcher(feed, after_seq)
-        feed.watchers.add(watcher)
+        feed.watchers[watcher] = None
         try:
             await feed.subscribe()
             await watcher.read_past()
@@ -117,7 +117,7 @@ class Watches:
                 run_id=run_id,
             ) from None
         finally:
-            feed.watchers.discard(watcher)
+            del feed.watchers[watcher]
             if not feed.watchers and self._feeds.get(key) is feed:
                 del self._feeds[key]
                 await self._stop(feed)

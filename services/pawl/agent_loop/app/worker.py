@@ -249,8 +249,9 @@ class Worker:
     async def _renew(self) -> None:
         began = self._clock.monotonic()
         renewal = await self._ledger.renew(self.worker_id, lease_seconds=self._limits.lease_seconds)
+        confirmed = set(renewal.held)
         for claim, held in list(self._held.items()):
-            if claim in renewal.held:
+            if claim in confirmed:
                 held.confirmed_until = began + self._limits.lease_seconds
             elif held.claimed_at < began:
                 self._drop(claim, held, "lease.lost")

@@ -29,7 +29,7 @@ class Subscriptions:
     def __init__(self, store: Store, counters: Counters) -> None:
         self._store = store
         self._counters = counters
-        self._followers: dict[Inbox, set[_Follower]] = {}
+        self._followers: dict[Inbox, dict[_Follower, None]] = {}
         self._count = 0
 
     def wake(self, inbox: Inbox) -> None:
@@ -88,13 +88,13 @@ class Subscriptions:
             self._leave(inbox, follower)
 
     def _enter(self, inbox: Inbox, follower: _Follower) -> None:
-        self._followers.setdefault(inbox, set()).add(follower)
+        self._followers.setdefault(inbox, {})[follower] = None
         self._count += 1
         self._counters.watching(self._count)
 
     def _leave(self, inbox: Inbox, follower: _Follower) -> None:
         followers = self._followers[inbox]
-        followers.discard(follower)
+        del followers[follower]
         if not followers:
             del self._followers[inbox]
         self._count -= 1
