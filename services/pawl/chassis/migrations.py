@@ -7,6 +7,11 @@ A migration that waits for a lock has everybody else wait behind it, so it waits
 moment only, gives way, and tries again: a backup holds up the new version, not
 the old one that runs.
 
+One with CREATE INDEX CONCURRENTLY, for tables that may be large, has its
+statements carried out one by one, outside of a transaction, and from the first on
+again if it is cut off: it begins with dropping what it makes. The one after it
+puts these indexes in place of others, which takes a moment.
+
 A database that knows more migrations than the code is accepted: version N-1 runs
 on beside N. So a migration must leave what N-1 does working.
 """
@@ -16,7 +21,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from importlib import resources
 from importlib.resources.abc import Traversable
@@ -37,7 +43,10 @@ Source: TypeAlias = str | ModuleType | Path
 """The name of a package, the package, or a folder."""
 
 _FILE: Final = re.compile(r"(?P<number>[0-9]{4})_[a-z0-9_]+\.sql")
+_CONCURRENTLY: Final = " CONCURRENTLY "
+_STATEMENT_END: Final = re.compile(r";\s*(?:\n|$)")
 _LOCK_SECONDS: Final = 1
+_TURN_SECONDS: Final = 0.2
 _WAY_SECONDS: Final = 3.0
 _PATIENCE_SECONDS: Final = 3600.0
 _SCHEMA: Final = re.compile(r"[a-z][a-z0-9_]{0,62}")
@@ -99,15 +108,21 @@ async def migrate(connection: Connection, schema: str, known: Sequence[Migration
     # No timeout of the pool holds for migrations: they may wait for each other,
     # and may take long.
     await connection.execute("SET statement_timeout = 0", timeout=None)
-    await connection.execute("SELECT pg_advisory_lock(hashtext('pawl.migrations'), hashtext($1))", schema, timeout=3600)
+    taken, give_up = 0, asyncio.get_running_loop().time() + _PATIENCE_SECONDS
     try:
-        applied = await _read_applied(connection, schema)
-        _refuse_changes(schema, known, applied)
-        missing = known[len(applied) :]
-        for migration in missing:
-            await _apply(connection, schema, migration)
-        if rights is not None and len(applied) <= len(known):
-            await database_rights.give(connection, schema, rights)
+        while True:
+            async with _turn(connection, schema):
+                applied = await _read_applied(connection, schema)
+                _refuse_changes(schema, known, applied)
+                for migration in known[len(applied) :]:
+                    if not await _apply(connection, schema, migration, give_up):
+                        break
+                    taken += 1
+                else:
+                    if rights is not None and len(applied) <= len(known):
+                        await database_rights.give(connection, schema, rights)
+                    return taken
+            await asyncio.sleep(_WAY_SECONDS)
     except (asyncpg.InsufficientPrivilegeError, asyncpg.UndefinedObjectError) as error:
         raise StartError(
             f"schema {schema}: {error}: PAWL_DATABASE_OWNER_URL, or PAWL_DATABASE_URL without it, must be of the role"
@@ -115,8 +130,19 @@ async def migrate(connection: Connection, schema: str, known: Sequence[Migration
         ) from error
     finally:
         await connection.execute("RESET statement_timeout")
-        await connection.execute("SELECT pg_advisory_unlock(hashtext('pawl.migrations'), hashtext($1))", schema)
-    return len(missing)
+
+
+@asynccontextmanager
+async def _turn(connection: Connection, schema: str) -> AsyncIterator[None]:
+    """Hold the lock on the migrations of a schema. Who waits for it asks anew: indexes wait for statements to end."""
+    lock = "(hashtext('pawl.migrations'), hashtext($1))"
+    async with asyncio.timeout(_PATIENCE_SECONDS):
+        while not await connection.fetchval(f"SELECT pg_try_advisory_lock{lock}", schema):  # noqa: ASYNC110  # elsewhere
+            await asyncio.sleep(_TURN_SECONDS)
+    try:
+        yield
+    finally:
+        await connection.execute(f"SELECT pg_advisory_unlock{lock}", schema)
 
 
 async def _read_applied(connection: Connection, schema: str) -> list[tuple[str, str]]:
@@ -148,24 +174,23 @@ def _refuse_changes(schema: str, known: Sequence[Migration], applied: list[tuple
         _log.info("database.newer", schema=schema, applied=len(applied), known=len(known))
 
 
-async def _apply(connection: Connection, schema: str, migration: Migration) -> None:
-    give_up = asyncio.get_running_loop().time() + _PATIENCE_SECONDS
-    while True:
-        try:
-            await _attempt(connection, schema, migration)
-        except asyncpg.LockNotAvailableError as error:
-            if asyncio.get_running_loop().time() > give_up:
-                raise StartError(
-                    f"migration {schema}/{migration.name} does not get its locks:"
-                    " end the transactions that pg_stat_activity shows as old, and start again"
-                ) from error
-            _log.warning("database.migration_waits", schema=schema, migration=migration.name)
-            await asyncio.sleep(_WAY_SECONDS)
-        except asyncpg.PostgresError as error:
-            raise StartError(f"migration {schema}/{migration.name} fails: {error}") from error
-        else:
-            _log.info("database.migrated", schema=schema, migration=migration.name)
-            return
+async def _apply(connection: Connection, schema: str, migration: Migration, give_up: float) -> bool:
+    """Apply a migration; False if it is to give way."""
+    attempt = _attempt_one_by_one if _CONCURRENTLY in migration.sql else _attempt
+    try:
+        await attempt(connection, schema, migration)
+    except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+        if asyncio.get_running_loop().time() > give_up:
+            raise StartError(
+                f"migration {schema}/{migration.name} does not get its locks:"
+                " end the transactions that pg_stat_activity shows as old, and start again"
+            ) from error
+        _log.warning("database.migration_waits", schema=schema, migration=migration.name)
+        return False
+    except asyncpg.PostgresError as error:
+        raise StartError(f"migration {schema}/{migration.name} fails: {error}") from error
+    _log.info("database.migrated", schema=schema, migration=migration.name)
+    return True
 
 
 async def _attempt(connection: Connection, schema: str, migration: Migration) -> None:
@@ -173,9 +198,26 @@ async def _attempt(connection: Connection, schema: str, migration: Migration) ->
         await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
         await connection.execute(f"SET LOCAL search_path = {schema}, public")
         await connection.execute(migration.sql, timeout=3600)
-        await connection.execute(
-            f"INSERT INTO {schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
-            migration.number,
-            migration.name,
-            migration.checksum,
-        )
+        await _note(connection, schema, migration)
+
+
+async def _attempt_one_by_one(connection: Connection, schema: str, migration: Migration) -> None:
+    await connection.execute(f"SET search_path = {schema}, public")
+    try:
+        for statement in filter(str.strip, _STATEMENT_END.split(migration.sql)):
+            # What is built beside everybody else may wait for them: nobody waits behind it.
+            seconds = 0 if _CONCURRENTLY in statement else _LOCK_SECONDS
+            await connection.execute(f"SET lock_timeout = '{seconds}s'")
+            await connection.execute(statement, timeout=3600)
+        await _note(connection, schema, migration)
+    finally:
+        await connection.execute("RESET search_path; RESET lock_timeout")
+
+
+async def _note(connection: Connection, schema: str, migration: Migration) -> None:
+    await connection.execute(
+        f"INSERT INTO {schema}.migrations (number, name, checksum) VALUES ($1, $2, $3)",  # noqa: S608
+        migration.number,
+        migration.name,
+        migration.checksum,
+    )

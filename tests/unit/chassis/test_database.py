@@ -33,6 +33,7 @@ async def use(database: Database) -> None:
 
 ONE = "CREATE TABLE steps (n integer); INSERT INTO steps VALUES (1);"
 TWO = "INSERT INTO steps VALUES (2);"
+INDEX = "DROP INDEX IF EXISTS steps_n;\nCREATE INDEX CONCURRENTLY steps_n ON steps (n);\n"
 
 
 async def test_what_a_transaction_did_is_undone_when_it_fails(database_url: str) -> None:
@@ -58,8 +59,9 @@ async def test_migrations_are_applied_once_and_in_order(database_url: str, tmp_p
     assert [tuple(row) for row in names] == [(1, "0001_step.sql"), (2, "0002_step.sql")]
 
 
-async def test_processes_that_start_together_take_turns(database_url: str, tmp_path: Path) -> None:
-    folder = migrations(tmp_path / "m", ONE, TWO)
+@pytest.mark.parametrize("second", [TWO, INDEX], ids=["rows", "an index"])
+async def test_processes_that_start_together_take_turns(database_url: str, tmp_path: Path, second: str) -> None:
+    folder = migrations(tmp_path / "m", ONE, second)
 
     async def start() -> int:
         async with Database(database_url, application_name="test") as database:
@@ -107,6 +109,29 @@ async def test_a_migration_behind_a_long_reader_holds_up_nobody_else(database_ur
             await other.execute("INSERT INTO book.steps VALUES (2)", timeout=40)
             assert not migrating.done()
         assert await migrating == 1
+    await backup.close()
+    await other.close()
+
+
+async def test_an_index_is_built_beside_writers_and_anew_if_that_was_cut_off(database_url: str, tmp_path: Path) -> None:
+    backup, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('book.steps_n')"
+    async with Database(database_url, application_name="test") as database:
+        await database.migrate("book", migrations(tmp_path / "m", ONE))
+        both = migrations(tmp_path / "m", ONE, INDEX)
+        async with backup.transaction(isolation="repeatable_read"):
+            await backup.fetch("SELECT * FROM book.steps")
+            migrating = asyncio.ensure_future(database.migrate("book", both))
+
+            async def is_built() -> bool:
+                return await other.fetchval(valid) is False
+
+            await until(is_built)
+            await other.execute("INSERT INTO book.steps VALUES (2)", timeout=40)
+            await end([migrating])
+        assert await other.fetchval(valid) is False
+        assert await database.migrate("book", both) == 1
+        assert await other.fetchval(valid)
     await backup.close()
     await other.close()
 
