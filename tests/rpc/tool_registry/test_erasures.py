@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +20,12 @@ from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.adapters.postgres.erasures import CALLS_OF_RUNS, PostgresErasures
 from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJournal
 from pawl.tool_registry.adapters.postgres.rules import PostgresRuleRepository
-from pawl.tool_registry.adapters.postgres.worker_statements import HELD, HELD_BY, LOSE, UNWANTED
 from pawl.tool_registry.adapters.postgres.workers import PostgresWorkerRepository
 from pawl.tool_registry.app.policy.ports import JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.files import FileLimits, Planned, PutFile
 from pawl.tool_registry.domain.rules import RuleScope
 from pawl.tool_registry.domain.workers import CallDetails, Purpose, WorkerCall
-from tests.databases import ServiceDatabase, planned
 from tests.rpc.tool_registry.registry import reason, running
 from tests.rpc.tool_registry.test_audit import decide, listed, tools, verified
 
@@ -36,13 +33,6 @@ MARKER = "zanzibar"
 PART = ErasurePart(
     store_id=StoreId("acme"), conversation_id=ConversationId("conversation"), run_ids=["run"], call_ids=["c1", "c2"]
 )
-
-
-@pytest.fixture(scope="module")
-def new_database_url(postgres_url: str) -> Iterator[str]:
-    """The URL of a database in which nothing has ever been."""
-    with ServiceDatabase(postgres_url, "tool_registry") as database:
-        yield database.url
 
 
 MANY_CALLS = """
@@ -176,27 +166,6 @@ async def test_calls_that_workers_had_of_runs_are_found_by_an_index(database_url
     assert len(found) == 20
     assert "worker_calls_run" in plan, plan
     assert "worker_calls_pkey" not in plan, plan
-
-
-@pytest.mark.parametrize(
-    ("statement", "column"),
-    [
-        (HELD, "worker_id"),
-        (HELD_BY, "worker_id"),
-        (LOSE, "worker_id"),
-        (UNWANTED, "worker_id"),
-        (CALLS_OF_RUNS, "run_id"),
-    ],
-)
-async def test_calls_of_workers_and_runs_are_looked_up_before_there_are_statistics(
-    new_database_url: str, statement: str, column: str
-) -> None:
-    """A plan that is made for an empty table is kept, and would read all that any worker has."""
-    async with Database(new_database_url, application_name="test") as database, database.acquire() as connection:
-        nodes = [*await planned(connection, statement)]
-    looked_up = [node["Index Cond"] for node in nodes if node.get("Index Name", "").startswith("worker_calls")]
-    assert looked_up
-    assert all(f"({column} = " in conditions for conditions in looked_up), looked_up
 
 
 async def test_no_worker_is_given_a_call_of_an_erased_run(database_url: str) -> None:

@@ -38,9 +38,12 @@ JOIN (SELECT unnest($1::text[]) AS store_id, unnest($2::text[]) AS user_id, unne
 USING (store_id, user_id, request_id)
 """
 
+# By their ids, and never by all that the user has.
 _OWNED: Final = """
 SELECT k.number FROM unnest($1::text[], $2::text[], $3::text[], $4::int[]) AS k (store_id, run_id, user_id, number)
-JOIN job_store.runs AS r USING (store_id, run_id, user_id)
+CROSS JOIN LATERAL (
+    SELECT r.user_id FROM job_store.runs AS r WHERE r.store_id = k.store_id AND r.run_id = k.run_id OFFSET 0
+) AS found WHERE found.user_id = k.user_id
 """
 
 # Not locked yet: they are by their ids. One that is made meanwhile is a conflict.

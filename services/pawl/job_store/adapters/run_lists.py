@@ -37,10 +37,13 @@ _ALONG: Final = {
 
 
 def _running_or_stopped(cause: StopCause) -> str:
-    """Return that nobody has stopped a run, or the command $16: what it has is known by what the ledger keeps of it."""
+    """Return that nobody has stopped a run, or the command $16: what it has is known by what the ledger keeps of it.
+
+    The command is looked for in each run, not once for all: there may be very many of others.
+    """
     return f"""(state < 10 AND stop_cause IS NULL OR stop_cause = {cause} AND EXISTS (
         SELECT FROM job_store.commands AS c WHERE c.store_id = t.store_id AND c.run_id = t.run_id
-        AND c.command_id = $16 AND c.name = '{Cancel.name}' AND c.outcome = {CommandOutcome.ACCEPTED}
+        AND c.command_id = $16 AND c.name = '{Cancel.name}' AND c.outcome = {CommandOutcome.ACCEPTED} OFFSET 0
     ))"""
 
 

@@ -217,10 +217,13 @@ _FORGET: Final = _REMOVE.format("""
     WHERE insert_time < now() - make_interval(secs => $1)
     ORDER BY insert_time LIMIT $2 FOR UPDATE SKIP LOCKED
 """)
-# Of what approvers were told by the version before the conversation is not known.
+# Of what approvers were told by the version before the conversation is not known. In two parts: each goes by the index
+# of conversations, also by a plan that is made before there are statistics.
 ERASE: Final = _REMOVE.format("""
-    SELECT store_id, user_id, number FROM notifier.notifications
-    WHERE store_id = $1 AND (conversation_id = $2 OR conversation_id = '' AND run_id = ANY ($3::text[]))
+    SELECT store_id, user_id, number FROM notifier.notifications WHERE (store_id, user_id, number) IN (
+        SELECT store_id, user_id, number FROM notifier.notifications WHERE store_id = $1 AND conversation_id = $2
+        UNION ALL SELECT store_id, user_id, number FROM notifier.notifications
+        WHERE store_id = $1 AND conversation_id = '' AND run_id = ANY ($3::text[]))
     ORDER BY store_id, user_id, number FOR UPDATE
 """)
 

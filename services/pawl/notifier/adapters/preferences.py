@@ -24,11 +24,13 @@ INSERT INTO notifier.preferences AS p (store_id, user_id, kinds, quiet)
 VALUES ($1, $2, coalesce($3::text[], '{}'), coalesce($4::text, '{}'))
 ON CONFLICT (store_id, user_id) DO UPDATE SET kinds = coalesce($3, p.kinds), quiet = coalesce($4, p.quiet)
 """
-# What waits for its first try is looked at anew; a try that failed keeps its pause.
+# What waits for its first try is looked at anew; a try that failed keeps its pause. By the channels of the user, for
+# each of which an index has what waits.
 _LOOK_AGAIN: Final = """
 UPDATE notifier.webhook_deliveries SET due_time = now() WHERE delivery_id IN (
     SELECT delivery_id FROM notifier.webhook_deliveries
-    WHERE store_id = $1 AND user_id = $2 AND due_time > now() AND NOT claimed AND tries = 0
+    WHERE webhook_id = ANY (ARRAY(SELECT webhook_id FROM notifier.webhooks WHERE store_id = $1 AND user_id = $2))
+    AND due_time > now() AND NOT claimed AND tries = 0
     FOR UPDATE SKIP LOCKED
 )
 """

@@ -60,16 +60,18 @@ _MOVE_HEADS: Final = """
 UPDATE tool_registry.audit_heads h SET seq = m.seq, hash = m.hash
 FROM unnest($1::text[], $2::bigint[], $3::text[]) AS m (store_id, seq, hash) WHERE h.store_id = m.store_id
 """
-# In two parts, each with the condition of its index.
+# In two parts, each with the condition of its index, and one by one: a join may read all of the audit.
 _REPORTED: Final = "kind, store_id, call_id, verdict, by_user_id, arguments_sha256"
+_SAME_REPORT: Final = " AND ".join(f"a.{each} = r.{each}" for each in _REPORTED.split(", "))
 _KNOWN_REPORTS: Final = f"""
 WITH reports AS (
     SELECT * FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $6::text[]) AS r ({_REPORTED})
 )
-SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED}) WHERE kind = 'DECIDED'
+SELECT {_REPORTED} FROM reports AS r WHERE EXISTS (
+    SELECT FROM tool_registry.audit a WHERE a.kind = 'DECIDED' AND {_SAME_REPORT} OFFSET 0)
 UNION ALL
-SELECT {_REPORTED} FROM tool_registry.audit JOIN reports USING ({_REPORTED})
-WHERE kind = 'RETURNED' AND audit.by_user_id <> ''
+SELECT {_REPORTED} FROM reports AS r WHERE EXISTS (
+    SELECT FROM tool_registry.audit a WHERE a.kind = 'RETURNED' AND a.by_user_id <> '' AND {_SAME_REPORT} OFFSET 0)
 """  # noqa: S608  # constants only
 _report_key: Final = attrgetter(*_REPORTED.split(", "))
 _of_draft: Final = attrgetter(*_DRAFT.split(", "))

@@ -23,9 +23,10 @@ _CLAIM_SECONDS: Final = 30
 _PAUSE_SECONDS: Final = 1
 _COMPLETED: Final = "COMPLETED"
 
+# By its key: see `_END` of the journal.
 _OPEN: Final = """
 UPDATE tool_registry.executions SET completion_digest = $4, completion_terms = $5
-WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL RETURNING true
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND outcome IS NULL RETURNING true
 """
 _ROW: Final = f"SELECT e.*, {SECONDS_LEFT} FROM tool_registry.executions e"  # noqa: S608  # constants only
 _LOCK: Final = f"{_ROW} WHERE store_id = $1 AND call_id = $2 FOR UPDATE"

@@ -47,18 +47,19 @@ UPDATE tool_registry.executions SET
 WHERE store_id = $1 AND call_id = $2
 """
 RESULT: Final = "outcome, content, is_error, error_reason, note, duration_seconds"
+# By its key, as the next two: with `ended_at IS NULL` a plan made before there are statistics reads all that run.
 _END: Final = f"""
 UPDATE tool_registry.executions SET
     ended_at = now(), ({RESULT}, inverse) = ($4, $5, $6, $7, $8, $9, $10),
     unknowns = unknowns + CASE WHEN $4 = 'UNKNOWN' THEN 1 ELSE 0 END
-WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND outcome IS NULL
 """  # noqa: S608  # constants only
 _ASK: Final = """
 UPDATE tool_registry.executions SET question = $4, question_position = $5
-WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND ended_at IS NULL
+WHERE store_id = $1 AND call_id = $2 AND instance_id = $3 AND outcome IS NULL
 """
 _ANSWER: Final = """
-UPDATE tool_registry.executions SET answers = $3 WHERE store_id = $1 AND call_id = $2 AND ended_at IS NULL
+UPDATE tool_registry.executions SET answers = $3 WHERE store_id = $1 AND call_id = $2 AND outcome IS NULL
 """
 _ANSWERS: Final = """
 SELECT store_id, call_id, answers FROM tool_registry.executions

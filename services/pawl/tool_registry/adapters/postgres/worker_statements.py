@@ -20,7 +20,11 @@ _WORKER_LIVES: Final = """EXISTS (
     SELECT FROM tool_registry.workers w
     WHERE w.store_id = c.store_id AND w.group_name = c.group_name AND w.worker_id = c.worker_id
     AND w.expires_at > clock_timestamp())"""
-_IS_LOST: Final = f"(c.state = 'HELD' AND (c.is_lost OR NOT {_WORKER_LIVES}))"
+_LOST: Final = f"(c.is_lost OR NOT {_WORKER_LIVES})"
+_IS_LOST: Final = f"(c.state = 'HELD' AND {_LOST})"
+# For what is looked up by its key: with `=` a plan made before there are statistics reads all calls in that state.
+_IS_HELD: Final = "c.state NOT IN ('WAITING', 'DONE')"
+_IS_WAITING: Final = "c.state NOT IN ('HELD', 'DONE')"
 _ASKER_LIVES: Final = """EXISTS (
     SELECT FROM tool_registry.instances i WHERE i.instance_id = c.asker_id AND i.expires_at > clock_timestamp())"""
 _HAS_TOOL: Final = """EXISTS (
@@ -162,7 +166,7 @@ PUT_BACK: Final = f"""
 WITH back AS (
     UPDATE tool_registry.worker_calls c SET
         state = CASE WHEN c.cancel_requested THEN 'DONE' ELSE 'WAITING' END, is_lost = false
-    WHERE {_CALL} AND c.lease_epoch = $3 AND c.state = 'HELD'
+    WHERE {_CALL} AND c.lease_epoch = $3 AND {_IS_HELD}
     RETURNING c.store_id, c.call_id, c.group_name)
 SELECT {_notify("WAITING", "store_id", "group_name")}, {_notify("CALL", "store_id", "call_id")} FROM back
 """
@@ -216,9 +220,9 @@ WITH again AS (
 SELECT {_notify("WAITING", "store_id", "group_name")} FROM again
 """
 _CLOSE: Final = f"UPDATE tool_registry.worker_calls c SET state = 'DONE', details = '' WHERE {_OWN}"
-CONCLUDE_LOST: Final = f"{_CLOSE} AND {_IS_LOST} RETURNING c.call_id"
-WITHDRAW: Final = f"{_CLOSE} AND c.state = 'WAITING' RETURNING c.call_id"
-ABANDON: Final = f"{_CLOSE} AND c.state = 'HELD' AND c.worker_id = $4"
+CONCLUDE_LOST: Final = f"{_CLOSE} AND {_IS_HELD} AND {_LOST} RETURNING c.call_id"
+WITHDRAW: Final = f"{_CLOSE} AND {_IS_WAITING} RETURNING c.call_id"
+ABANDON: Final = f"{_CLOSE} AND {_IS_HELD} AND c.worker_id = $4"
 CANCEL: Final = f"""
 WITH cancelled AS (
     UPDATE tool_registry.worker_calls c SET

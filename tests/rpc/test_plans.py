@@ -1,0 +1,180 @@
+"""The plans of all statements of the services, as they are made before the tables have statistics, and kept."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import pkgutil
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from pawl.chassis.database import Database
+from pawl.job_store import adapters as job_store
+from pawl.notifier import adapters as notifier
+from pawl.tool_registry.adapters import postgres as tool_registry
+from tests.databases import ServiceDatabase, planned
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """The statements of a service, its tables that may have many rows of a store, and rows in some of them."""
+
+    schema: str
+    adapters: ModuleType
+    tables: tuple[str, ...]
+    rows: tuple[str, ...]
+    few: frozenset[str]
+    """Indexes with few rows of a store."""
+    of_all: tuple[str, ...]
+    """What is for all of a store, or of all stores: what operators and metrics ask for, what a sweep looks after."""
+
+
+JOB_STORE = Service(
+    schema="job_store",
+    adapters=job_store,
+    tables=("runs", "calls", "commands", "events", "conversations", "messages"),
+    rows=(
+        """
+
+INSERT INTO job_store.runs (
+    store_id, run_id, conversation_id, user_id, state, waits, epoch, crashes, last_seq, command_count, round,
+    active_seconds, token_budget, token_ceiling, options, tools, usage, failure, unstopped, output, create_time,
+    end_time, parent_run_id, reports_to
+)
+SELECT 'acme', 'run_' || n, 'conv' || n, 'ann', CASE n % 10 WHEN 0 THEN 3 ELSE 10 END, '', 1, 0, 2, 0, 1, 0, 0, 0, '',
+    '', '', '', '', '', now() + n * interval '1 second', now(), CASE n % 5 WHEN 1 THEN 'run_' || n / 50 ELSE '' END,
+    CASE n % 5 WHEN 2 THEN 'conv' || n / 50 ELSE '' END
+FROM generate_series(1, $1) AS n
+""",
+    ),
+    # What a worker has now, what is due, and, in order, what waits for somebody.
+    few=frozenset(
+        {"runs_active", "runs_waiting", "runs_claimable", "runs_attention", "runs_short_of_tokens"}
+        | {"calls_pending", "calls_to_approve", "conversations_shared"}
+    ),
+    of_all=(
+        "run_lists.LISTS.running_jobs_of_store.",
+        "erasures._LOG_AGAIN",
+        "leases._BRING_FORWARD",
+        "search_index._DUE",
+        "upkeep._NOTICES",
+        "upkeep._NOT_COUNTED",
+        "upkeep._OPEN_RUNS",
+    ),
+)
+TOOL_REGISTRY = Service(
+    schema="tool_registry",
+    adapters=tool_registry,
+    tables=("executions", "worker_calls", "checkpoints", "audit", "plan_changes", "rule_uses", "grant_uses"),
+    rows=(
+        """
+INSERT INTO tool_registry.executions
+    (store_id, call_id, run_id, tool_name, tool_version, effect, fingerprint, instance_id, token, ended_at, outcome)
+SELECT 'acme', 'call' || n, 'run' || n / 5, 't', 1, '', '', 'i', '', now(), 'SUCCEEDED' FROM generate_series(1, $1) AS n
+""",
+        """
+INSERT INTO tool_registry.worker_calls
+    (store_id, call_id, group_name, tool_name, definition_hash, purpose, details, attempt, deadline, token, asker_id,
+     state, lease_epoch, worker_id, run_id)
+SELECT 'acme', 'call' || n, 'group', 't', '', '', '', 1, now(), '', '',
+    (ARRAY['WAITING', 'HELD', 'DONE'])[n % 3 + 1], 1, 'worker' || n / 50, 'run' || n / 5
+FROM generate_series(1, $1) AS n
+""",
+    ),
+    # What is to be told now.
+    few=frozenset({"executions_untold"}),
+    of_all=("audit._BEYOND", "audit._FIGURES", "audit._LIST", "completions._ROW", "worker_statements.WAITING_GROUPS"),
+)
+NOTIFIER = Service(
+    schema="notifier",
+    adapters=notifier,
+    tables=("notifications", "webhook_deliveries", "codes_sent", "viewers"),
+    rows=(
+        """
+INSERT INTO notifier.notifications
+    (store_id, user_id, number, notification_id, kind, run_id, conversation_id, event_id, title, body, create_time)
+SELECT 'acme', 'ann', n, 'ntf' || n, '', 'run' || n, 'conv' || n / 5, '', '', '', now() FROM generate_series(1, $1) AS n
+""",
+        """
+INSERT INTO notifier.webhook_deliveries (delivery_id, webhook_id, store_id, user_id, number, type, body)
+SELECT 'dlv' || n, 'webhook' || n / 50, 'acme', 'ann', n, '', '' FROM generate_series(1, $1) AS n
+""",
+    ),
+    # What is to be published now, what is not read by a user, in order, and tests of channels.
+    few=frozenset({"notifications_unpublished", "notifications_unread", "webhook_deliveries_tests_of_webhook"}),
+    of_all=("deliveries.DUE", "deliveries._COUNT_WAITING"),
+)
+# Of a store, by no column that tells its rows apart.
+_WHOLE = {"store_id", "user_id", "state"}
+_INDEXES = """
+SELECT i.relname, t.relname AS of_table,
+    ARRAY(SELECT pg_get_indexdef(indexrelid, n, true) FROM generate_series(1, indnkeyatts) AS n) AS columns
+FROM pg_index JOIN pg_class i ON i.oid = indexrelid JOIN pg_class t ON t.oid = indrelid
+"""
+
+
+@pytest.fixture
+def new_database_url(postgres_url: str, service: Service) -> Iterator[str]:
+    """The URL of a database in which nothing has ever been."""
+    with ServiceDatabase(postgres_url, service.schema) as database:
+        yield database.url
+
+
+@pytest.mark.parametrize("rows", [0, 20_000], ids=["a new database", "many rows"])
+@pytest.mark.parametrize("service", [JOB_STORE, TOOL_REGISTRY, NOTIFIER], ids=lambda service: service.schema)
+async def test_no_lookup_reads_all_that_a_store_has(new_database_url: str, service: Service, rows: int) -> None:
+    """As long as nobody has counted the rows, an index that begins with the store looks as good as the right one."""
+    whole: list[str] = []
+    async with Database(new_database_url, application_name="test") as database, database.acquire() as connection:
+        for statement in service.rows:
+            await connection.execute(statement, rows)
+        indexes = {row["relname"]: dict(row) for row in await connection.fetch(_INDEXES)}
+        for name, statement in _statements(service):
+            whole += [
+                f"{name}: {node['Node Type']} by {node.get('Index Name')}: {node.get('Index Cond')}"
+                for node in await planned(connection, statement)
+                if not name.startswith(service.of_all) and _is_of_all(service, indexes, node)
+            ]
+    assert not whole, "\n".join(whole)
+
+
+def _is_of_all(service: Service, indexes: Mapping[str, Mapping[str, Any]], node: Mapping[str, Any]) -> bool:
+    """Return whether a node reads a table from end to end, or all that a store or a user has there."""
+    index = node.get("Index Name", "")
+    if not index:
+        return node["Node Type"] == "Seq Scan" and node["Relation Name"] in service.tables
+    if indexes[index]["of_table"] not in service.tables or index in service.few:
+        return False
+    said = {*re.findall(r"\(?\b(\w+)\)? (?:=|<|>|<=|>=) ", node.get("Index Cond", ""))}
+    columns = [re.findall(r"\w+", each)[-1] for each in indexes[index]["columns"]]
+    begun = {*itertools.takewhile(said.__contains__, columns)}
+    return begun <= _WHOLE and not (begun == {"store_id", "state"} and index == "runs_open")
+
+
+def _statements(service: Service) -> Iterator[tuple[str, str]]:
+    """Return the constants of the adapters that are whole statements, and their names."""
+    statement = re.compile(
+        rf"\s*(WITH|SELECT|UPDATE|DELETE)\b.*\b{service.schema}\.({'|'.join(service.tables)})\b", re.DOTALL
+    )
+    for module in pkgutil.iter_modules(service.adapters.__path__):
+        constants = vars(importlib.import_module(f"{service.adapters.__name__}.{module.name}"))
+        for name, value in constants.items():
+            for path, each in _within(f"{module.name}.{name}", value):
+                if statement.match(each) and not each.endswith(("= ", "AS ")) and "{" not in each:
+                    yield path, each
+
+
+def _within(name: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, str):
+        yield name, value
+    elif isinstance(value, Mapping) and not name.endswith("__"):
+        for key, each in value.items():
+            yield from _within(f"{name}.{key}", each)
+    elif isinstance(value, tuple):
+        for number, each in enumerate(value):
+            yield from _within(f"{name}.{number}", each)
