@@ -5,39 +5,59 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+import json
+import uuid
+from collections.abc import AsyncIterator
+from http import HTTPStatus
 from typing import Any, Final
 
 import grpc
+import httpx2
 
 from pawl.agent.v1 import agent_pb2, session_pb2
 from pawl.event.v1 import call_pb2
 from pawl.notify.v1 import notify_pb2, notify_pb2_grpc
-from tests.keys import keyed_channel
+from tests.keys import LOCAL_KEY, keyed_channel
 from tests.leaks.world import Services
 from tests.system.suite.client import Agent
 
 _SIDE_BY_SIDE: Final = 16
+_SUM: Final = "what is 17 * 23?"
+_START: Final = "/rpc/pawl.agent.v1.AgentService/StartRun"
+_DATA: Final = "data: "
+# So that the connections of both ends are closed with what they were for.
+_NONE_KEPT: Final = httpx2.Limits(max_keepalive_connections=0)
 
 
 class Load:
     """One user at work. Everything it begins has ended when `work` returns."""
 
-    def __init__(self, agent: Agent, inbox: notify_pb2_grpc.NotifyServiceAsyncStub, parked_run_id: str) -> None:
+    def __init__(
+        self, agent: Agent, inbox: notify_pb2_grpc.NotifyServiceAsyncStub, door: httpx2.AsyncClient, parked_run_id: str
+    ) -> None:
         self._agent = agent
         self._inbox = inbox
+        self._door = door
         self._parked_run_id = parked_run_id
-        self._numbers = itertools.count()
+        self._runs = itertools.cycle(
+            (
+                self._cancel_while_the_model_streams,
+                self._complete,
+                self._cancel_while_it_waits,
+                self._complete_over_http,
+                self._call_the_front_end,
+                self._complete,
+                self._complete_over_ag_ui,
+            )
+        )
+        self._streams = itertools.cycle(
+            (self._leave_a_run, self._leave_a_session, self._leave_the_inbox, self._leave_many, self._leave_events)
+        )
 
     async def work(self, *, runs: int, streams: int) -> None:
         """Do so many of each, some side by side."""
-        waiting: list[Callable[[], Awaitable[None]]] = [
-            each
-            for pair in itertools.zip_longest([self._run] * runs, [self._stream] * streams)
-            for each in pair
-            if each
-        ]
-        remaining = iter(waiting)
+        both = itertools.zip_longest(itertools.islice(self._runs, runs), itertools.islice(self._streams, streams))
+        remaining = iter([each for pair in both for each in pair if each])
 
         async def work_off() -> None:
             for operation in remaining:
@@ -47,17 +67,23 @@ class Load:
             for _ in range(_SIDE_BY_SIDE):
                 group.create_task(work_off())
 
-    async def _run(self) -> None:
-        match next(self._numbers) % 6:
-            case 0:
-                await self._cancel_while_the_model_streams()
-            case 1:
-                await self._cancel_while_it_waits()
-            case 2:
-                await self._call_the_front_end()
-            case _:
-                run = await self._agent.start("what is 17 * 23?")
-                assert (await self._agent.events(run.run_id))[-1].type == "run.completed"
+    async def _complete(self) -> None:
+        run = await self._agent.start(_SUM)
+        assert (await self._agent.events(run.run_id))[-1].type == "run.completed"
+
+    async def _complete_over_http(self) -> None:
+        answer = await self._door.post(_START, json={"text": _SUM})
+        assert answer.status_code == HTTPStatus.OK, answer.text
+        assert await self._read("GET", f"/runs/{answer.json()['run']['runId']}/events") == {}
+
+    async def _complete_over_ag_ui(self) -> None:
+        """Leave the run of a thread, and come back for the rest."""
+        asked = {"threadId": str(uuid.uuid4()), "runId": "1", "protocolVersion": "1.0"}
+        message = {"id": "m1", "role": "user", "content": _SUM}
+        began = await self._read("POST", "/agui", asked | {"messages": [message]}, events=1)
+        assert began["type"] == "RUN_STARTED"
+        ended = await self._read("POST", "/agui", asked | {"runId": "2", "messages": []})
+        assert ended["type"] == "RUN_FINISHED"
 
     async def _cancel_while_the_model_streams(self) -> None:
         run = await self._agent.start("count to 200 slowly")
@@ -88,29 +114,58 @@ class Load:
             await session.answer(offer, b'"shown"')
             await session.next("end")
 
-    async def _stream(self) -> None:
-        match next(self._numbers) % 3:
-            case 0:
-                watch = agent_pb2.WatchRunRequest(run_id=self._parked_run_id)
-                await _read_and_cancel(self._agent.stub.WatchRun(watch, metadata=self._agent.metadata))
-            case 1:
-                async with self._agent.session() as session:
-                    await session.receipt(attach=session_pb2.Attach(run_id=self._parked_run_id))
-                    await session.next("event")
-            case _:
-                subscribe = notify_pb2.SubscribeRequest()
-                await _read_and_cancel(self._inbox.Subscribe(subscribe, metadata=self._agent.metadata))
+    async def _leave_a_run(self) -> None:
+        watch = agent_pb2.WatchRunRequest(run_id=self._parked_run_id)
+        await _read_and_cancel(self._agent.stub.WatchRun(watch, metadata=self._agent.metadata))
+
+    async def _leave_a_session(self) -> None:
+        async with self._agent.session() as session:
+            await session.receipt(attach=session_pb2.Attach(run_id=self._parked_run_id))
+            await session.next("event")
+
+    async def _leave_the_inbox(self) -> None:
+        subscribe = notify_pb2.SubscribeRequest()
+        await _read_and_cancel(self._inbox.Subscribe(subscribe, metadata=self._agent.metadata))
+
+    async def _leave_many(self) -> None:
+        run = {"method": "pawl.agent.v1.AgentService/WatchRun", "request": {"runId": self._parked_run_id}}
+        pending = {"method": "pawl.agent.v1.AgentService/WatchPending"}
+        subscribed = {"subscriptions": {"run": run, "pending": pending}}
+        assert "message" in await self._read("POST", "/stream", subscribed, events=2)
+
+    async def _leave_events(self) -> None:
+        event = await self._read("GET", f"/runs/{self._parked_run_id}/events", events=1)
+        assert event["runId"] == self._parked_run_id
+
+    async def _read(self, method: str, path: str, asked: Any = None, *, events: int | None = None) -> Any:
+        """Read so many events of a stream of the gateway, or all; returns the last one."""
+        async with self._door.stream(method, path, json=asked) as answer:
+            assert answer.status_code == HTTPStatus.OK, await answer.aread()
+            found: list[Any] = []
+            async for line in answer.aiter_lines():
+                if line.startswith(_DATA):
+                    found.append(json.loads(line.removeprefix(_DATA)))
+                if len(found) == events:
+                    break
+        return found[-1]
 
 
 @contextlib.asynccontextmanager
 async def people(services: Services) -> AsyncIterator[Load]:
     """A user with a run that waits for an answer, and who was told so."""
-    async with Agent(services.agent_loop) as agent, keyed_channel(services.notifier) as channel:
+    user = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "me"}
+    async with (
+        Agent(services.agent_loop) as agent,
+        keyed_channel(services.notifier) as channel,
+        httpx2.AsyncClient(
+            base_url=f"http://{services.gateway}", headers=user, timeout=60.0, limits=_NONE_KEPT
+        ) as door,
+    ):
         inbox = notify_pb2_grpc.NotifyServiceStub(channel)
         run = await agent.start("book a table")
         await agent.until_pending(run.run_id, call_pb2.CALL_STATE_ASKED)
         await _read_and_cancel(inbox.Subscribe(notify_pb2.SubscribeRequest(), metadata=agent.metadata))
-        yield Load(agent, inbox, run.run_id)
+        yield Load(agent, inbox, door, run.run_id)
         await agent.stub.CancelRun(agent_pb2.CancelRunRequest(run_id=run.run_id), metadata=agent.metadata)
         await agent.until_ended(run.run_id)
 

@@ -1,4 +1,4 @@
-"""The four services in this very process, on the embedded PostgreSQL and NATS as `pawl up` runs them."""
+"""The five services in this very process, on the embedded PostgreSQL and NATS as `pawl up` runs them."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import msgspec
 
 from pawl.agent_loop.__main__ import main as agent_loop
 from pawl.event.v1 import call_pb2
+from pawl.gateway.__main__ import main as gateway
 from pawl.job_store.__main__ import main as job_store
 from pawl.launcher.suite import Suite
 from pawl.notifier.__main__ import main as notifier
@@ -26,6 +27,7 @@ _SERVICES: Final[Mapping[str, Callable[[asyncio.Event], Awaitable[None]]]] = {
     "tool_registry": tool_registry,
     "notifier": notifier,
     "agent_loop": agent_loop,
+    "gateway": gateway,
 }
 
 
@@ -34,6 +36,7 @@ class Services:
 
     def __init__(self, addresses: Mapping[str, str]) -> None:
         self.agent_loop = addresses["agent_loop"]
+        self.gateway = addresses["gateway"]
         self.notifier = addresses["notifier"]
         self.tool_registry = addresses["tool_registry"]
 
@@ -68,7 +71,8 @@ async def _one(
                 if task.done():
                     await task
                 await asyncio.sleep(0.01)
-        yield msgspec.json.decode(address_file.read_bytes(), type=dict[str, str])["grpc"]
+        listens = msgspec.json.decode(address_file.read_bytes(), type=dict[str, str])
+        yield listens.get("grpc") or listens["http"]
     finally:
         stop.set()
         await task
@@ -84,6 +88,9 @@ def _environment(suite: Suite, name: str, addresses: Mapping[str, str]) -> dict[
         "PAWL_NATS_URL": suite.nats_url(name),
         "PAWL_JOB_STORE_ADDRESS": addresses.get("job_store", ""),
         "PAWL_TOOL_REGISTRY_ADDRESS": addresses.get("tool_registry", ""),
+        "PAWL_NOTIFIER_ADDRESS": addresses.get("notifier", ""),
+        "PAWL_AGENT_LOOP_ADDRESS": addresses.get("agent_loop", ""),
+        "PAWL_GATEWAY_SEAL_KEY": "seal-key-of-the-leak-tests-0123456789",
         "PAWL_ACTIVE_RUNS_PER_USER": "1000",
         "PAWL_ACTIVE_RUNS_PER_STORE": "1000",
         "PAWL_DRAIN_SECONDS": "1",
