@@ -51,7 +51,7 @@ class Model:
 async def scripted(suite: Suite) -> AsyncIterator[Model]:
     """The model server; afterwards it follows its rules again."""
     base_url = (suite.endpoints.model_base_url or "").removesuffix("/v1")
-    async with httpx2.AsyncClient(base_url=base_url) as http:
+    async with httpx2.AsyncClient(base_url=base_url, timeout=60.0) as http:
         model = Model(http)
         yield model
         await model.forget()

@@ -343,7 +343,7 @@ _OWN = [("grpc.use_local_subchannel_pool", 1)]
 async def _check_health(address: str) -> None:
     async with grpc.aio.insecure_channel(address, _OWN) as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=8)
+        reply = await stub.Check(health_pb2.HealthCheckRequest(), timeout=60)
         assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 

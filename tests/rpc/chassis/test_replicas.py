@@ -160,14 +160,14 @@ async def test_a_replica_that_is_stopped_costs_no_call_once_it_was_given_up(
     serve: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each time it is tried again, whatever was sent to it would wait for its deadline."""
-    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 0.05)
-    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 0.05)
+    monkeypatch.setattr(rpc_batch_client, "_SILENT_SECONDS", 0.3)
+    monkeypatch.setattr(rpc_batch_client, "_OPENING_SECONDS", 0.5)
     monkeypatch.setattr(rpc_batch_client, "_GIVEN_UP_SECONDS", 0.1)
     async with AsyncExitStack() as stack:
         servers = [await stack.enter_async_context(serve(service_only=True, listen="127.0.0.1:0")) for _ in range(2)]
         lines = [await stack.enter_async_context(Line(server.address)) for server in servers]
         addresses = tuple(line.address for line in lines)
-        channel = await stack.enter_async_context(open_channel(",".join(addresses), batches=True, deadline_seconds=0.5))
+        channel = await stack.enter_async_context(open_channel(",".join(addresses), batches=True, deadline_seconds=3))
         stub = EchoStub(channel)
         assert await stub.call("unary", "hello") == ["hello"]
         lines[rpc_replicas.preference("", addresses)[0]].carries.clear()

@@ -223,4 +223,4 @@ async def test_a_call_that_is_telling_how_it_ended_lets_the_server_stop(serve: S
         servicer.vanish = lambda: asyncio.get_running_loop().call_soon(stop_calls)
         with pytest.raises(RunNotFound), translating():
             await EchoStub(channel).call("unary", "vanish")
-        await asyncio.wait_for(stopped, 5)
+        await asyncio.wait_for(stopped, 60)

@@ -75,13 +75,13 @@ async def call_as_service(address: str, shown: tls.Tls | None, name: str = "job-
     async with open_channel(
         address, service_key=SERVICE_KEY, tls=shown, server_name=name, **{"batches": True, **options}
     ) as channel:
-        return await EchoStub(channel).call("unary", "who", timeout=5)
+        return await EchoStub(channel).call("unary", "who", timeout=60)
 
 
 async def call_as_user(address: str, trusted: Path, clock: Clock, *, key: str = USER_KEY) -> list[str]:
     async with open_channel(address, service_key=key, tls=tls.of_client(trusted, clock)) as channel:
         with translating():
-            return await EchoStub(channel).call("unary", "who", timeout=5)
+            return await EchoStub(channel).call("unary", "who", timeout=60)
 
 
 @pytest.mark.parametrize("checks_services", [True, False])
@@ -175,14 +175,14 @@ async def test_the_command_line_has_a_sentence_for_each_connection_that_tls_refu
             open_channel(server.address, tls=tls.of_client(trusted, clock)) as channel,
         ):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await EchoStub(channel).call("unary", "hello", timeout=5)
+                await EchoStub(channel).call("unary", "hello", timeout=60)
             told = explain(error_of(caught.value, server.address), [server.address])
             assert words in told
             assert server.address in told
     of_itself = of(certificates.write(tmp_path, "job-store", authority), clock)
     async with serve(tls=of_itself, listen=LOOPBACK) as server, open_channel(server.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await EchoStub(channel).call("unary", "hello", timeout=5)
+            await EchoStub(channel).call("unary", "hello", timeout=60)
         told = await asyncio.to_thread(explain, error_of(caught.value, server.address), [server.address])
         assert (
             told

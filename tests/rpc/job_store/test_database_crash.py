@@ -31,12 +31,12 @@ class Crashing:
         """End it without a clean shutdown; returns when it is gone."""
         process = psutil.Process(int((self._data / "postmaster.pid").read_text().splitlines()[0]))
         process.send_signal(signal.SIGQUIT)
-        process.wait(10)
+        process.wait(60)
 
     def start(self) -> None:
         """Start it again. What is left of the crashed server can be in the way for a moment."""
         server = servers.postgres_server(self._data)
-        give_up = time.monotonic() + 20
+        give_up = time.monotonic() + 60
         while True:
             try:
                 return server.ensure_postgres_running()

@@ -211,7 +211,7 @@ async def test_a_channel_that_ends_while_it_is_told_is_told_nothing(
         ending = asyncio.create_task(end_it())
         await asyncio.sleep(0.2)
         assert not ending.done()
-    await asyncio.wait_for(ending, 5)
+    await asyncio.wait_for(ending, 60)
     assert await repository.due([], limit=10) == []
     waiting = (await repository.count_waiting()).values()
     assert sum(count for count, _ in waiting) == (ends == "disable"), "one is at work"

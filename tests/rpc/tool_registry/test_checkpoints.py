@@ -29,7 +29,7 @@ from tests.rpc.tool_registry.test_process import pay, process
 from tests.rpc.tool_registry.test_worker_library import KEY, OPTIONS, working
 from tests.rpc.tool_registry.test_worker_loss import answer, invocation
 
-BRIEF = WorkerOptions(lease_seconds=2.0, poll_seconds=0.1)
+BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
 
 STEPS = '''
 import asyncio

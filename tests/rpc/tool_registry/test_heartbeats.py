@@ -35,7 +35,7 @@ def silent(effect: EffectClass) -> Tool[..., Any]:
         category=Category.SAFE,
         effect=effect,
         timeout_seconds=60,
-        heartbeat_seconds=0.4,
+        heartbeat_seconds=1.0,
         reconcile=reconcile if is_reconcilable else None,
     )
     async def work(context: ToolContext) -> Any:
@@ -76,7 +76,7 @@ class Stuck:
             category=Category.SAFE,
             effect=effect,
             timeout_seconds=600,
-            heartbeat_seconds=0.4,
+            heartbeat_seconds=1.0,
             reconcile=reconcile if effect is EffectClass.RECONCILABLE else None,
         )
         def work(context: ToolContext) -> int:

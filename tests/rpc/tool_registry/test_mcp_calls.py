@@ -15,6 +15,7 @@ import structlog
 
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import call_pb2
+from tests.files import put
 from tests.poll import until
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, McpRegistry, failure, mcp_registry, policy, refusal
 from tests.rpc.tool_registry.registry import content, outcome
@@ -147,7 +148,7 @@ async def test_a_call_that_takes_too_long_ends_and_the_server_is_told(mcp: McpRe
 async def test_a_start_goes_on_without_the_call_that_needed_it(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     await mcp.connector.forget(StoreId("acme"), "fake")
-    (server.folder / "mode").write_text("waits")
+    put(server.folder / "mode", "waits")
     late = await mcp.run("fake.note", call="one", timeout_seconds=0.3)
     assert outcome(late) == "FAILED TOOL_TIMEOUT"
     assert "it was never sent and has had no effect" in failure(late)
@@ -260,7 +261,7 @@ async def test_a_server_that_floods_disturbs_nobody_else(
 async def test_a_server_that_describes_tools_without_end_is_not_listened_to_without_end(
     mcp: McpRegistry, server: FakeServer
 ) -> None:
-    (server.folder / "mode").write_text("endless")
+    put(server.folder / "mode", "endless")
     with pytest.raises(grpc.aio.AioRpcError, match="it describes its tools with more than 16777216 bytes"):
         await mcp.add(server.config())
 

@@ -338,7 +338,7 @@ async def test_a_task_that_cannot_be_followed_has_a_typed_end_and_no_second_effe
 ) -> None:
     method, kind = fault.split()
     end(server)
-    (server.folder / f"fault-{method}").write_text(kind)
+    put(server.folder / f"fault-{method}", kind)
     await mcp.add(server.config())
     assert outcome(await mcp.run("fake.echo", {}, timeout_seconds=60)) == expected
     assert server.log().count(f"{method} task-0") == asked
@@ -347,7 +347,7 @@ async def test_a_task_that_cannot_be_followed_has_a_typed_end_and_no_second_effe
 
 async def test_a_task_that_may_be_begun_again_is_not_begun_for_ever(mcp: McpRegistry, server: FakeServer) -> None:
     read_only = policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
-    (server.folder / "fault-get").write_text("busy")
+    put(server.folder / "fault-get", "busy")
     await mcp.add(server.config(policies=[read_only]))
     failed = await mcp.run("fake.echo", {}, timeout_seconds=60)
     assert (outcome(failed), begun(server)) == ("FAILED TOOL_ERROR", 3)
@@ -356,7 +356,7 @@ async def test_a_task_that_may_be_begun_again_is_not_begun_for_ever(mcp: McpRegi
 
 async def test_a_server_that_cannot_answer_for_a_while_is_asked_again(mcp: McpRegistry, server: FakeServer) -> None:
     end(server)
-    (server.folder / "fault-result").write_text("busy")
+    put(server.folder / "fault-result", "busy")
     await mcp.add(server.config())
     running = asyncio.create_task(mcp.run("fake.echo", {"city": "Oslo"}))
     await logged(server, "result task-0")
@@ -369,7 +369,7 @@ async def test_a_task_that_is_too_large_to_be_looked_at_ends_its_call_also_besid
     mcp: McpRegistry, server: FakeServer
 ) -> None:
     """The first time it could have been another call's fault; the second time it is alone on its connection."""
-    (server.folder / "fault-get").write_text("huge")
+    put(server.folder / "fault-get", "huge")
     await mcp.add(server.config())
     beside = asyncio.create_task(mcp.run("fake.hang", call="beside", timeout_seconds=60))
     await logged(server, "call hang")
@@ -388,14 +388,14 @@ async def test_a_result_in_place_of_a_task_is_the_result_whatever_it_says_of_one
     mcp: McpRegistry, server: FakeServer, said: Any
 ) -> None:
     """A server may do at once what it was asked to do as a task."""
-    (server.folder / "at_once").write_text(json.dumps({"content": [{"type": "text", "text": "done"}], "task": said}))
+    put(server.folder / "at_once", json.dumps({"content": [{"type": "text", "text": "done"}], "task": said}))
     await mcp.add(server.config())
     assert content(await mcp.run("fake.echo", {}, timeout_seconds=60)) == "done"
 
 
 @pytest.mark.parametrize("task_id", ["", "a\nb", "x" * 20_000])
 async def test_a_task_that_cannot_be_named_is_unknown(mcp: McpRegistry, server: FakeServer, task_id: str) -> None:
-    (server.folder / "task_id").write_text(json.dumps(task_id))
+    put(server.folder / "task_id", json.dumps(task_id))
     await mcp.add(server.config())
     assert outcome(await mcp.run("fake.echo", {}, timeout_seconds=60)) == UNKNOWN
 
@@ -415,7 +415,7 @@ async def test_a_task_that_cannot_be_named_is_unknown(mcp: McpRegistry, server: 
 async def test_what_a_server_says_of_a_task_is_kept_within_limits(
     mcp: McpRegistry, server: FakeServer, said: dict[str, Any], expected: str | None
 ) -> None:
-    (server.folder / "fault-get").write_text(json.dumps(said))
+    put(server.folder / "fault-get", json.dumps(said))
     await mcp.add(server.config())
     running = asyncio.create_task(mcp.run("fake.echo", {}, timeout_seconds=2 if expected else 60))
     await logged(server, "get task-0", times=1 if expected else 3)

@@ -13,6 +13,7 @@ from pawl.tool.v1 import source_pb2, tool_pb2
 from pawl.tool_registry.domain.http_binding import without_values
 from pawl.tool_registry.rpc.source_servicer import hide_values
 from pawl.tools import tool
+from tests.files import put
 from tests.rpc.tool_registry.mcp_world import (
     SAFE,
     FakeServer,
@@ -243,7 +244,7 @@ async def test_sources_do_not_cross_stores(mcp: McpRegistry, server: FakeServer)
 async def test_a_server_that_does_not_start_is_unreachable_and_says_why(mcp: McpRegistry, server: FakeServer) -> None:
     await mcp.add(server.config())
     await mcp.connector.forget(StoreId("acme"), "fake")
-    (server.folder / "mode").write_text("broken")
+    put(server.folder / "mode", "broken")
     checked = await mcp.check()
     assert (checked.source.state, checked.found_hash) == (UNREACHABLE, "")
     assert "cannot find my licence" in checked.source.problem

@@ -19,7 +19,7 @@ from tests.rpc.tool_registry.digests import digest_of
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
 # Long enough for a test's steps, short enough to wait for its end.
-BRIEF = WorkerOptions(lease_seconds=2.0, poll_seconds=0.1)
+BRIEF = WorkerOptions(lease_seconds=4.0, poll_seconds=0.1)
 LASTING = WorkerOptions(lease_seconds=60.0, poll_seconds=0.1)
 
 READ_ONLY = definition(effect=EffectClass.EFFECT_CLASS_READ_ONLY)

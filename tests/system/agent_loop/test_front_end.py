@@ -201,7 +201,11 @@ async def test_watchers_from_anywhere_on_both_replicas_see_the_same_bytes(
     whole = await watch(replicas[0], 0)
     for after_seq, task in watching:
         assert await task == whole[after_seq:]
-    assert not any(replica.watches.feed_count for replica in replicas)
+
+    async def nobody_watches() -> bool:
+        return not any(replica.watches.feed_count for replica in replicas)
+
+    await until(nobody_watches)
 
 
 async def test_waiting_for_a_run_ends_with_the_event(

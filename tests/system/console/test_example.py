@@ -76,7 +76,7 @@ def environment() -> dict[str, str]:
 
 async def answers(url: str) -> None:
     give_up = time.monotonic() + STARTS_SECONDS
-    async with httpx2.AsyncClient() as client:
+    async with httpx2.AsyncClient(timeout=60.0) as client:
         while True:
             try:
                 (await client.get(url)).raise_for_status()

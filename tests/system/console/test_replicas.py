@@ -234,7 +234,7 @@ async def sent(world: World, path: str, body: bytes, headers: dict[str, str]) ->
     """Send a webhook until a gateway has an answer: one may just die."""
     while True:
         try:
-            async with httpx2.AsyncClient(base_url=world.url) as sender:
+            async with httpx2.AsyncClient(base_url=world.url, timeout=60.0) as sender:
                 answer = await sender.post(path, content=body, headers=headers)
         except httpx2.HTTPError:
             await asyncio.sleep(0.1)

@@ -245,7 +245,7 @@ async def test_the_model_is_the_scripted_one_unless_told_otherwise(
     async with Suite(options(stages=(), scripted_model=True, model_arguments=arguments)) as suite:
         base_url = suite.endpoints.model_base_url
         assert base_url is not None
-        async with httpx2.AsyncClient() as http:
+        async with httpx2.AsyncClient(timeout=60.0) as http:
             assert (await http.get(f"{base_url}/models")).json()["data"][0]["id"] == "pawl-scripted"
         suite.kill("model")
         await suite.wait_ready("model")

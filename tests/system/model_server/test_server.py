@@ -254,7 +254,7 @@ async def test_a_paced_answer_notices_that_its_reader_left(server: ModelServer, 
 
 
 async def test_another_process_can_read_the_record_and_swap_the_script(server: ModelServer) -> None:
-    async with httpx2.AsyncClient(base_url=f"http://{server.address}") as http:
+    async with httpx2.AsyncClient(base_url=f"http://{server.address}", timeout=60.0) as http:
         swapped = await http.post("/_pawl/script", json={"steps": [{"reply": {"text": "swapped"}}]})
         assert swapped.json() == {"steps": 1}
         assert b"swapped" in await raw(server)

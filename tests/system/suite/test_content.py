@@ -40,7 +40,7 @@ async def test_the_model_sees_an_image_and_a_document_as_they_were_sent(suite: S
         with pytest.raises(DocumentNotFound):
             await pawl.start("again", parts=[file("plants.md")])
     base_url = (suite.endpoints.model_base_url or "").removesuffix("/v1")
-    async with httpx2.AsyncClient(base_url=base_url) as model:
+    async with httpx2.AsyncClient(base_url=base_url, timeout=60.0) as model:
         requests = (await model.get("/_pawl/requests")).json()["requests"]
     asked = next(
         each["body"]["messages"][-1]["content"]

@@ -37,7 +37,7 @@ def _shown(events: Sequence[event_pb2.RunEvent]) -> str:
 async def owner(suite: Suite) -> int:
     """Which replica of agent-loop holds the one run that is under way."""
     pattern = re.compile(r"^pawl_agent_loop_runs_held (\d+)", re.MULTILINE)
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60.0) as http:
         for number, replica in enumerate(suite.endpoints.services["agent-loop"]):
             found = pattern.search((await http.get(f"http://{replica.metrics}/metrics")).text)
             if found and int(found[1]):

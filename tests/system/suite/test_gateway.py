@@ -230,12 +230,12 @@ async def test_many_streams_are_one(browser: httpx2.AsyncClient) -> None:
 
 async def test_a_session_is_that_of_its_user(browser: httpx2.AsyncClient, doors: Suite) -> None:
     run_id = await start(browser, "hello", "door-4")
-    async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER) as program:
+    async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER, timeout=60.0) as program:
         mine = await program.post(GET, json={"runId": run_id}, headers={"pawl-user": "ann"})
         assert mine.status_code == 200
         other = await program.post(GET, json={"runId": run_id}, headers={"pawl-store": "other"})
         assert (other.status_code, reason(other)) == (404, "RUN_NOT_FOUND")
-    async with httpx2.AsyncClient(base_url=address(doors, 1), cookies=browser.cookies) as elsewhere:
+    async with httpx2.AsyncClient(base_url=address(doors, 1), cookies=browser.cookies, timeout=60.0) as elsewhere:
         origin = {"origin": address(doors, 1)}
         assert (await elsewhere.post(GET, json={"runId": run_id}, headers=origin)).status_code == 200
         out = await elsewhere.post("/logout", json={}, headers=origin)
@@ -271,7 +271,7 @@ async def test_what_is_wrong_is_refused_and_does_nothing(
     body = {"content": b'{"requestId": "never", "text": "never"}'} | request_
     headers = {"content-type": "application/json", "origin": address(doors)} | body.pop("headers", {})
     cookies = body.pop("cookies", dict(browser.cookies))
-    async with httpx2.AsyncClient(base_url=address(doors), cookies=cookies) as stranger:
+    async with httpx2.AsyncClient(base_url=address(doors), cookies=cookies, timeout=60.0) as stranger:
         answer = await stranger.post(START, headers=headers, **body)
     assert (answer.status_code, reason(answer)) == (status, why), answer.text
     runs = await browser.post("/rpc/pawl.agent.v1.AgentService/ListRuns", json={})
@@ -303,7 +303,7 @@ async def test_what_is_not_there_is_said_so(browser: httpx2.AsyncClient) -> None
 
 
 async def test_a_login_with_a_wrong_key_gives_no_session(doors: Suite) -> None:
-    async with httpx2.AsyncClient(base_url=address(doors), headers={"origin": address(doors)}) as browser:
+    async with httpx2.AsyncClient(base_url=address(doors), headers={"origin": address(doors)}, timeout=60.0) as browser:
         for said, status in (
             ({"key": "wrong"}, 401),
             ({"key": ""}, 400),
@@ -335,7 +335,7 @@ async def test_a_webhook_reaches_its_trigger_once(browser: httpx2.AsyncClient, d
     }
     answers = []
     for replica in (0, 1, 0):
-        async with httpx2.AsyncClient(base_url=address(doors, replica)) as sender:
+        async with httpx2.AsyncClient(base_url=address(doors, replica), timeout=60.0) as sender:
             path = f"/hooks/local/{trigger.trigger_id}"
             forwarded = [("x-forwarded-for", "192.0.2.1"), ("x-forwarded-for", "192.0.2.2")]
             answers.append(await sender.post(path, content=body, headers=[*headers.items(), *forwarded]))
@@ -366,7 +366,7 @@ async def test_a_link_in_an_e_mail_asks_first_and_ends_such_e_mails_by_its_butto
         return found
 
     # Neither session nor key.
-    async with httpx2.AsyncClient() as reader:
+    async with httpx2.AsyncClient(timeout=60.0) as reader:
         page = await reader.get(link, headers={"accept": "text/html"})
         assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
         assert '<form method="post">' in page.text

@@ -194,7 +194,7 @@ async def test_live_events_on_nats_are_those_of_the_log(suite: Suite, agent: Age
 async def test_every_service_serves_metrics(suite: Suite, agent: Agent) -> None:
     """OPS-2 in its first form: Prometheus text with the service's own names."""
     await agent.events((await agent.start("what is 1 + 1?")).run_id)
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=60.0) as http:
         for name, replicas in suite.endpoints.services.items():
             page = (await http.get(f"http://{replicas[0].metrics}/metrics")).text
             assert f"pawl_{name.replace('-', '_')}_" in page

@@ -14,7 +14,7 @@ async def _call_for_ever(channel: grpc.aio.Channel) -> None:
     call: grpc.aio.UnaryUnaryMultiCallable[bytes, bytes] = channel.unary_unary("/pawl.Nothing/Call")
     while True:
         with contextlib.suppress(grpc.aio.AioRpcError):
-            await call(b"", timeout=5)
+            await call(b"", timeout=60)
 
 
 async def test_a_program_started_in_the_middle_of_calls_runs() -> None:
