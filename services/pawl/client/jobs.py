@@ -37,23 +37,25 @@ _LOOK_SECONDS: Final = 1.0
 _LATE_MICROSECONDS: Final = 10_000_000
 
 
-def condition(said: str | Mapping[str, Any]) -> run_pb2.JobCondition:
+def condition(said: str | Mapping[str, Any], field: str = "until") -> run_pb2.JobCondition:
     """Return what a job watches for: an expression in CEL, or as the model writes it.
 
     That is `{"path": "/price", "below": 20}`, or `above`, `equals`, `"changed": True` or `cel`.
 
     Raises:
-        InvalidField: something else is said.
+        InvalidField: something else is said, or nothing; the `field` is named.
     """
     named = dict(said) if isinstance(said, Mapping) else {"cel": said}
     found = run_pb2.JobCondition()
     try:
+        if not named:
+            raise ValueError
         for kind, value in named.items():
             wanted = json.dumps(value).encode() if kind == "equals" else value
             setattr(found, _KINDS[kind], wanted)
     except (KeyError, TypeError, ValueError):
         message = "a condition is CEL, or has a path and one of below, above, equals, changed and cel"
-        raise InvalidField(message, field="until") from None
+        raise InvalidField(message, field=field) from None
     return found
 
 
@@ -66,7 +68,7 @@ def monitor(said: str | Mapping[str, Any]) -> run_pb2.JobMonitor:
     named = dict(said) if isinstance(said, Mapping) else {"cel": said}
     limits: dict[str, Any] = {field: named.pop(name) for name, field in _LIMITS.items() if name in named}
     try:
-        return run_pb2.JobMonitor(condition=condition(named), **limits)
+        return run_pb2.JobMonitor(condition=condition(named, "when"), **limits)
     except (TypeError, ValueError):
         raise InvalidField(f"{', '.join(_LIMITS)} of a condition are numbers", field="when") from None
 
@@ -117,8 +119,8 @@ class JobVerbs(Target):
             duration_minutes=duration_minutes,
             delay_first=delay_first,
             estimated_minutes=estimated_minutes,
-            until=condition(until) if until else None,
-            when=monitor(when) if when else None,
+            until=None if until == "" else condition(until),
+            when=None if when == "" else monitor(when),
             failures_told=natural(failures_told, "failures_told"),
             request_id=request_id,
             **_reports(reports),

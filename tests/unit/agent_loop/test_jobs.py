@@ -347,11 +347,17 @@ def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}}, "pause is"),
+        (
+            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
+            "pause of _when",
+        ),
         ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
         ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
         ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}}, "for is"),
+        (
+            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
+            "for of _when",
+        ),
         (
             {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
             "on_failure",

@@ -27,6 +27,9 @@ ANY: Any = "call_1"
         (lambda pawl: pawl.top_up("run_1", -5), "tokens"),
         (lambda pawl: pawl.start(parts=[5]), "parts"),
         (lambda pawl: pawl.send("conv_1", parts=[None]), "parts"),
+        (lambda pawl: pawl.start_job("clock", until={}), "until"),
+        (lambda pawl: pawl.start_job("clock", when={}), "when"),
+        (lambda pawl: pawl.start_job("clock", when={"pause": 60}), "when"),
     ],
 )
 async def test_what_cannot_be_meant_is_refused_with_its_field(call: Callable[[Any], Any], field: str) -> None:

@@ -444,12 +444,14 @@ def _when(said: Mapping[str, Any]) -> Monitor | None:
         return None
     written = said[_WHEN]
     more = dict(written) if isinstance(written, Mapping) else {"cel": written}
-    limits = {name: more.pop(name) for name in ("pause", "times", "for") & more.keys()}
-    times = limits.get("times", FIRINGS_MAX)
+    times = more.pop("times", FIRINGS_MAX)
     if isinstance(times, bool) or not isinstance(times, int) or not 1 <= times <= FIRINGS_MAX:
         raise _Fault(f"times of {_WHEN} is a whole number from 1 to {FIRINGS_MAX}.")
-    pause = _number(limits, "pause", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
-    hold = _number(limits, "for", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
+    limits = {f"{name} of {_WHEN}": more.pop(name) for name in ("pause", "for") & more.keys()}
+    pause, hold = (
+        _number(limits, f"{name} of {_WHEN}", least=0.0, most=_DURATION_MINUTES_MAX * 60) or 0.0
+        for name in ("pause", "for")
+    )
     watched = _condition(_WHEN, more)
     if hold and watched.changed:
         raise _Fault(f"for of {_WHEN} goes with what can stay so: a change is over at once.")
