@@ -17,7 +17,15 @@ def _check_hosts(value: str) -> str:
     return value
 
 
+_SEAL_KEY_CHARACTERS_MIN: Final = 32
 _DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+
+
+def _check_seal_keys(value: SecretStr) -> SecretStr:
+    keys = _names(value.get_secret_value())
+    if not keys or len(min(keys, key=len)) < _SEAL_KEY_CHARACTERS_MIN:
+        raise ValueError(f"must have {_SEAL_KEY_CHARACTERS_MIN} characters or more, and so must each of several")
+    return value
 
 
 def _check_origins(value: str) -> str:
@@ -46,7 +54,7 @@ class GatewaySettings(ServiceSettings):
     notifier_address: PeerAddresses = "127.0.0.1:7604"
     gateway_hosts: Annotated[str, AfterValidator(_check_hosts)] = ""
     gateway_origins: Annotated[str, AfterValidator(_check_origins)] = ""
-    gateway_seal_key: SecretStr = Field(min_length=32)
+    gateway_seal_key: Annotated[SecretStr, AfterValidator(_check_seal_keys)]
     gateway_session_hours: float = Field(default=12.0, gt=0, le=24 * 30)
     gateway_webhook_keys_file: Path | None = None
     gateway_oidc_file: Path | None = None

@@ -287,6 +287,21 @@ def test_half_a_resume_is_refused(place: int) -> None:
         agui_input.answers(given_, WAITING, {})
 
 
+@pytest.mark.parametrize("place", range(3))
+def test_a_resume_that_answers_something_twice_is_refused(place: int) -> None:
+    """Of two answers that contradict each other neither counts."""
+    given_ = resume()
+    twice = agui_input.Resume(interrupt_id=given_[place].interrupt_id, status="cancelled")
+    for both in ([*given_, twice], [twice, *given_]):
+        with pytest.raises(InvalidField, match="once"):
+            agui_input.answers(both, WAITING, {})
+
+
+def test_tokens_that_no_run_can_have_are_refused_before_anything_is_decided() -> None:
+    with pytest.raises(InvalidField, match="tokens"):
+        agui_input.answers(resume(**{"budget.run.100": {"tokens": 2**63}}), WAITING, {})
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists))
 def test_any_payload_is_an_answer_or_refused(payload: Any) -> None:
     for name in [each["id"] for each in agui_input.interrupts(WAITING)]:

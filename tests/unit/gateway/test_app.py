@@ -202,6 +202,35 @@ async def test_a_session_that_is_over_or_was_sealed_elsewhere_does_not_count() -
     assert await ask(session.value) == (401, "SESSION_EXPIRED")
 
 
+@pytest.mark.parametrize("name", ["authorization", "pawl-store", "pawl-user"])
+@pytest.mark.parametrize("path", [WHO, "/agui"])
+async def test_a_header_that_says_whose_a_request_is_comes_once(path: str, name: str) -> None:
+    """A stranger may have sent the first of two, and a proxy added the second."""
+    headers = [*({"pawl-store": "s", "pawl-user": "u"} | BEARER).items(), (name, "Bearer other")]
+    answer = await Door().ask("POST", path, json={}, headers=headers)
+    assert (answer.status_code, reason(answer)) == (400, "INVALID_FIELD")
+    assert answer.json()["message"] == f"The header {name} came twice."
+
+
+async def test_a_page_runs_what_came_with_it_and_asks_nobody_else() -> None:
+    page = await Door().ask("GET", "/", headers={"accept": "text/html"})
+    policy = dict(each.strip().partition(" ")[::2] for each in page.headers["content-security-policy"].split(";"))
+    assert policy == {
+        **dict.fromkeys(("default-src", "base-uri", "form-action", "frame-ancestors", "trusted-types"), "'none'"),
+        **dict.fromkeys(("script-src", "style-src", "connect-src"), "'self'"),
+        "img-src": "'self' data:",
+        "require-trusted-types-for": "'script'",
+    }
+    assert page.headers["x-dns-prefetch-control"] == "off"
+    data = await Door().ask("POST", WHO, json={}, headers=BEARER)
+    assert data.headers["content-security-policy"] == "default-src 'none'; frame-ancestors 'none'; sandbox"
+    assert data.headers["cache-control"] == "no-store"
+    for answer in (page, data):
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+
+
 @pytest.mark.parametrize("status", ["200 OK", "503 Service Unavailable"])
 async def test_healthz_tells_whether_it_can_serve(status: str) -> None:
     page = Response(body=b'{"serving":true}', content_type="application/json", status=status)
@@ -248,7 +277,7 @@ BAD = (
 @pytest.mark.parametrize(
     ("variables", "says"),
     [
-        ({"PAWL_GATEWAY_SEAL_KEY": "short"}, "PAWL_GATEWAY_SEAL_KEY"),
+        *(({"PAWL_GATEWAY_SEAL_KEY": keys}, "PAWL_GATEWAY_SEAL_KEY") for keys in ("short", "," * 40, f"{SEAL}, short")),
         ({"PAWL_LISTEN": "0.0.0.0:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
         ({"PAWL_LISTEN": "[::]:7600"}, "PAWL_GATEWAY_HOSTS: is required"),
         ({"PAWL_LISTEN": "0.0.0.0:7600", "PAWL_GATEWAY_HOSTS": HOST, "PAWL_LOCAL_KEY": "k" * 16}, "PAWL_LOCAL_KEY"),

@@ -45,6 +45,12 @@ def test_it_answers_to_its_own_names(host: str) -> None:
         "0.0.0.0:7600",
         "other.example.com:1",
         "user@evil.com",
+        "user@localhost",
+        "localhost/evil.com",
+        "localhost#evil.com",
+        "localhost:evil.com",
+        "[::1].evil.com",
+        "localhost, evil.com",
     ],
 )
 def test_it_answers_to_no_other_name(host: str) -> None:

@@ -89,7 +89,23 @@ async def test_a_header_by_which_a_webhook_is_judged_or_read_comes_once(
     assert webhooks == []
 
 
-@pytest.mark.parametrize(("name", "value"), [("Host", "localhost"), ("Content-Length", "3")])
+async def test_behind_a_request_that_says_its_length_twice_no_other_one_is_read(door: Door) -> None:
+    """Something in front of the gateway may have taken what follows for its body."""
+    inner = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    head = f"POST /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(inner) + 5}\r\n"
+    async with served(door.app) as server, asyncio.timeout(60):
+        host, _, port = server.address.rpartition(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n" + inner)
+        answer = await reader.read()
+        writer.close()
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert answer.count(b"HTTP/1.1") == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("Host", "localhost"), ("Content-Length", "3"), ("Transfer-Encoding", "chunked")]
+)
 async def test_what_frames_a_request_comes_once(
     door: Door, webhooks: list[DeliverWebhookRequest], name: str, value: str
 ) -> None:

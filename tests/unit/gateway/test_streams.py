@@ -74,6 +74,7 @@ class Reader:
         self.sent: asyncio.Queue[bytes] = asyncio.Queue()
         self.left = asyncio.Event()
         self.on_leave_calls = 0
+        self.headers: list[tuple[bytes, bytes]] = []
         response: Any = opened.respond(*sources, on_leave=self._on_leave)
         self.serving = asyncio.create_task(response({"method": "POST"}, self._receive, self._send))
 
@@ -82,6 +83,7 @@ class Reader:
         return {"type": "http.disconnect"}
 
     async def _send(self, message: Any) -> None:
+        self.headers = message.get("headers", self.headers)
         if message.get("body"):
             await self.sent.put(message["body"])
 
@@ -141,6 +143,23 @@ async def test_a_stream_whose_reader_leaves_says_so_once(source: Source) -> None
         reader.left.set()
         await reader.serving
     assert (reader.on_leave_calls, source.readers) == (1, 0)
+
+
+async def test_a_stream_on_which_nothing_comes_is_kept_open_and_passed_on_at_once(
+    source: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "HEARTBEAT_SECONDS", 0.001)
+    async with asyncio.timeout(60):
+        reader = Reader(opened(), streams._events(source.watch()))
+        assert await reader.sent.get() == b":\n\n"
+        await source.more.put("the log")
+        while b"the log" not in await reader.sent.get():
+            pass
+        reader.left.set()
+        await reader.serving
+    headers = dict(reader.headers)
+    assert headers[b"x-accel-buffering"] == b"no"
+    assert headers[b"content-type"].startswith(b"text/event-stream")
 
 
 async def test_streams_end_with_the_process_also_if_their_reader_takes_nothing(source: Source) -> None:

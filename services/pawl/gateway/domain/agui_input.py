@@ -13,6 +13,7 @@ from pawl.errors import CallNotFound, DigestMismatch, InvalidField
 from pawl.gateway.domain.agui import Json, Names, arguments, decoded
 
 _THREAD_BYTES_MAX: Final = 200
+_TOKENS_MAX: Final = 2**63 - 1
 _APPROVAL: Final[Json] = {
     "type": "object",
     "properties": {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedArgs": {"type": "object"}},
@@ -319,6 +320,8 @@ def answers(resume: Sequence[Resume], run: Json, known: Mapping[str, Json]) -> A
     """
     asked = {each["id"]: each for each in interrupts(run)}
     given = {each.interrupt_id: each for each in resume}
+    if len(given) < len(resume):
+        raise InvalidField("A resume answers each interrupt once.", field="resume")
     missing = [name for name in asked if name not in given and not _is_older(name, given)]
     if missing:
         raise InvalidField(
@@ -352,7 +355,7 @@ def _is_older(name: str, given: Mapping[str, Resume]) -> bool:
 
 def _tokens(each: Resume) -> int:
     tokens = each.payload.get("tokens") if isinstance(each.payload, dict) else None
-    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or not 1 <= tokens <= _TOKENS_MAX:
         raise InvalidField(f'The payload of {each.interrupt_id} must be {{"tokens": NUMBER}}.', field="resume")
     return tokens
 

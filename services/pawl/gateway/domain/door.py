@@ -7,14 +7,16 @@ lives on a cookie must say that a page of the gateway made it; one that brings i
 from __future__ import annotations
 
 import ipaddress
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
-from urllib.parse import urlsplit
 
 from pawl.errors import ForeignHost, ForeignOrigin, InvalidField, PawlError
 
 JSON: Final = "application/json"
 _OWN: Final = frozenset({"same-origin", "none"})
+_HOST: Final = re.compile(r"(?:\[(?P<six>[0-9a-f:.]+)\]|(?P<name>[a-z0-9._-]+))(?::[0-9]{0,5})?")
+_OF_CALLERS: Final = ("authorization", "pawl-store", "pawl-user")
 _ONCE: Final = frozenset(
     {
         "authorization",
@@ -60,6 +62,30 @@ def joined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
             # Cookies are a list of their own (RFC 9113, 8.2.3).
             found[name] += f"{'; ' if name == 'cookie' else ', '}{value}"
     return found
+
+
+def check_frame(headers: Mapping[str, str]) -> None:
+    """Return if a request says once how long it is: of two, something in front may read the other (RFC 9112, 6.1).
+
+    Raises:
+        InvalidField: it does not.
+    """
+    if "transfer-encoding" in headers and "content-length" in headers:
+        raise InvalidField(
+            "The length is said twice: send no Content-Length beside Transfer-Encoding.", field="headers"
+        )
+
+
+def check_caller(names: Iterable[str]) -> None:
+    """Return if the names of headers have each of those that say whose a request is at most once.
+
+    Raises:
+        InvalidField: one came twice: something in front may have added its own to that of a stranger.
+    """
+    all_names = list(names)
+    for name in _OF_CALLERS:
+        if all_names.count(name) > 1:
+            raise InvalidField(f"The header {name} came twice.", field="headers")
 
 
 def check_page(method: str, headers: Mapping[str, str]) -> None:
@@ -118,10 +144,8 @@ def is_loopback(host: str) -> bool:
 
 def host_name(host: str) -> str:
     """Return a `Host` header without its port, in lower case; empty if it is none."""
-    try:
-        return (urlsplit(f"//{host}").hostname or "").rstrip(".")
-    except ValueError:
-        return ""
+    found = _HOST.fullmatch(host.lower())
+    return (found["six"] or found["name"]).rstrip(".") if found else ""
 
 
 HTTP_STATUS: Final[Mapping[str, int]] = {

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from pawl.chassis import logs
 from pawl.chassis.http_server import Page
 from pawl.chassis.ids import IdSource
-from pawl.errors import ForeignHost, Internal, MethodNotFound, PawlError
+from pawl.errors import ForeignHost, Internal, InvalidField, MethodNotFound, PawlError
 from pawl.gateway.adapters.metrics import Counters
 from pawl.gateway.adapters.services import Services, find, write
 from pawl.gateway.domain import door
@@ -189,8 +189,11 @@ class _Door:
         request = Request(scope)
         try:
             door.check_host(request.headers.get("host", ""), self._hosts)
+            door.check_frame(request.headers)
         except ForeignHost as error:
             await refusal(error)(scope, receive, guarded)
+        except InvalidField as error:
+            await refusal(error, headers={"Connection": "close"})(scope, receive, guarded)
         else:
             await self._app(scope, receive, guarded)
         finally:

@@ -130,6 +130,7 @@ class Callers:
 
 def _shown(request: Request) -> Metadata | None:
     """Return the metadata that the key in the headers stands for, if there is one."""
+    door.check_caller(request.headers.keys())
     if (key := door.bearer(request.headers.get("authorization"))) is None:
         return None
     store, user = request.headers.get("pawl-store", ""), request.headers.get("pawl-user", "")

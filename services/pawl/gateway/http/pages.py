@@ -57,6 +57,8 @@ class Pages:
             "Cache-Control": "no-cache",
             "Content-Security-Policy": _POLICY,
             "Vary": "Accept-Encoding",
+            # Or browsers look up the hosts of links that nobody follows: a model may write what it knows into one.
+            "X-DNS-Prefetch-Control": "off",
         }
         if request.headers.get("if-none-match") == found.tag:
             return Response(status_code=304, headers=headers)
