@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 from collections.abc import AsyncIterator
@@ -116,6 +117,35 @@ async def test_an_approval_is_answered_in_place_of_the_tool(open_page: NewPage) 
     await expect(page.locator(".card")).to_contain_text("answered by stand-in")
     await page.locator(".card summary").click()
     await expect(page.locator(".card")).to_contain_text("I have told him on the phone")
+
+
+async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_rounds(
+    open_page: NewPage, suite: Suite
+) -> None:
+    """HITL-3: an approval is of exactly what was shown, and an edit of one argument changes no other."""
+    schema = {"type": "object", "properties": {"account": {"type": "integer"}, "note": {"type": "string"}}}
+    pay = {
+        "name": "pay",
+        "description": "Pays.",
+        "argumentsSchemaJson": base64.b64encode(json.dumps(schema).encode()).decode(),
+        "category": "TOOL_CATEGORY_SENSITIVE",
+    }
+    text = 'call pay with {"account": 9007199254740993, "note": "lunch"}'
+    bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "payer"}
+    async with httpx2.AsyncClient(
+        base_url=f"{address(suite)}/rpc/pawl.agent.v1.AgentService/", headers=bearer
+    ) as agent:
+        run = (await agent.post("StartRun", json={"text": text, "frontEndTools": [pay]})).json()["run"]
+        page = await open_page(f"/c/{run['conversationId']}", user="payer")
+        card = page.locator(".card.wait")
+        await expect(card).to_contain_text('"account": 9007199254740993', timeout=90_000)
+        await card.get_by_role("button", name="Edit").click()
+        await expect(card.get_by_label("account")).to_have_value("9007199254740993")
+        await card.get_by_label("note").fill("dinner")
+        await card.get_by_role("button", name="Approve as edited").click()
+        await expect(page.get_by_text("edited and approved by payer")).to_be_visible()
+        (call,) = (await agent.post("ListCalls", json={"runId": run["runId"]})).json()["calls"]
+    assert json.loads(base64.b64decode(call["argumentsJson"])) == {"account": 9007199254740993, "note": "dinner"}
 
 
 async def test_a_question_is_answered_by_an_option_and_in_words(open_page: NewPage) -> None:

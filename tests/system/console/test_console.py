@@ -17,7 +17,7 @@ from pawl.chassis import browser_seal
 from pawl.chassis.browser_seal import SEAL_FILE, Code
 from pawl.launcher.suite import Suite
 from tests.keys import LOCAL_KEY
-from tests.system.console.conftest import NewPage, address, at, done, say
+from tests.system.console.conftest import BEHIND, NewPage, address, at, done, say
 
 # Each starts from what a person sees, and waits for what a person would see.
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -157,6 +157,17 @@ async def test_a_login(open_page: NewPage, suite: Suite) -> None:
     await page.keyboard.press("Enter")
     await expect(page.get_by_role("heading", name="What can I do for you?")).to_be_visible()
     await page.get_by_role("button", name="Log out").click()
+    await expect(page.get_by_label("Your key")).to_be_visible()
+
+
+async def test_a_session_that_ends_behind_other_tabs_leads_to_the_login(open_page: NewPage) -> None:
+    """An inbox that hears of nothing any more does not look like one in which nothing waits."""
+    page = await open_page("/inbox", user="sleeper")
+    await expect(page.get_by_role("heading", name="Inbox")).to_be_visible()
+    await page.evaluate(BEHIND)
+    await page.evaluate("window.show(false)")
+    await page.context.clear_cookies()
+    await page.evaluate("window.show(true)")
     await expect(page.get_by_label("Your key")).to_be_visible()
 
 

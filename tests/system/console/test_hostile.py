@@ -8,7 +8,7 @@ import pytest
 from playwright.async_api import expect
 
 from pawl.launcher.suite import Suite
-from tests.system.console.conftest import NewPage, at, say
+from tests.system.console.conftest import NewPage, at, done, say
 from tests.system.scripting import scripted
 
 pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
@@ -46,3 +46,26 @@ async def test_a_hostile_stream_does_nothing(open_page: NewPage, suite: Suite) -
         await cards.filter(has_text="ask_user").get_by_role("button").first.click()
         await cards.filter(has_text="send_email").get_by_role("button", name="Reject").click()
         await expect(page.get_by_role("heading", name="completed")).to_be_visible(timeout=90_000)
+
+
+async def test_a_text_that_stops_parsers_stops_no_page_and_no_stream(open_page: NewPage, suite: Suite) -> None:
+    """Quotes in quotes, and characters that end a line for JavaScript and none of a stream."""
+    async with scripted(suite) as model:
+        prompt = await model.play(
+            {"reply": {"text": f"{'>' * 5000} one \u2028event: end\u2029data: two", "chunk_delay": 0}}
+        )
+        page = await open_page(user="reader-of-oddities")
+        await say(page, prompt)
+        await done(page)
+        await expect(page.locator(".turn .markdown").last).to_contain_text("two")
+        await page.reload()
+        await done(page)
+        await expect(page.locator(".turn .markdown").last).to_contain_text("two")
+        await expect(page.get_by_text("The connection is lost")).to_have_count(0)
+
+
+@pytest.mark.parametrize("path", ["/c/%", "/runs/%E0%A4%A", "/tools/%"])
+async def test_an_address_that_means_nothing_leads_to_a_page_that_says_so(open_page: NewPage, path: str) -> None:
+    page = await open_page(path, user="lost")
+    await expect(page.get_by_role("navigation")).to_be_visible()
+    await expect(page.locator("main h1")).to_be_visible()

@@ -63,8 +63,8 @@ export class Pawl extends Transport {
     });
   }
 
-  /** Tells everything that waits for the caller, or with `store` for anybody of the store, whenever it changes. */
-  watchPending(told: (calls: pb.CallJson[], runs: pb.RunJson[]) => void, options: { store?: boolean } = {}): () => void {
+  /** Tells everything that waits for the caller, or with `store` for anybody of the store, whenever it changes, until it has `failed`. */
+  watchPending(told: (calls: pb.CallJson[], runs: pb.RunJson[]) => void, options: { store?: boolean } = {}, failed: (error: PawlError) => void = () => {}): () => void {
     let calls = new Map<string, pb.CallJson>();
     let runs = new Map<string, pb.RunJson>();
     let fresh = true;
@@ -82,13 +82,13 @@ export class Pawl extends Transport {
         for (const id of message.goneRunIds ?? []) runs.delete(id);
         if (message.complete) told([...calls.values()], [...runs.values()]);
       },
+      end: (error) => error && failed(error),
     });
   }
 
   /** Yields the events of a run, from the first or the one after `afterSeq` to the last, through lost connections. */
   async *events(runId: string, options: { afterSeq?: number; signal?: AbortSignal } = {}): AsyncGenerator<pb.RunEventJson> {
-    const { afterSeq = 0, signal } = options;
-    let seq = afterSeq;
+    let { afterSeq: seq = 0, signal } = options;
     let failure: PawlError | undefined;
     let out!: ReadableStreamDefaultController<pb.RunEventJson>;
     const come = new ReadableStream<pb.RunEventJson>({ start: (opened) => void (out = opened) }).getReader();

@@ -3,10 +3,10 @@ export function requestId(): string {
   return `web_${crypto.randomUUID().replaceAll("-", "")}`;
 }
 
-/** Returns the value of bytes that are JSON; undefined if there are none. */
-export function decode(bytes: string | undefined): any {
+/** Returns the value of bytes that are JSON; undefined if there are none. `parse` may read numbers that JSON.parse rounds. */
+export function decode(bytes: string | undefined, parse: (text: string) => any = (text) => JSON.parse(text)): any {
   if (!bytes) return undefined;
-  return JSON.parse(new TextDecoder().decode(Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0))));
+  return parse(new TextDecoder().decode(Uint8Array.from(atob(bytes), (letter) => letter.charCodeAt(0))));
 }
 
 /** Returns a value as bytes that are JSON. */

@@ -136,7 +136,7 @@ function passes(error: PawlError): boolean {
   return error.again || error.code === "resource_exhausted";
 }
 
-/** Yields name and data, which is one line, of each server-sent event; a comment has neither. */
+/** Yields name and data, which is one line, of each server-sent event; a comment has neither. U+2028 ends no line here. */
 export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<[name: string, data: string]> {
   const reader = body.pipeThrough(new TextDecoderStream() as ReadableWritablePair<string, Uint8Array>).getReader();
   let rest = "";
@@ -146,7 +146,7 @@ export async function* events(body: ReadableStream<Uint8Array>): AsyncGenerator<
       if (done) return;
       const blocks = (rest + value).split("\n\n");
       rest = blocks.pop()!;
-      for (const block of blocks) yield [/^event: (.*)/m.exec(block)?.[1] ?? "", /^data: (.*)/m.exec(block)?.[1] ?? ""];
+      for (const block of blocks) yield [/(?:^|\n)event: ([^\n]*)/.exec(block)?.[1] ?? "", /(?:^|\n)data: ([^\n]*)/.exec(block)?.[1] ?? ""];
     }
   } finally {
     await reader.cancel().catch(() => {});

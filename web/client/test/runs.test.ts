@@ -3,7 +3,7 @@ import { expect, it, vi } from "vitest";
 import { Pawl, PawlError } from "../src/index";
 import { client } from "./gateway";
 
-const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}` } });
+const EVENT = (seq: number) => ({ seq: String(seq), outputDelta: { text: `${seq}\u2028event: end\u2029data: x` } });
 const EVENTS = (...seqs: number[]) => `data: ${JSON.stringify({ key: "s0", message: { events: seqs.map(EVENT) } })}\n\n`;
 const END = 'event: end\ndata: {"key":"s0"}\n\n';
 
@@ -15,7 +15,7 @@ it("yields each event of a run once, through a connection that breaks", async ()
   })();
   await vi.advanceTimersByTimeAsync(1000);
   await read;
-  expect(seen).toEqual(["4", "5", "6"]);
+  expect(seen).toEqual([4, 5, 6].map((seq) => EVENT(seq).outputDelta.text));
   expect(asked.map(({ subscriptions }) => subscriptions.s0.request.afterSeq)).toEqual(["3", "5"]);
 });
 

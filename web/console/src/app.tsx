@@ -5,8 +5,9 @@ import { Chat, listAhead } from "./chat";
 import { Inbox } from "./inbox";
 import { Later } from "./later";
 import { Login } from "./login";
+import { plain } from "./markdown";
 import { MENU } from "./menu";
-import { arrive, follow, forPeople, go, logOut, may, notice, online, path, who } from "./state";
+import { arrive, decoded, follow, forPeople, go, logOut, may, notice, online, path, who } from "./state";
 
 const PAGES = [
   { path: "/", name: "Chat", key: "c" },
@@ -89,7 +90,7 @@ export function App(): VNode {
       )}
       {notice.value && (
         <p class="strip bad" role="alert">
-          {notice.value}{" "}
+          {plain(notice.value)}{" "}
           <button class="plain" onClick={() => (notice.value = "")}>
             Close
           </button>
@@ -151,17 +152,17 @@ function pressed(event: KeyboardEvent): void {
 
 function Page(): VNode {
   const [, first = "", second = ""] = path.value.split("/");
-  if (first === "" || first === "c") return <Chat conversationId={decodeURIComponent(second)} />;
+  if (first === "" || first === "c") return <Chat conversationId={decoded(second)} />;
   if (first === "inbox") return <Inbox />;
   return (
     <Later
       key={path.value}
       show={({ RESOURCES, RunPage, Settings, List, Detail }) => {
         if (first === "settings") return <Settings />;
-        if (first === "runs" && second) return <RunPage key={second} runId={decodeURIComponent(second)} />;
+        if (first === "runs" && second) return <RunPage key={second} runId={decoded(second)} />;
         const resource = RESOURCES.find((each) => each.path === first);
         if (!resource) return <Nowhere />;
-        return second ? <Detail key={path.value} of={resource} id={decodeURIComponent(second)} /> : <List key={first} of={resource} />;
+        return second ? <Detail key={path.value} of={resource} id={decoded(second)} /> : <List key={first} of={resource} />;
       }}
     />
   );

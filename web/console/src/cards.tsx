@@ -15,7 +15,7 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Chart, chartOf } from "./chart";
-import { blank, Fault, Form, type Schema } from "./form";
+import { blank, Fault, Form, parse, type Schema } from "./form";
 import { Markdown, plain } from "./markdown";
 import { ago, attempt, lasted, may, moment, notice, pawl, who, word } from "./state";
 
@@ -107,7 +107,7 @@ function Details({ call }: { call: CallJson }): VNode {
           {result && (
             <>
               <h4>Result</h4>
-              <Json value={value(result.contentJson)} />
+              <Json value={value(result.contentJson, parse)} />
               {result.note && <p class="quiet">{plain(result.note)}</p>}
             </>
           )}
@@ -126,7 +126,7 @@ function Details({ call }: { call: CallJson }): VNode {
 }
 
 function Approval({ call }: { call: CallJson }): VNode {
-  const first = (value(call.argumentsJson) ?? {}) as Record<string, unknown>;
+  const first = (value(call.argumentsJson, parse) ?? {}) as Record<string, unknown>;
   const [args, setArgs] = useState<Record<string, unknown> | undefined>(first);
   const [editing, setEditing] = useState(false);
   const [schema, setSchema] = useState<Schema>();
@@ -417,9 +417,9 @@ export function Json({ value }: { value: unknown }): VNode {
   );
 }
 
-function value(bytes: string | undefined): unknown {
+function value(bytes: string | undefined, read?: (text: string) => unknown): unknown {
   try {
-    return decode(bytes);
+    return decode(bytes, read);
   } catch {
     return "(not JSON)";
   }
@@ -427,7 +427,7 @@ function value(bytes: string | undefined): unknown {
 
 /** The arguments of a call; those that fit no schema stand as the model wrote them. */
 function given({ argumentsJson, proposedArguments }: CallJson): unknown {
-  return argumentsJson ? value(argumentsJson) : proposedArguments;
+  return argumentsJson ? value(argumentsJson, parse) : proposedArguments;
 }
 
 function summary(call: CallJson): string {

@@ -31,7 +31,7 @@ export function Chart({ title, labels, values }: ChartData): VNode {
           <tr key={key}>
             <th scope="row">{plain(labels[key] ?? "")}</th>
             <td class="lane">
-              <div class={`bar ${value < 0 ? "retry" : ""}`} style={{ width: `${(100 * Math.abs(value)) / most}%` }} />
+              <div class={`bar ${value < 0 ? "retry" : ""}`} style={{ width: `${100 * (Math.abs(value) / most)}%` }} />
             </td>
             <td>{value.toLocaleString()}</td>
           </tr>

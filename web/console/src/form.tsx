@@ -17,6 +17,20 @@ export interface Schema {
   default?: unknown;
 }
 
+const BIG = /^-?[1-9]\d{15,}$/;
+
+/** Returns what JSON says; integers that a number cannot hold stay as they are written, where the browser knows how. */
+export function parse(text: string): any {
+  const { rawJSON } = JSON as { rawJSON?: (text: string) => unknown };
+  const keep = (_: string, value: unknown, at?: { source?: string }): unknown =>
+    rawJSON && typeof value === "number" && !Number.isSafeInteger(value) && BIG.test(at?.source ?? "") ? rawJSON(at!.source!) : value;
+  return JSON.parse(text, keep);
+}
+
+function isBig(value: unknown): boolean {
+  return typeof value === "object" && value !== null && Object.isFrozen(value) && "rawJSON" in value;
+}
+
 export function Form({
   schema,
   value,
@@ -43,7 +57,7 @@ export function Form({
   const write = (text: string): void => {
     setRaw(text);
     try {
-      const read: unknown = JSON.parse(text);
+      const read: unknown = parse(text);
       if (typeof read !== "object" || read === null || Array.isArray(read)) throw new Error("The arguments must be an object.");
       setFault("");
       onValue(read as Record<string, unknown>);
@@ -116,8 +130,8 @@ function Field(props: FieldProps): VNode {
   const { name, schema, required, value, fault } = props;
   const title = (
     <span>
-      {schema.title ?? name}
-      {required ? " *" : ""} {schema.description && <small class="quiet">{schema.description}</small>}
+      {plain(String(schema.title ?? name))}
+      {required ? " *" : ""} {schema.description && <small class="quiet">{plain(String(schema.description))}</small>}
     </span>
   );
   const marks = { "aria-invalid": !!fault, "aria-describedby": fault ? id : undefined };
@@ -141,21 +155,21 @@ function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks
         {(!required || value === undefined) && <option value="">–</option>}
         {schema.enum.map((each) => (
           <option key={JSON.stringify(each)} value={JSON.stringify(each)}>
-            {String(each)}
+            {plain(String(each))}
           </option>
         ))}
       </select>
     );
   if (typeof value === "boolean" || schema.type === "boolean")
     return <input {...marks} type="checkbox" checked={value === true} onChange={(event) => onValue(event.currentTarget.checked)} />;
-  if (typeof value === "number" || schema.type === "number" || schema.type === "integer")
+  if (typeof value === "number" || isBig(value) || schema.type === "number" || schema.type === "integer")
     return (
       <input
         {...marks}
         type="number"
         step={schema.type === "integer" ? 1 : "any"}
-        value={value === undefined ? "" : String(value)}
-        onInput={(event) => onValue(event.currentTarget.value === "" ? undefined : event.currentTarget.valueAsNumber)}
+        value={value === undefined ? "" : JSON.stringify(value)}
+        onInput={({ currentTarget: { value: said, valueAsNumber } }) => onValue(said === "" ? undefined : BIG.test(said) ? parse(said) : valueAsNumber)}
       />
     );
   if (isList(value) || schema.type === "array") {
@@ -184,7 +198,7 @@ function isList(value: unknown): value is string[] {
 }
 
 function isFlat(schema: Schema | undefined, value: Record<string, unknown>): boolean {
-  const simple = (each: unknown): boolean => each === null || typeof each !== "object" || isList(each);
+  const simple = (each: unknown): boolean => each === null || typeof each !== "object" || isList(each) || isBig(each);
   const kinds = new Set(["string", "number", "integer", "boolean", undefined]);
   const fits = (each: Schema): boolean => (each.type === "array" ? each.items?.type === "string" : kinds.has(each.type) && !("anyOf" in each) && !("oneOf" in each));
   return Object.values(value).every(simple) && Object.values(schema?.properties ?? {}).every(fits);

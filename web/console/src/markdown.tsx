@@ -1,6 +1,6 @@
 /** Markdown as elements: no HTML is ever taken over, nothing is fetched, and links leave the page in their own tab. */
 
-import type { Nodes, Parents } from "mdast";
+import type { Nodes, Parents, Root } from "mdast";
 import { fromMarkdown } from "mdast-util-from-markdown";
 import { gfmFromMarkdown } from "mdast-util-gfm";
 import { gfm } from "micromark-extension-gfm";
@@ -15,12 +15,20 @@ export function plain(text: string): string {
   return text.replace(TURNING, "�");
 }
 
+// The time of the parser grows faster than what it is given: in quotes and lists within each other, and with marks in one block.
+const NESTED = /^(?:[ \t]*(?:>|(?:[-+*]|\d{1,9}[.)])[ \t])){33}|^[ \t]{99,}(?:[-+*]|\d{1,9}[.)])[ \t]/m;
+const MARKS = /[*_~`[\]<&]/g;
+const MARKS_MAX = 2000;
+
+/** Returns the parts of a text; nothing of one that nobody writes for people, which would stop the page. */
+export function treeOf(text: string): Root | undefined {
+  const isHeavy = NESTED.test(text) || text.split(/\n[ \t]*\n/).some((block) => (block.match(MARKS)?.length ?? 0) > MARKS_MAX);
+  return isHeavy ? undefined : fromMarkdown(text, { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] });
+}
+
 export function Markdown({ text }: { text: string }): VNode {
-  const tree = useMemo(
-    () => fromMarkdown(plain(text), { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] }),
-    [text],
-  );
-  return <div class="markdown">{children(tree)}</div>;
+  const tree = useMemo(() => treeOf(plain(text)), [text]);
+  return <div class="markdown">{tree ? children(tree) : <pre class="preview">{plain(text)}</pre>}</div>;
 }
 
 function children(node: Parents): ComponentChildren {

@@ -6,6 +6,7 @@ import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
+import { plain } from "./markdown";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, may, query } from "./state";
 
@@ -132,7 +133,7 @@ export function Detail<T>({ of, id }: { of: Resource<T>; id: string }): VNode {
       <p>
         <a href={`/${of.path}`}>{MENU[of.path].name}</a>
       </p>
-      <h1>{id}</h1>
+      <h1>{plain(id)}</h1>
       {fault && <p class="fault" role="alert">{fault}</p>}
       {item && (
         <>

@@ -32,6 +32,15 @@ export function go(to: string): void {
   show();
 }
 
+/** Returns a part of an address as it was meant; one that nobody can have meant stays as it is. */
+export function decoded(part: string): string {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
+}
+
 function show(): void {
   path.value = location.pathname;
   query.value = new URLSearchParams(location.search);
@@ -77,6 +86,7 @@ export async function arrive(): Promise<void> {
         pendingRuns.value = [...new Map(told.flatMap(([, runs]) => runs).map((run) => [run.runId, run])).values()];
       },
       { store },
+      (error) => void attempt(() => Promise.reject(error)),
     ),
   );
 }

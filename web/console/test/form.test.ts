@@ -1,0 +1,14 @@
+import { encode, decode } from "@pawl/client";
+import { expect, it } from "vitest";
+
+import { parse } from "../src/form";
+
+it.each(["9007199254740993", "-9007199254740993", "18446744073709551615"])("an integer is shown and sent as it is, whatever a number can hold: %s", (digits) => {
+  const text = `{"account":${digits},"all":[${digits},1.5,1e300,12]}`;
+  expect(JSON.stringify(parse(text))).toBe(text.replace("1e300", "1e+300"));
+  expect(atob(encode(decode(btoa(text), parse)))).toBe(text.replace("1e300", "1e+300"));
+});
+
+it("what a number holds is a number", () => {
+  expect(parse('[1, -2.5, 9007199254740991, 1e21, "9007199254740993"]')).toEqual([1, -2.5, 9007199254740991, 1e21, "9007199254740993"]);
+});
