@@ -7,9 +7,9 @@ import contextlib
 import itertools
 import json
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import grpc
 import httpx2
@@ -25,6 +25,7 @@ _SIDE_BY_SIDE: Final = 16
 _SUM: Final = "what is 17 * 23?"
 _START: Final = "/rpc/pawl.agent.v1.AgentService/StartRun"
 _DATA: Final = "data: "
+_PAUSE_SECONDS: Final = 0.1
 # So that the connections of both ends are closed with what they were for.
 _NONE_KEPT: Final = httpx2.Limits(max_keepalive_connections=0)
 
@@ -72,7 +73,9 @@ class Load:
         assert (await self._agent.events(run.run_id))[-1].type == "run.completed"
 
     async def _complete_over_http(self) -> None:
-        answer = await self._door.post(_START, json={"text": _SUM})
+        asked = {"requestId": str(uuid.uuid4()), "text": _SUM}
+        while (answer := await self._door.post(_START, json=asked)).status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+            await asyncio.sleep(_PAUSE_SECONDS)
         assert answer.status_code == HTTPStatus.OK, answer.text
         assert await self._read("GET", f"/runs/{answer.json()['run']['runId']}/events") == {}
 
@@ -138,15 +141,25 @@ class Load:
         assert event["runId"] == self._parked_run_id
 
     async def _read(self, method: str, path: str, asked: Any = None, *, events: int | None = None) -> Any:
-        """Read so many events of a stream of the gateway, or all; returns the last one."""
-        async with self._door.stream(method, path, json=asked) as answer:
-            assert answer.status_code == HTTPStatus.OK, await answer.aread()
-            found: list[Any] = []
-            async for line in answer.aiter_lines():
-                if line.startswith(_DATA):
-                    found.append(json.loads(line.removeprefix(_DATA)))
-                if len(found) == events:
-                    break
+        """Read so many events of a stream of the gateway, or all; returns the last one.
+
+        A stream that cannot be opened now is asked for again, as clients do.
+        """
+        found: list[Any] = []
+        while not found:
+            async with self._door.stream(method, path, json=asked) as answer:
+                if answer.status_code == HTTPStatus.SERVICE_UNAVAILABLE:
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    continue
+                assert answer.status_code == HTTPStatus.OK, await answer.aread()
+                lines = cast("AsyncGenerator[str]", answer.aiter_lines())
+                # One that is left ends here, and not when it is collected.
+                async with contextlib.aclosing(lines):
+                    async for line in lines:
+                        if line.startswith(_DATA):
+                            found.append(json.loads(line.removeprefix(_DATA)))
+                        if len(found) == events:
+                            break
         return found[-1]
 
 
