@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 import pytest
 
+from pawl.launcher.ports import free_port
 from pawl.launcher.postgres import database_account
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class NatsServer:
         self._folder = folder
         self._settings = settings
         self._process: subprocess.Popen[bytes] | None = None
-        self._port = -1
+        self._port = free_port()
 
     @property
     def url(self) -> str:
@@ -98,8 +98,6 @@ class NatsServer:
             if process.poll() is not None or time.monotonic() > give_up:
                 pytest.fail(f"nats-server does not start:\n{log.read_text() if log.exists() else ''}", pytrace=False)
             time.sleep(0.01)
-        address: str = json.loads(ports.read_text())["nats"][0]
-        self._port = int(address.rpartition(":")[2])
 
     def stop(self) -> None:
         """End the process. Idempotent."""

@@ -371,7 +371,10 @@ def hunt_unmended(name: str) -> str:
 
 
 def _play_unmended(name: str, seed: int) -> str:
-    game = Game(seed=seed, phases=nemesis.named([DEMOTE]), quiet_seconds=1.0, pace_seconds=0.5, settle_seconds=40.0)
+    # Where runs are not to end nobody waits for them as long.
+    settle_seconds = 40.0 if name == "runs_end" else 120.0
+    phases = nemesis.named([DEMOTE])
+    game = Game(seed=seed, phases=phases, quiet_seconds=1.0, pace_seconds=0.5, settle_seconds=settle_seconds)
     with tempfile.TemporaryDirectory(prefix="pawl-chaos-") as folder:
         try:
             found = asyncio.run(play(game, Path(folder), extra=unmended.prepare(name, Path(folder))))

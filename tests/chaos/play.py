@@ -28,7 +28,7 @@ LEAST: Mapping[Kind, int] = {
 }
 """What every minute of a game must have brought on the average, or it proves little; ten times that is usual."""
 
-_TELLING_ROUNDS_MAX = 15
+_TELLING_ROUNDS_MAX = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +40,7 @@ class Game:
     seconds: float | None = None
     quiet_seconds: float = 3.0
     pace_seconds: float = 1.0
-    settle_seconds: float = 90.0
+    settle_seconds: float = 240.0
     machine_faults: bool = False
     """Whether to prepare for faults of the machine, a full disk and a wrong clock, where it lets us."""
     least: Mapping[Kind, int] = field(default_factory=dict)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 _PAGE = 200
 _AT_ONCE = 8
-_READ_SECONDS = 20.0
+_READ_SECONDS = 60.0
 
 Owner = tuple[str, str]
 """Store and user."""

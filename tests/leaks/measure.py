@@ -16,7 +16,7 @@ import psutil
 
 from pawl.chassis.database_kept import KeptConnections
 
-_SETTLE_SECONDS_MAX: Final = 10.0
+_SETTLE_SECONDS_MAX: Final = 60.0
 # Of tool-registry, which listens for the calls of workers on one that has run nothing else.
 _LISTENING: Final = 1
 _TYPES_SHOWN: Final = 12

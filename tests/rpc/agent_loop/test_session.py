@@ -435,7 +435,7 @@ class TestSilence:
 
     @pytest.fixture
     def times(self) -> SessionTimes:
-        return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=0.3)
+        return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=2.0)
 
     async def test_a_silent_server_sends_life_signs(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)

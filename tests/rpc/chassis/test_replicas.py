@@ -13,6 +13,7 @@ from pawl.chassis import rpc_batch_client, rpc_client, rpc_replicas, tasks
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import DependencyUnavailable, Overloaded
+from pawl.launcher.ports import free_port
 from tests.poll import until
 from tests.rpc.chassis.echo import EchoServicer, EchoStub, Serve
 
@@ -82,7 +83,8 @@ async def two(serve: Serve, **options: object) -> AsyncIterator[Replicas]:
     async with AsyncExitStack() as every:
         for _ in range(2):
             stack = await every.enter_async_context(AsyncExitStack())
-            server = await stack.enter_async_context(serve(service_only=True, listen="127.0.0.1:0", **options))
+            listen = f"127.0.0.1:{free_port()}"  # Which nobody takes while it is stopped.
+            server = await stack.enter_async_context(serve(service_only=True, listen=listen, **options))
             servers[server.address], serving[server.address] = server, stack
         async with open_channel(",".join(servers), batches=True) as channel:
             yield Replicas(servers, serving, EchoStub(channel))

@@ -218,7 +218,7 @@ async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
     """I4: a reconcilable call must not run on while somebody else is told that it has not happened."""
-    options = ExecutorOptions(lease_seconds=0.6, renew_seconds=0.1, grace_seconds=0.1)
+    options = ExecutorOptions(lease_seconds=2, renew_seconds=0.2, grace_seconds=0.1)
     async with running(database_url, tmp_path, world.tools(), options=options, drain_seconds=0.1) as registry:
         asked = asyncio.ensure_future(registry.run("order", {"wait": True}, timeout_seconds=60))
         await world.begun.wait()

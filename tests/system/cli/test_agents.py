@@ -120,10 +120,11 @@ def test_an_agent_gives_a_task_to_another_one_that_has_tools_of_its_own(pawl: Co
 
 def test_agents_of_the_folder_that_the_suite_was_started_with_are_there(pawl: CommandLine) -> None:
     for _ in range(100):
-        if "greeter" in pawl.succeed("agents", "list"):
+        told = "PAWL_AGENTS: greeter: version 1" in (pawl.data.parent / "screen").read_text()
+        if "greeter" in pawl.succeed("agents", "list") and told:
             break
+    assert told
     assert "Greet people." in pawl.succeed("agents", "show", "greeter")
-    assert "PAWL_AGENTS: greeter: version 1" in (pawl.data.parent / "screen").read_text()
 
 
 def test_the_default_tells_a_model_how_to_work_with_pawl_until_the_store_replaces_it(

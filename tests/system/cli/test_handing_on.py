@@ -108,7 +108,9 @@ def test_agents_delegate_and_change_while_conversations_are_imported_forked_and_
     assert version == "1"
 
     # What is erased is nowhere any more; what the fork has of its own stays.
-    pawl.succeed("conversations", "erase", imported, "--yes")
+    for _ in range(20):
+        if f"{imported} is erased" in pawl.succeed("conversations", "erase", imported, "--yes"):
+            break
     code, _, errors = pawl.run("conversations", "show", imported)
     assert code
     assert "erased" in errors

@@ -103,7 +103,7 @@ def test_always_in_the_inbox_is_for_the_conversation(pawl: CommandLine) -> None:
         os.write(screen, b"always\n")
         command = [sys.executable, "-m", "pawl.cli", "--user", "fay", "inbox"]
         done = subprocess.run(
-            command, env=fay.environment(), stdin=keyboard, capture_output=True, text=True, timeout=30, check=False
+            command, env=fay.environment(), stdin=keyboard, capture_output=True, text=True, timeout=240, check=False
         )
     finally:
         os.close(screen)

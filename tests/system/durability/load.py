@@ -157,7 +157,7 @@ async def _untold(suite: Suite, mine: list[Promise]) -> list[str]:
         return wanted <= set(told)
 
     with contextlib.suppress(TimeoutError):
-        await until(is_told, patience_seconds=15)
+        await until(is_told, patience_seconds=60)
     return [f"{run_id}: {told[run_id]} notifications" for run_id in sorted(wanted) if told[run_id] != 1]
 
 
