@@ -25,7 +25,7 @@ from pawl.job_store.domain import keys as rules
 from pawl.job_store.domain.key_events import KeyEventKind, event_of
 from pawl.job_store.domain.keys import Governor
 from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.rpc.job_store.test_keys import World, create, refused, world
+from tests.rpc.job_store.test_keys import World, create, refused, world, writes_nothing
 
 if TYPE_CHECKING:
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
@@ -288,7 +288,4 @@ async def test_a_process_of_a_newer_version_gets_its_keys_though_it_counts_what_
 
 async def test_nothing_to_report_writes_nothing(world: World) -> None:
     """What every process does every two seconds costs one read."""
-    before = await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text")
-    for _ in range(20):
-        await world.keys.sync_keys(0, (), ())
-    assert await world.database.fetchval("SELECT pg_current_wal_insert_lsn()::text") == before
+    await writes_nothing(world, lambda: world.keys.sync_keys(0, (), ()))

@@ -22,7 +22,7 @@ Metadata = Sequence[tuple[str, str]]
 T = TypeVar("T", bound=tuple[str, str])
 
 _TRIES: Final = 5
-_SECONDS_MAX: Final = 30.0
+_SECONDS_MAX: Final = 60.0
 _GEN: Final = Path(tool_pb2.__file__).parents[2]
 # They ask for more than the table when they have read an empty request.
 _BY_CONTENT: Final = ("/pawl.tool.v1.SourceService/AddSource", "/pawl.tool.v1.RuleService/CreateRule")

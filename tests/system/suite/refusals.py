@@ -23,7 +23,7 @@ PROCESSES = {
     "ledger": "job-store",
     "notify": "notifier",
 }
-SECONDS_MAX = 20.0
+SECONDS_MAX = 60.0
 
 Metadata = tuple[tuple[str, str], ...]
 

@@ -33,7 +33,7 @@ async def obedient(suite: Suite) -> AsyncIterator[Any]:
     """Gives the model a script, and takes it away at the end."""
     assert suite.endpoints.model_base_url is not None
     root = suite.endpoints.model_base_url.removesuffix("/v1")
-    async with httpx2.AsyncClient(base_url=root, timeout=20) as http:
+    async with httpx2.AsyncClient(base_url=root, timeout=60) as http:
 
         async def play(rounds: Any) -> None:
             (await http.post("/_pawl/script", json=script(rounds))).raise_for_status()
