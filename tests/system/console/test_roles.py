@@ -7,6 +7,7 @@ import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import httpx2
 import pytest
 import pytest_asyncio
 from playwright.async_api import Browser, Page, expect
@@ -78,6 +79,8 @@ async def test_who_may_sees_it_who_may_not_does_not(browser: Browser, keyed: Sui
         await page.wait_for_timeout(500)
     await expect(viewer.get_by_role("button", name="Approve")).to_have_count(0)
 
+    for other in ("viewer", "approver", "stranger"):
+        await cannot_watch(keyed, other, str(run_id))
     stranger = await enter(browser, keyed, "stranger", f"/runs/{run_id}")
     await expect(stranger.get_by_role("heading", name="This run cannot be shown")).to_be_visible()
     await expect(stranger.locator(".fault")).to_contain_text("No such run")
@@ -92,3 +95,18 @@ async def test_who_may_sees_it_who_may_not_does_not(browser: Browser, keyed: Sui
     await card.get_by_role("button", name="Approve").click()
     await expect(member.locator(".turn[data-state=completed]")).to_have_count(1, timeout=90_000)
     await expect(member.locator(".card", has_text="by approver")).to_be_visible()
+
+
+async def cannot_watch(suite: Suite, user: str, run_id: str) -> None:
+    """Streams tell a run of somebody else to nobody, and in the words for one that is not there."""
+    watch = {"method": "pawl.agent.v1.AgentService/WatchRun"}
+    wishes = {each: watch | {"request": {"runId": each}} for each in (run_id, "run_nope")}
+    headers = {"authorization": f"Bearer {key_of(user)}"}
+    async with httpx2.AsyncClient(base_url=address(suite), headers=headers, timeout=60.0) as program:
+        both = [await program.get(f"/runs/{each}/events") for each in wishes]
+        assert [answer.status_code for answer in both] == [404, 404]
+        assert both[0].json() == both[1].json()
+        told = (await program.post("/stream", json={"subscriptions": wishes})).text
+        found = [json.loads(line.removeprefix("data: ")) for line in told.splitlines() if line.startswith("data: ")]
+        assert {each["key"] for each in found} == set(wishes)
+        assert found[0]["error"] == found[1]["error"]
