@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from pawl.agent_loop.domain import monitor
 from pawl.agent_loop.domain.call import CallResult
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.domain.loop_state import JobCursor
+from pawl.agent_loop.domain.run import JobReports, RunState
 from tests.fakes.model import calls
 from tests.unit.agent_loop.test_jobs import Story, background, played
+from tests.unit.agent_loop.test_monitors import job, looked
 
 
 def test_a_job_that_waits_for_something_asks_the_model_once_it_is_so() -> None:
@@ -105,6 +108,31 @@ def test_a_digest_is_told_in_place_of_each_iteration() -> None:
         assert sums.keys() <= {7}, "told beside the end, if it was told before"
 
     played(main)
+
+
+def test_a_digest_that_waits_is_told_when_the_job_has_looked_again() -> None:
+    asked: Any = {"reports": JobReports.DIGEST, "report_seconds": 2.5}
+    what, cursor, output, outputs = job(**asked), JobCursor(), "", []
+    for number in range(1, 9):
+        call = looked(number, number, number - 1.0)
+        judged = monitor.judged(what, cursor, call, str(number))
+        seen, tells = monitor.tells(what, cursor, judged, call, str(number))
+        output = monitor.told(what, cursor, judged, str(number), output, ends_digest=tells)
+        outputs.append(json.loads(output))
+        cursor = seen
+    first = outputs[3]["iterations"]
+    assert [each["result"] for each in first] == ["1", "2", "3", "4"]
+    assert [each.get("digest_before") for each in outputs] == [
+        None,
+        None,
+        None,
+        None,
+        first,
+        first,
+        None,
+        outputs[6]["iterations"],
+    ]
+    assert [each["from"] for each in outputs[6]["iterations"]] == [5, 6, 7]
 
 
 def test_a_job_that_is_to_report_nothing_is_silent_to_its_end() -> None:

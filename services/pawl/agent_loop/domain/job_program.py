@@ -99,10 +99,11 @@ def reported(base: State, after: State) -> State:
     said = jobs.said(call)
     judged = monitor.judged(job, cursor, call, said)
     denial = _denial(call) if job.interval_seconds else ""
-    told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial)
-    judged, tells = monitor.tells(job, cursor, judged, call, said)
+    seen, tells = monitor.tells(job, cursor, judged, call, said)
+    ends_digest = seen.digest_time != judged.digest_time
+    told = monitor.told(job, cursor, judged, said, after.run.output_text, paused=denial, ends_digest=ends_digest)
     run = replace(after.run, output_text=told, missed_iterations=missed(job, call))
-    after = replace(after, run=run, loop=replace(after.loop, cursor=judged))
+    after = replace(after, run=run, loop=replace(after.loop, cursor=seen))
     if denial:
         after = paused(after, call.end_time or 0.0, resumes=False)
     return replace(after, tells_iteration=call.round) if tells or denial else after

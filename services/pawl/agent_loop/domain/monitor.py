@@ -58,10 +58,19 @@ def tells(job: Job, before: JobCursor, after: JobCursor, call: Call, said: str) 
     return (replace(after, digest=(), digest_left_out=0, digest_time=now) if is_due else after), True
 
 
-def told(job: Job, before: JobCursor, after: JobCursor, said: str, told_before: str, *, paused: str = "") -> str:
+def told(
+    job: Job,
+    before: JobCursor,
+    after: JobCursor,
+    said: str,
+    told_before: str,
+    *,
+    paused: str = "",
+    ends_digest: bool = False,
+) -> str:
     """Return the output of a job after an iteration that came to `said`; before it that was `told_before`.
 
-    `paused` is why it begins no other one; empty if it does.
+    `paused` is why it begins no other one; empty if it does. `ends_digest` if its digest is due with it.
     """
     outcome: dict[str, Any] = {"paused": paused} if paused else {}
     if job.until is not None:
@@ -79,6 +88,11 @@ def told(job: Job, before: JobCursor, after: JobCursor, said: str, told_before: 
             {"from": each.first_round, "to": each.last_round, "result": each.said} for each in after.digest
         ]
         outcome["left_out"] = after.digest_left_out
+        if told_before and before.digest_time and not ends_digest:
+            # What was told of may still wait to be told.
+            told_then = msgspec.json.decode(told_before, type=dict[str, msgspec.Raw])
+            digest_before = told_then.get("digest_before" if before.digest else "iterations")
+            outcome |= {"digest_before": digest_before} if digest_before else {}
     if not outcome:
         return said
     return msgspec.json.encode(outcome | {"result": msgspec.Raw(said.encode())}).decode()
