@@ -107,10 +107,12 @@ class ClientSide:
             ),
         )
         self.pending = Pending(ledger=ledger, clock=clock)
+        jobs = Jobs(ledger=ledger, inbox=self.inbox, messages=self.messages, checker=checker, clock=clock, ids=ids)
         self.servicer = AgentServicer(
             ledger=ledger,
             messages=self.messages,
             inbox=self.inbox,
+            jobs=jobs,
             pending=self.pending,
             watches=self.watches,
             sessions=self.sessions,
@@ -123,9 +125,7 @@ class ClientSide:
         )
         self.operators = Operators(ledger=ledger, ids=ids)
         self._operator_servicer = OperatorServicer(ledger, self.operators)
-        self._job_servicer = JobServicer(
-            Jobs(ledger=ledger, inbox=self.inbox, messages=self.messages, checker=checker, clock=clock, ids=ids)
-        )
+        self._job_servicer = JobServicer(jobs)
         self._conversation_servicer = ConversationServicer(Conversations(ledger, ids))
 
     def add_to(self, server: RpcServer) -> None:

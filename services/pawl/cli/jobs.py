@@ -308,7 +308,7 @@ def progress_text(job: jobs_pb2.BackgroundJob) -> str:
 
 def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
     """Return what became of a job that somebody wanted to stop."""
-    return f"{job.job_id} ({wording.clean(job.definition.tool_name)}) is {wording.state_name(job.state)}."
+    return f"{wording.job_name(job)} is {wording.state_name(job.state)}."
 
 
 def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:
@@ -316,4 +316,4 @@ def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:
     now = "goes on" if resumed else f"is paused; it goes on with: pawl jobs resume {job.job_id}"
     if not (resumed or job.definition.interval_seconds):
         now = f"is called once, and ends as usual if it has begun; to end it: pawl jobs stop {job.job_id}"
-    return f"{job.job_id} ({wording.clean(job.definition.tool_name)}) {now}"
+    return f"{wording.job_name(job)} {now}"

@@ -387,8 +387,13 @@ async def cancel(
     console: Console,
     run_id: RunId,
     *,
+    jobs: Annotated[bool, typer.Option("--jobs", help="Also the jobs that it began, which go on otherwise.")] = False,
     reason: Annotated[str, typer.Option(help="For the log and the model.")] = "",
 ) -> None:
     """Stop a run. One that has ended stays as it is."""
-    stopped = await target.cancel(run_id, reason)
-    console.print(f"{run_id} is {wording.state_name(stopped.state)}.", markup=False)
+    request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, cancel_jobs=jobs)
+    answer = await target.once(target.agents.CancelRun, request)
+    console.print(f"{run_id} is {wording.state_name(answer.run.state)}.", markup=False)
+    for job in answer.jobs:
+        now = f"is {wording.state_name(job.state)}." if jobs else f"goes on; to end it: pawl jobs stop {job.job_id}"
+        console.print(f"{wording.job_name(job)} {now}", markup=False, soft_wrap=True)

@@ -12,6 +12,7 @@ from google.protobuf.descriptor import EnumDescriptor
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.agent.v1 import jobs_pb2
 from pawl.chassis.strict_json import dumps_canonical
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2, waiting_pb2
 
@@ -121,6 +122,11 @@ def _value_name(kind: EnumDescriptor, value: int) -> str:
     if value not in names:
         return str(value)
     return names[value].name.removeprefix(names[0].name.removesuffix("UNSPECIFIED")).lower()
+
+
+def job_name(job: jobs_pb2.BackgroundJob) -> str:
+    """Return the id of a job, and which tool it calls."""
+    return f"{job.job_id} ({clean(job.definition.tool_name)})"
 
 
 def state_name(state: run_pb2.RunState.ValueType) -> str:

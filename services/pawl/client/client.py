@@ -117,9 +117,9 @@ class AsyncClient(TriggerVerbs, JobVerbs):
         )
         return await self.once(self.agents.SendMessage, request)
 
-    async def cancel(self, run_id: str, reason: str = "", *, request_id: str = "") -> run_pb2.Run:
-        """Stop a run; returns it as it is now. One that has ended stays as it is."""
-        request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, request_id=request_id)
+    async def cancel(self, run_id: str, reason: str = "", *, jobs: bool = False, request_id: str = "") -> run_pb2.Run:
+        """Stop a run, with `jobs` also those that it began; returns it. One that has ended stays as it is."""
+        request = agent_pb2.CancelRunRequest(run_id=run_id, reason=reason, cancel_jobs=jobs, request_id=request_id)
         return (await self.once(self.agents.CancelRun, request)).run
 
     async def top_up(self, run_id: str, tokens: int, *, request_id: str = "") -> run_pb2.Run:

@@ -303,6 +303,30 @@ async def test_all_open_jobs_of_a_conversation_are_stopped_and_named(
     assert (await jobs.GetJob(pb.GetJobRequest(job_id="job_2"), metadata=ME)).job.state == run_pb2.RUN_STATE_QUEUED
 
 
+async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_them_with_it(
+    stub: AgentServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    for number in (1, 2, 3, 4):
+        await clock.advance(1)
+        await add_job(ledger, number)
+    await ledger.finish("job_3")
+    ledger.put_run("job_4", parent_run_id="run_of_before")
+    open_ones, stopped = ["job_2", "job_1"], {"job_1", "job_2", "run_1"}
+
+    async def named(**asked: Any) -> list[str]:
+        request = agent_pb2.CancelRunRequest(run_id="run_1", **asked)
+        return [job.job_id for job in (await stub.CancelRun(request, metadata=ME)).jobs]
+
+    assert [await named(request_id="r1") for _ in range(2)] == 2 * [open_ones]
+    assert await listed(jobs, open_only=True) == ["job_4", *open_ones]
+    assert [await named(request_id="r2", cancel_jobs=True) for _ in range(2)] == 2 * [open_ones]
+    for run_id in ("job_1", "job_2", "job_4", "run_1"):
+        run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=ME)).run
+        assert (run.state == run_pb2.RUN_STATE_CANCELLING) == (run_id in stopped)
+    assert await named(request_id="r3", cancel_jobs=True) == []
+    assert (await stub.CancelRun(agent_pb2.CancelRunRequest(run_id="job_4", cancel_jobs=True), metadata=ME)).jobs == []
+
+
 async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:

@@ -99,3 +99,13 @@ def test_a_series_is_seen_and_stopped_in_the_chat_and_outside(pawl: CommandLine)
         assert f"{job_id}: cancelled by its user" in pawl.succeed("jobs", "show", job_id)
     assert "No job of the conversation is open" in pawl.succeed("jobs", "stop", "--conversation", conversation[1])
     assert pawl.run("jobs", "stop")[0] == 2
+
+
+def test_a_run_that_is_cancelled_names_the_jobs_that_go_on_or_stops_them_with_it(pawl: CommandLine) -> None:
+    run_id = pawl.succeed("run", "--detach", "in the background, every 3600 s 5 times: what is 1 + 1").strip()
+    pawl.succeed("watch", run_id)
+    goes_on = re.search(r"(run_\w+) \(calculate\) goes on; to end it: pawl jobs stop", pawl.succeed("cancel", run_id))
+    assert goes_on is not None
+    assert re.search(rf"{goes_on[1]} \(calculate\) is cancel", pawl.succeed("cancel", run_id, "--jobs"))
+    assert pawl.run("jobs", "watch", goes_on[1])[0] == 1
+    assert "goes on" not in pawl.succeed("cancel", run_id)

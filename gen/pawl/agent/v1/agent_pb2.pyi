@@ -36,6 +36,7 @@ from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from pawl.agent.v1 import jobs_pb2 as _jobs_pb2
 from pawl.agent.v1 import types_pb2 as _types_pb2
 from pawl.event.v1 import call_pb2 as _call_pb2
 from pawl.event.v1 import event_pb2 as _event_pb2
@@ -703,22 +704,28 @@ class CancelRunRequest(_message.Message):
     REQUEST_ID_FIELD_NUMBER: _builtins.int
     RUN_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    CANCEL_JOBS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """See the package comment."""
     run_id: _builtins.str
     """The run."""
     reason: _builtins.str
     """For the log and the model's history; at most 4 KiB; may be empty."""
+    cancel_jobs: _builtins.bool
+    """Also stops the jobs that the run began, as JobService.StopJob. A request that
+    is sent again may set it only then.
+    """
     def __init__(
         self,
         *,
         request_id: _builtins.str = ...,
         run_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        cancel_jobs: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cancel_jobs", b"cancel_jobs", "reason", b"reason", "request_id", b"request_id", "run_id", b"run_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -726,23 +733,31 @@ Global___CancelRunRequest: _TypeAlias = CancelRunRequest  # noqa: Y015
 
 @_typing.final
 class CancelRunResponse(_message.Message):
-    """CancelRunResponse has the run as it is now."""
+    """CancelRunResponse has the run as it is now, and its jobs."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     RUN_FIELD_NUMBER: _builtins.int
+    JOBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def run(self) -> _run_pb2.Run:
         """The run; CANCELLING, CANCELLED, or the terminal state it had before."""
+
+    @_builtins.property
+    def jobs(self) -> _containers.RepeatedCompositeFieldContainer[_jobs_pb2.BackgroundJob]:
+        """The jobs that the run began and that have not ended, the newest first; with
+        `cancel_jobs` those that the request has stopped.
+        """
 
     def __init__(
         self,
         *,
         run: _run_pb2.Run | None = ...,
+        jobs: _abc.Iterable[_jobs_pb2.BackgroundJob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["run", b"run"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["jobs", b"jobs", "run", b"run"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

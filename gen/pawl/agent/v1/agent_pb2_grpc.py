@@ -291,7 +291,8 @@ class AgentServiceServicer(object):
         the model's stream is closed, running tools are cancelled. What could not be
         stopped is said when the run has ended: in `unstopped_call_ids`, in a
         warning NOT_STOPPED, and in the results of those calls. A run that has
-        ended stays as it is, and the answer shows it. Idempotent.
+        ended stays as it is, and the answer shows it. The jobs that it began go on,
+        and are named, unless `cancel_jobs` is set. Idempotent.
 
         Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
         """

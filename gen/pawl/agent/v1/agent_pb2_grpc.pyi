@@ -158,7 +158,8 @@ class AgentServiceStub:
     the model's stream is closed, running tools are cancelled. What could not be
     stopped is said when the run has ended: in `unstopped_call_ids`, in a
     warning NOT_STOPPED, and in the results of those calls. A run that has
-    ended stays as it is, and the answer shows it. Idempotent.
+    ended stays as it is, and the answer shows it. The jobs that it began go on,
+    and are named, unless `cancel_jobs` is set. Idempotent.
 
     Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
     """
@@ -368,7 +369,8 @@ class AgentServiceAsyncStub(AgentServiceStub):
     the model's stream is closed, running tools are cancelled. What could not be
     stopped is said when the run has ended: in `unstopped_call_ids`, in a
     warning NOT_STOPPED, and in the results of those calls. A run that has
-    ended stays as it is, and the answer shows it. Idempotent.
+    ended stays as it is, and the answer shows it. The jobs that it began go on,
+    and are named, unless `cancel_jobs` is set. Idempotent.
 
     Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
     """
@@ -629,7 +631,8 @@ class AgentServiceServicer(metaclass=_abc_1.ABCMeta):
         the model's stream is closed, running tools are cancelled. What could not be
         stopped is said when the run has ended: in `unstopped_call_ids`, in a
         warning NOT_STOPPED, and in the results of those calls. A run that has
-        ended stays as it is, and the answer shows it. Idempotent.
+        ended stays as it is, and the answer shows it. The jobs that it began go on,
+        and are named, unless `cancel_jobs` is set. Idempotent.
 
         Errors: RUN_NOT_FOUND, REQUEST_ID_REUSED.
         """

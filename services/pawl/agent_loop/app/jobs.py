@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -22,6 +23,7 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CommandId, ConversationId, IdSource, RequestId, RunId
 from pawl.errors import InvalidArguments, InvalidField, PermissionDenied, RunNotFound, ToolExists, ToolNotFound
 
+_ALL: Final = PageAsked(page_size=0, page_token="")
 _OPEN: Final = tuple(state for state in RunState if state not in ENDED)
 _REFUSED: Final = (InvalidArguments, InvalidField, PermissionDenied, ToolNotFound)
 _STOPPED: Final = frozenset({RunState.CANCELLING, RunState.CANCELLED})
@@ -149,6 +151,24 @@ class Jobs:
         wanted = RunFilter(jobs_only=True, reports_to_conversation_id=conversation_id, states=states)
         return await self._ledger.list_runs(caller, wanted, page)
 
+    async def of_run(self, caller: Principal, run: RunView) -> Sequence[RunView]:
+        """Return the open jobs that a run began, the newest first."""
+        wanted = RunFilter(jobs_only=True, parent_run_id=run.run_id, states=_OPEN)
+        return (await self._ledger.list_runs(caller, wanted, _ALL)).items
+
+    async def stop_of_run(
+        self, caller: Principal, request_id: RequestId, run: RunView, reason: str
+    ) -> Sequence[RunView]:
+        """Stop the open jobs that a run began; else as `stop_all`.
+
+        Raises:
+            RequestIdReused, TooLarge, InvalidField
+        """
+        if not run.conversation_id:
+            return ()
+        wanted = RunFilter(parent_run_id=run.run_id, reports_to_conversation_id=run.conversation_id)
+        return await self._stop(caller, request_id, wanted, reason)
+
     async def stop(self, caller: Principal, request_id: RequestId, job_id: RunId, reason: str) -> RunView:
         """Stop a job and return it; one that has ended stays as it is.
 
@@ -182,15 +202,15 @@ class Jobs:
             ConversationNotFound, ConversationErased, RequestIdReused, TooLarge, InvalidField
         """
         await self._ledger.get_conversation(caller, conversation_id)
+        return await self._stop(caller, request_id, RunFilter(reports_to_conversation_id=conversation_id), reason)
+
+    async def _stop(
+        self, caller: Principal, request_id: RequestId, wanted: RunFilter, reason: str
+    ) -> tuple[RunView, ...]:
         stopped: list[RunView] = []
         request_id = request_id or RequestId(self._ids.new("req"))
-        wanted = RunFilter(
-            jobs_only=True,
-            reports_to_conversation_id=conversation_id,
-            states=_OPEN,
-            stopped_by_command_id=CommandId(request_id),
-        )
-        page = PageAsked(page_size=0, page_token="")
+        wanted = replace(wanted, jobs_only=True, states=_OPEN, stopped_by_command_id=CommandId(request_id))
+        page = _ALL
         while True:
             found = await self._ledger.list_runs(caller, wanted, page)
             for job in found.items:

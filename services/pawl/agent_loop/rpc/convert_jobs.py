@@ -1,11 +1,12 @@
-"""Jobs that users start: requests to values of ours."""
+"""Jobs of users: requests to values of ours, and what they are now to messages."""
 
 from __future__ import annotations
 
 import hashlib
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from pawl.agent.v1 import jobs_pb2
+from pawl.agent_loop.app.public_values import RunView
 from pawl.agent_loop.domain import checks
 from pawl.agent_loop.domain.assembly import ARGUMENTS_BYTES_MAX
 from pawl.agent_loop.domain.background import AskedJob
@@ -17,8 +18,14 @@ from pawl.chassis.ids import check_agent_name, check_id
 from pawl.chassis.labels import check_labels
 from pawl.chassis.translate import Exceptions
 from pawl.errors import InvalidField, TooLarge
-from pawl.event.v1 import run_pb2
+from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 
+_SETTLED: Final = frozenset(
+    {
+        *(call_pb2.CALL_STATE_SUCCEEDED, call_pb2.CALL_STATE_FAILED, call_pb2.CALL_STATE_REJECTED),
+        *(call_pb2.CALL_STATE_EXPIRED, call_pb2.CALL_STATE_CANCELLED, call_pb2.CALL_STATE_OUTCOME_UNKNOWN),
+    }
+)
 _REPORTS: Final = WIRE.enum(JobReports, run_pb2.JobReports, field="reports")
 
 
@@ -57,3 +64,30 @@ def asked(request: jobs_pb2.StartJobRequest) -> tuple[AskedJob, bytes]:
     copy.CopyFrom(request)
     copy.ClearField("request_id")
     return _ASKED.read(request), hashlib.sha256(copy.SerializeToString(deterministic=True)).digest()
+
+
+def job(view: RunView) -> jobs_pb2.BackgroundJob:
+    """Return a job as it is now."""
+    run = cast("run_pb2.Run", view.document)
+    ended = {count.state: count.count for count in run.call_counts if count.state in _SETTLED}
+    waits_for_time = run.waiting.reason == waiting_pb2.WAIT_REASON_TIME and run.waiting.HasField("deadline_time")
+    return jobs_pb2.BackgroundJob(
+        job_id=run.run_id,
+        conversation_id=run.reports_to_conversation_id,
+        parent_run_id=run.parent_run_id,
+        parent_call_id=run.parent_call_id,
+        definition=run.job,
+        state=run.state,
+        iterations=run.trimmed_rounds + sum(ended.values()),
+        failures=run.trimmed_failures + sum(ended.values()) - ended.get(call_pb2.CALL_STATE_SUCCEEDED, 0),
+        create_time=run.create_time,
+        end_time=run.end_time if run.HasField("end_time") else None,
+        next_time=run.waiting.deadline_time if waits_for_time else None,
+        last_result=run.output_text,
+        failure=run.failure if run.HasField("failure") else None,
+        stop_cause=run.stop_cause,
+        waiting=run.waiting if run.HasField("waiting") else None,
+        pending_calls=run.pending_calls,
+        trimmed_iterations=run.trimmed_rounds,
+        missed_iterations=run.missed_iterations,
+    )

@@ -11,6 +11,7 @@ from pawl.agent.v1 import agent_pb2 as pb
 from pawl.agent.v1 import agent_pb2_grpc, session_pb2, steps_pb2, types_pb2, undo_pb2, whoami_pb2
 from pawl.agent_loop.app.frames import Receipt, ServerFrame
 from pawl.agent_loop.app.inbox import Inbox, decided
+from pawl.agent_loop.app.jobs import Jobs
 from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_ports import PublicLedger
@@ -21,7 +22,7 @@ from pawl.agent_loop.app.undoing import Undoing
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.app.whoami import Introductions
 from pawl.agent_loop.domain import checks
-from pawl.agent_loop.rpc import convert, convert_session, convert_steps
+from pawl.agent_loop.rpc import convert, convert_jobs, convert_session, convert_steps
 from pawl.chassis.auth import current_principal, require_user
 from pawl.chassis.ids import CallId, RunId, check_id
 from pawl.chassis.rpc_interceptor import count_as_stream
@@ -43,6 +44,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         ledger: PublicLedger,
         messages: Messages,
         inbox: Inbox,
+        jobs: Jobs,
         pending: Pending,
         watches: Watches,
         sessions: Sessions,
@@ -54,6 +56,7 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         self._ledger = ledger
         self._messages = messages
         self._inbox = inbox
+        self._jobs = jobs
         self._pending = pending
         self._watches = watches
         self._sessions = sessions
@@ -130,9 +133,14 @@ class AgentServicer(agent_pb2_grpc.AgentServiceServicer):
         return pb.DecideCallsResponse(receipts=receipts)
 
     async def CancelRun(self, request: pb.CancelRunRequest, context: Context) -> pb.CancelRunResponse:
-        run_id = convert.run_id(request)
-        reply = await self._inbox.cancel(require_user(), convert.request_id(request), run_id, request.reason)
-        return pb.CancelRunResponse(run=_run(reply.run_after(RunNotFound, also_late=True)))
+        caller, run_id, request_id = require_user(), convert.run_id(request), convert.request_id(request)
+        reply = await self._inbox.cancel(caller, request_id, run_id, request.reason)
+        run = reply.run_after(RunNotFound, also_late=True)
+        if request.cancel_jobs:
+            found = await self._jobs.stop_of_run(caller, request_id, run, request.reason)
+        else:
+            found = await self._jobs.of_run(caller, run)
+        return pb.CancelRunResponse(run=_run(run), jobs=map(convert_jobs.job, found))
 
     async def ResolveCall(self, request: pb.ResolveCallRequest, context: Context) -> pb.ResolveCallResponse:
         run_id = convert.run_id(request)
