@@ -68,6 +68,24 @@ def test_nights_are_quiet_by_the_clock_of_the_zone(now: str, until: str | None) 
     assert quiet_until(BERLIN, at(now)) == (at(until) if until else None)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "now", "until"),
+    [
+        ("02:10", "02:50", "2026-10-25T00:20", "2026-10-25T00:50"),
+        ("02:10", "02:50", "2026-10-25T00:50", None),
+        ("02:10", "02:50", "2026-10-25T01:20", "2026-10-25T01:50"),  # The second time.
+        ("22:00", "02:30", "2026-10-24T23:00", "2026-10-25T01:30"),
+        ("02:10", "02:50", "2026-03-29T01:20", None),  # 03:20, and never 02:10.
+        ("02:30", "03:15", "2026-03-29T00:59", None),
+        ("02:30", "03:15", "2026-03-29T01:00", "2026-03-29T01:15"),  # From the jump on.
+        ("22:00", "02:30", "2026-03-28T23:00", "2026-03-29T01:00"),
+    ],
+)
+def test_quiet_hours_hold_both_times_and_end_at_the_jump(start: str, end: str, now: str, until: str | None) -> None:
+    quiet = replace(BERLIN, hours=(QuietHours(start=start, end=end),))
+    assert quiet_until(quiet, at(now)) == (at(until) if until else None)
+
+
 def test_quiet_hours_that_meet_end_with_the_last() -> None:
     both = QuietTimes(hours=(NIGHT, WEEKEND))
     assert quiet_until(both, at("2026-05-01T22:30")) == at("2026-05-04T07:00"), "Friday night to Monday morning"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -18,6 +19,7 @@ MUTES_MAX: Final = 1000
 """Muted conversations of one user."""
 _ZONE_CHARACTERS_MAX: Final = 64
 _DAY: Final = timedelta(days=1)
+_MINUTE: Final = timedelta(minutes=1)
 _QUIET_MAX: Final = timedelta(days=8)
 
 
@@ -126,11 +128,19 @@ def _spans(quiet_hours: Sequence[QuietHours], zone: ZoneInfo, now: datetime) -> 
         start, end = time.fromisoformat(hours.start), time.fromisoformat(hours.end)
         for day in (today - _DAY, today):
             if not hours.days or day.isoweekday() in hours.days:
-                yield _moment(day, start, zone), _moment(day if end > start else day + _DAY, end, zone)
+                last_day = day if end > start else day + _DAY
+                for fold in (0, 1):  # Where clocks go back it is quiet both times.
+                    yield _moment(day, start, zone, fold), _moment(last_day, end, zone, fold)
 
 
-def _moment(day: date, at: time, zone: ZoneInfo) -> datetime:
-    return datetime.combine(day, at, zone).astimezone(UTC)
+def _moment(day: date, at: time, zone: ZoneInfo, fold: int) -> datetime:
+    """Return when clocks show a time, the `fold` of two; for one that they leave out the moment of their jump."""
+    once, again = (datetime.combine(day, at, zone).replace(fold=each).astimezone(UTC) for each in (0, 1))
+    if once <= again:
+        return again if fold else once
+    before, minutes = again.astimezone(zone).utcoffset(), range((once - again) // _MINUTE)
+    jump = bisect_left(minutes, x=True, key=lambda n: (again + n * _MINUTE).astimezone(zone).utcoffset() != before)
+    return again + jump * _MINUTE
 
 
 def _zone(name: str) -> ZoneInfo:
