@@ -125,6 +125,22 @@ def test_a_number_is_the_same_however_a_tool_writes_it(wanted: object, value: ob
     assert found.is_met(value) is holds
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "differ"),
+    [
+        *((20, 20.0, False), (0, -0.0, False), ({"a": [1, 2.0]}, {"a": [1.0, 2]}, False), (1e300, 1e300, False)),
+        *((20, 20.5, True), (1, True, True), (20, "20.0", True), (2**53 + 1, float(2**53), True), (None, 0.0, True)),
+    ],
+)
+def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way(
+    before: object, after: object, differ: bool
+) -> None:
+    found = condition.read({"changed": True})
+    assert found is not None
+    assert found.is_met(after, found.seen(before)) is differ
+    assert found.is_met(before, found.seen(after)) is differ
+
+
 def test_a_clock_that_goes_back_has_nothing_be_so_for_a_time() -> None:
     watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
     for now, value in [(1000, 1), (1001, 1), (500, 1), (509, 1), (510, 1)]:

@@ -86,8 +86,18 @@ def _kind(value: Any) -> type:
     return float if type(value) is int else type(value)
 
 
+def _number(written: str) -> int | float:
+    """Return a float as the integer that it is, if it is one of 64 bits."""
+    value = float(written)
+    return int(value) if value.is_integer() and -(2**63) <= value < 2**64 else value
+
+
+_decode: Final = msgspec.json.Decoder(float_hook=_number).decode
+
+
 def _digest(value: Any) -> str:
-    return hashlib.sha256(_encode(value)).hexdigest()[:16]
+    """Return a digest that is the same for equal values, 20 and 20.0 too."""
+    return hashlib.sha256(_encode(_decode(_encode(value)))).hexdigest()[:16]
 
 
 def find(data: Any, pointer: str) -> Any:
