@@ -5,10 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from pawl.agent_loop.domain import monitor
+import pytest
+
+from pawl.agent_loop.domain import jobs, monitor
 from pawl.agent_loop.domain.call import CallResult
 from pawl.agent_loop.domain.loop_state import JobCursor
-from pawl.agent_loop.domain.run import JobReports, RunState
+from pawl.agent_loop.domain.run import JobReports, Notice, RunState
+from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import RunId
 from tests.fakes.model import calls
 from tests.unit.agent_loop.test_jobs import Story, background, played
 from tests.unit.agent_loop.test_monitors import job, looked
@@ -133,6 +137,27 @@ def test_a_digest_that_waits_is_told_when_the_job_has_looked_again() -> None:
         outputs[6]["iterations"],
     ]
     assert [each["from"] for each in outputs[6]["iterations"]] == [5, 6, 7]
+
+
+@pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])
+def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations(begun: int, more: dict[str, int]) -> None:
+    async def main() -> None:
+        story = Story()
+        run = story.world.ledger.run(story.say("watch it"))
+        notice = Notice(
+            run_id=RunId("run_job"),
+            occasion=10,
+            job=job(reports=JobReports.EVERY, report_iterations=10),
+            state=RunState.WAITING,
+            round=begun,
+            output_text='"up"',
+            failure=None,
+        )
+        message = jobs.entered(State(run=run, notices=(notice,))).messages[-1]
+        (seen,) = json.loads(message.notices_json)
+        assert seen == {"job_id": "run_job", "tool": "look", "state": "RUNNING", "iteration": 10, "result": "up"} | more
+
+    played(main)
 
 
 def test_a_job_that_is_to_report_nothing_is_silent_to_its_end() -> None:

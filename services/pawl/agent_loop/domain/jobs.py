@@ -324,6 +324,9 @@ def _told(notice: Notice) -> dict[str, Any]:
     told: dict[str, Any] = {"job_id": notice.run_id, "tool": notice.job.tool_name}
     if notice.occasion:
         told |= {"state": "PAUSED" if notice.paused else "RUNNING", "iteration": notice.occasion}
+        if notice.round > notice.occasion:
+            # It waited, and the result is that of the last one that has ended by now.
+            told["iterations"] = notice.round
     else:
         told["state"] = str(notice.state)
         if notice.job.interval_seconds:
