@@ -50,8 +50,8 @@ async def start(
     stop_after: Annotated[int, typer.Option(help="Most calls, with --interval.", min=0, max=_COUNT_MAX)] = 0,
     duration: Annotated[float, typer.Option(help="Minutes after which no call begins, with --interval.", min=0)] = 0.0,
     delay_first: Annotated[bool, typer.Option("--delay-first", help="Begin after one interval.")] = False,
-    until: Annotated[str, typer.Option(help="End once this is so of a result: CEL, or JSON.")] = "",
-    when: Annotated[str, typer.Option(help="Tell each time that this becomes so: CEL, or JSON.")] = "",
+    until: Annotated[str | None, typer.Option(help="End once this is so of a result: CEL, or JSON.")] = None,
+    when: Annotated[str | None, typer.Option(help="Tell each time that this becomes so: CEL, or JSON.")] = None,
     on_failure: Annotated[
         int,
         typer.Option(help="Failures in a row that are told, with --until or --when; 0 for 3.", min=0, max=_COUNT_MAX),
@@ -73,8 +73,8 @@ async def start(
         delay_first=delay_first,
         estimated_minutes=minutes,
         reports=reports_of(reports),
-        until=json_object(until, "--until") if until.startswith("{") else until,
-        when=json_object(when, "--when") if when.startswith("{") else when,
+        until=json_object(until, "--until") if until and until.startswith("{") else until,
+        when=json_object(when, "--when") if when and when.startswith("{") else when,
         failures_told=on_failure,
     )
     for line in job_lines(job):

@@ -48,7 +48,7 @@ def condition(said: str | Mapping[str, Any], field: str = "until") -> run_pb2.Jo
     named = dict(said) if isinstance(said, Mapping) else {"cel": said}
     found = run_pb2.JobCondition()
     try:
-        if not named:
+        if named in ({}, {"cel": ""}):
             raise ValueError
         for kind, value in named.items():
             wanted = json.dumps(value).encode() if kind == "equals" else value
@@ -97,8 +97,8 @@ class JobVerbs(Target):
         delay_first: bool = False,
         estimated_minutes: float = 0.0,
         reports: str | Mapping[str, float] = "",
-        until: str | Mapping[str, Any] = "",
-        when: str | Mapping[str, Any] = "",
+        until: str | Mapping[str, Any] | None = None,
+        when: str | Mapping[str, Any] | None = None,
         failures_told: int = 0,
         request_id: str = "",
     ) -> pb.BackgroundJob:
@@ -119,8 +119,8 @@ class JobVerbs(Target):
             duration_minutes=duration_minutes,
             delay_first=delay_first,
             estimated_minutes=estimated_minutes,
-            until=None if until == "" else condition(until),
-            when=None if when == "" else monitor(when),
+            until=None if until is None else condition(until),
+            when=None if when is None else monitor(when),
             failures_told=natural(failures_told, "failures_told"),
             request_id=request_id,
             **_reports(reports),

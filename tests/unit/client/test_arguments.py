@@ -28,6 +28,8 @@ ANY: Any = "call_1"
         (lambda pawl: pawl.start(parts=[5]), "parts"),
         (lambda pawl: pawl.send("conv_1", parts=[None]), "parts"),
         (lambda pawl: pawl.start_job("clock", until={}), "until"),
+        (lambda pawl: pawl.start_job("clock", until=""), "until"),
+        (lambda pawl: pawl.start_job("clock", when=""), "when"),
         (lambda pawl: pawl.start_job("clock", when={}), "when"),
         (lambda pawl: pawl.start_job("clock", when={"pause": 60}), "when"),
     ],
