@@ -179,7 +179,7 @@ async def _apply(connection: Connection, schema: str, migration: Migration, give
     attempt = _attempt_one_by_one if _CONCURRENTLY in migration.sql else _attempt
     try:
         await attempt(connection, schema, migration)
-    except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError) as error:
+    except (asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError, TimeoutError) as error:
         if asyncio.get_running_loop().time() > give_up:
             raise StartError(
                 f"migration {schema}/{migration.name} does not get its locks:"
@@ -197,7 +197,7 @@ async def _attempt(connection: Connection, schema: str, migration: Migration) ->
     async with connection.transaction():
         await connection.execute(f"SET LOCAL lock_timeout = '{_LOCK_SECONDS}s'")
         await connection.execute(f"SET LOCAL search_path = {schema}, public")
-        await connection.execute(migration.sql, timeout=3600)
+        await connection.execute(migration.sql, timeout=_PATIENCE_SECONDS)
         await _note(connection, schema, migration)
 
 
@@ -208,7 +208,7 @@ async def _attempt_one_by_one(connection: Connection, schema: str, migration: Mi
             # What is built beside everybody else may wait for them: nobody waits behind it.
             seconds = 0 if _CONCURRENTLY in statement else _LOCK_SECONDS
             await connection.execute(f"SET lock_timeout = '{seconds}s'")
-            await connection.execute(statement, timeout=3600)
+            await connection.execute(statement, timeout=_PATIENCE_SECONDS)
         await _note(connection, schema, migration)
     finally:
         await connection.execute("RESET search_path; RESET lock_timeout")

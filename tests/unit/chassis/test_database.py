@@ -113,7 +113,9 @@ async def test_a_migration_behind_a_long_reader_holds_up_nobody_else(database_ur
     await other.close()
 
 
-async def test_an_index_is_built_beside_writers_and_anew_if_that_was_cut_off(database_url: str, tmp_path: Path) -> None:
+async def test_an_index_is_built_beside_writers_and_anew_if_that_was_cut_off(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     backup, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
     valid = "SELECT indisvalid FROM pg_index WHERE indexrelid = to_regclass('book.steps_n')"
     async with Database(database_url, application_name="test") as database:
@@ -129,6 +131,10 @@ async def test_an_index_is_built_beside_writers_and_anew_if_that_was_cut_off(dat
             await until(is_built)
             await other.execute("INSERT INTO book.steps VALUES (2)", timeout=40)
             await end([migrating])
+            monkeypatch.setattr("pawl.chassis.migrations._PATIENCE_SECONDS", 3.0)
+            with pytest.raises(StartError, match="pg_stat_activity"):
+                await database.migrate("book", both)
+            monkeypatch.undo()
         assert await other.fetchval(valid) is False
         assert await database.migrate("book", both) == 1
         assert await other.fetchval(valid)
