@@ -712,8 +712,8 @@ class CancelRunRequest(_message.Message):
     reason: _builtins.str
     """For the log and the model's history; at most 4 KiB; may be empty."""
     cancel_jobs: _builtins.bool
-    """Also stops the jobs that the run began, as JobService.StopJob. A request that
-    is sent again may set it only then.
+    """Also stops the jobs that the run began, as JobService.StopJob. A request
+    that was sent without it may be sent again with it.
     """
     def __init__(
         self,
