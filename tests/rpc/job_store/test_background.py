@@ -304,7 +304,15 @@ async def test_what_is_told_while_a_run_ends_begins_a_turn_when_it_has(user: Use
     assert len((await user.owner(claimed.run_id, claimed.epoch).load()).notices) == 1
 
 
-@pytest.mark.parametrize("policy", [pb.MESSAGE_POLICY_QUEUE, pb.MESSAGE_POLICY_STEER, pb.MESSAGE_POLICY_REJECT])
+POLICIES = [
+    pb.MESSAGE_POLICY_QUEUE,
+    pb.MESSAGE_POLICY_STEER,
+    pb.MESSAGE_POLICY_INTERRUPT,
+    pb.MESSAGE_POLICY_REJECT,
+]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
 async def test_a_message_goes_before_a_turn_that_nobody_has_begun(user: User, policy: Any) -> None:
     conversation_id = await begun(user, "a")
     (job,) = await worked(user)
@@ -316,14 +324,15 @@ async def test_a_message_goes_before_a_turn_that_nobody_has_begun(user: User, po
     assert (len(loaded.notices), loaded.run.generation) == (1, 0)
 
 
-async def test_a_message_waits_for_a_turn_that_has_begun(user: User) -> None:
+@pytest.mark.parametrize("policy", [each for each in POLICIES if each != pb.MESSAGE_POLICY_INTERRUPT])
+async def test_a_message_waits_for_a_turn_that_has_begun(user: User, policy: Any) -> None:
     conversation_id = await begun(user, "a")
     (job,) = await worked(user)
     await ended(job)
     (claimed,) = await user.claim()
     turn = user.owner(claimed.run_id, claimed.epoch)
-    submitted = await user.submit("and?", conversation_id=conversation_id, policy=pb.MESSAGE_POLICY_REJECT)
-    assert await user.claim() == []
+    submitted = await user.submit("and?", conversation_id=conversation_id, policy=policy)
+    assert (await user.claim(), list(await turn.inbox())) == ([], [])
     await turn.commit(state=run_pb2.RUN_STATE_RUNNING)
     await turn.commit(state=COMPLETED)
     assert [run.run_id for run in await user.claim()] == [submitted.run.run_id]

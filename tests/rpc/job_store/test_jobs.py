@@ -12,12 +12,14 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pawl.chassis.ids import CommandId, ConversationId, RunId, RunKey, StoreId, UserId
 from pawl.chassis.rpc_client import translating
 from pawl.errors import QueueFull, RunNotFound
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from tests.rpc.job_store.conftest import CRASHES_MAX, PLACES, Replica, StartReplica
+from tests.rpc.job_store.test_background import begun, ended, worked
+from tests.rpc.job_store.test_forks import fork
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
 JOB = run_pb2.Job(tool_name="work", arguments_json=b"{}", interval_seconds=60, iterations_max=3)
@@ -222,3 +224,41 @@ async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> N
     assert await stop("run_a") == ("CANCELLING", True)
     assert await stop("run_c") == ("FAILED", False)
     assert await stop(owner.run_id) is None
+
+
+@pytest.mark.parametrize("is_told", [False, True])
+async def test_a_message_that_interrupts_stops_a_turn_and_its_run_answers(user: User, is_told: bool) -> None:
+    """ASYNC-5, LOOP-13: what the turn was to tell is told once, to the model of either."""
+    conversation_id = await begun(user, "a")
+    (job,) = await worked(user)
+    await ended(job)
+    (claimed,) = await user.claim()
+    turn = user.owner(claimed.run_id, claimed.epoch)
+    entered: dict[str, Any] = {}
+    if is_told:
+        told = message_pb2.Message(role=message_pb2.ROLE_NOTICE, notices_json=b"[]")
+        entered = {"messages": [told], "entered_notices": [pb.EnteredNotice(run_id=job.run_id)]}
+    await turn.commit(state=run_pb2.RUN_STATE_RUNNING, **entered)
+    submitted = await user.submit("and?", conversation_id=conversation_id, policy=pb.MESSAGE_POLICY_INTERRUPT)
+    (cancel,) = await turn.inbox()
+    await turn.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
+    (following,) = await user.claim(runs_max=5)
+    assert following.run_id == submitted.run.run_id
+    owner = user.owner(following.run_id, following.epoch)
+    assert len((await owner.load()).notices) == (not is_told)
+
+
+async def test_a_fork_leaves_what_jobs_tell_with_its_original(user: User) -> None:
+    """ASYNC-5: also what is told after the fork was made."""
+    conversation_id = await begun(user, "a", "b")
+    jobs = await worked(user, 2)
+    await ended(jobs[0])
+    forked = (await fork(user, conversation_id)).conversation_id
+    await ended(jobs[1])
+    submitted = await user.submit("and?", conversation_id=forked)
+    told = {}
+    for claimed in await user.claim(runs_max=5):
+        loaded = await user.owner(claimed.run_id, claimed.epoch).load()
+        told[loaded.run.conversation_id] = (loaded.open_job_count, len(loaded.notices))
+    assert submitted.run.conversation_id == forked
+    assert told == {conversation_id: (0, 2), forked: (0, 0)}
