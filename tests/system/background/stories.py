@@ -123,7 +123,8 @@ class PlainSeries(Story):
         begin = job.job.begin_time.ToNanoseconds()
         beats = [int((call.create_time.ToNanoseconds() - begin) / 5e8) async for call in self.pawl.calls(self.job_id)]
         assert beats == sorted(set(beats)), "one for each time at most"
-        assert job.missed_iterations == beats[-1] + 1 - len(beats)
+        # The last one may have been written a beat or more after it was begun, as where nothing could be written.
+        assert beats[-2] + 2 <= len(beats) + job.missed_iterations <= beats[-1] + 1
         told = await self.talk.end_told(self.job_id)
         iterations = [int(str(notice["iteration"])) for notice in told if not is_end(notice)]
         assert iterations == sorted(set(iterations)), "each is told once at most, in order"
