@@ -18,7 +18,7 @@ from pawl.agent.v1.session_pb2 import SessionResponse
 from pawl.cli import answers, wording
 from pawl.cli.command import command
 from pawl.cli.failure import CommandError, explain
-from pawl.cli.jobs import paused_text, show_jobs, stopped_text
+from pawl.cli.jobs import paused_text, show_jobs
 from pawl.cli.lines import LineReader
 from pawl.cli.runs import Agent, ConversationKey, Effort, Reasoning, effort_of, show_runs
 from pawl.cli.transcript import Transcript, says_something
@@ -441,7 +441,9 @@ class Chat:
                 self._screen.end_line()
                 await show_jobs(self._target, self._console, jobs)
             case ["/stop", job_id]:
-                self._screen.line(stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim")
+                self._screen.line(
+                    wording.stopped_text(await self._target.stop_job(job_id, "stopped in the chat")), "dim"
+                )
             case ["/pause", job_id]:
                 self._screen.line(paused_text(await self._target.pause_job(job_id)), "dim")
             case ["/resume", job_id]:

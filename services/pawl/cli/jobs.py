@@ -185,7 +185,7 @@ async def stop(
     stopped = [await target.stop_job(job_id, reason) for job_id in job_ids or ()]
     stopped += await target.stop_jobs(conversation, reason) if conversation else ()
     for job in stopped:
-        console.print(stopped_text(job), markup=False, soft_wrap=True)
+        console.print(wording.stopped_text(job), markup=False, soft_wrap=True)
     if not stopped:
         console.print("No job of the conversation is open, or each is being stopped already.")
 
@@ -304,11 +304,6 @@ def progress_text(job: jobs_pb2.BackgroundJob) -> str:
     failed = f" ({job.failures} failed)" if job.failures else ""
     missed = f", {job.missed_iterations} missed" if job.missed_iterations else ""
     return f"{job.iterations} of {job.definition.iterations_max}{failed}{missed}"
-
-
-def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
-    """Return what became of a job that somebody wanted to stop."""
-    return f"{wording.job_name(job)} is {wording.state_name(job.state)}."
 
 
 def paused_text(job: jobs_pb2.BackgroundJob, *, resumed: bool = False) -> str:

@@ -395,5 +395,5 @@ async def cancel(
     answer = await target.once(target.agents.CancelRun, request)
     console.print(f"{run_id} is {wording.state_name(answer.run.state)}.", markup=False)
     for job in answer.jobs:
-        now = f"is {wording.state_name(job.state)}." if jobs else f"goes on; to end it: pawl jobs stop {job.job_id}"
-        console.print(f"{wording.job_name(job)} {now}", markup=False, soft_wrap=True)
+        goes_on = f"{wording.job_name(job)} goes on; to end it: pawl jobs stop {job.job_id}"
+        console.print(wording.stopped_text(job) if jobs else goes_on, markup=False, soft_wrap=True)

@@ -134,6 +134,11 @@ def state_name(state: run_pb2.RunState.ValueType) -> str:
     return value_name(run_pb2.RunState, state).replace("_", " ")
 
 
+def stopped_text(job: jobs_pb2.BackgroundJob) -> str:
+    """Return what became of a job that somebody wanted to stop."""
+    return f"{job_name(job)} is {state_name(job.state)}."
+
+
 def wait_names(waits: Sequence[run_pb2.WaitKind.ValueType]) -> str:
     """Return what a run waits for: `an approval and an answer`."""
     return " and ".join(_WAITS.get(wait, "input") for wait in waits) or "input"

@@ -15,7 +15,8 @@ import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { Chart, chartOf } from "./chart";
-import { blank, Fault, Form, parse, type Schema } from "./form";
+import { blank, Fault, Form, type Schema } from "./form";
+import { parse } from "./json";
 import { Markdown, plain } from "./markdown";
 import { ago, attempt, lasted, may, moment, notice, pawl, who, word } from "./state";
 

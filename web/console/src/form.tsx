@@ -3,6 +3,7 @@
 import type { VNode } from "preact";
 import { useId, useState } from "preact/hooks";
 
+import { BIG, isBig, parse } from "./json";
 import { plain } from "./markdown";
 
 export interface Schema {
@@ -15,20 +16,6 @@ export interface Schema {
   maxLength?: number;
   items?: Schema;
   default?: unknown;
-}
-
-const BIG = /^-?[1-9]\d{15,}$/;
-
-/** Returns what JSON says; integers that a number cannot hold stay as they are written, where the browser knows how. */
-export function parse(text: string): any {
-  const { rawJSON } = JSON as { rawJSON?: (text: string) => unknown };
-  const keep = (_: string, value: unknown, at?: { source?: string }): unknown =>
-    rawJSON && typeof value === "number" && !Number.isSafeInteger(value) && BIG.test(at?.source ?? "") ? rawJSON(at!.source!) : value;
-  return JSON.parse(text, keep);
-}
-
-function isBig(value: unknown): boolean {
-  return typeof value === "object" && value !== null && Object.isFrozen(value) && "rawJSON" in value;
 }
 
 export function Form({

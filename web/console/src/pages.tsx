@@ -29,6 +29,7 @@ import { useState } from "preact/hooks";
 
 import { type Action, Actions, GONE } from "./actions";
 import { CallCard } from "./cards";
+import { parse } from "./json";
 import { plain } from "./markdown";
 import { Below, type Column, type Resource, Table } from "./resource";
 import { runs } from "./runs";
@@ -490,7 +491,7 @@ const resolutions: Action<CallJson>[] = [
     name: "It happened",
     method: "agent.v1.AgentService/ResolveCall",
     ask: "Its result, as JSON",
-    run: (call, said) => resolve(call, "RESOLUTION_HAPPENED", JSON.parse(said)),
+    run: (call, said) => resolve(call, "RESOLUTION_HAPPENED", parse(said)),
   },
   { name: "Run it again", method: "agent.v1.AgentService/ResolveCall", bad: true, run: (call) => resolve(call, "RESOLUTION_RUN_AGAIN") },
   { name: "Tell the model", method: "agent.v1.AgentService/ResolveCall", run: (call) => resolve(call, "RESOLUTION_TELL_MODEL") },

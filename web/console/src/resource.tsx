@@ -1,11 +1,12 @@
 /** One list and one detail for everything that a store has: agents, tools, rules, schedules ... */
 
-import { decode, encode, PawlError } from "@pawl/client";
+import { PawlError } from "@pawl/client";
 import type { ComponentChildren, VNode } from "preact";
 import { useEffect, useRef, useState } from "preact/hooks";
 
 import { type Action, Actions } from "./actions";
 import { Json } from "./cards";
+import { pack, parse, unpack } from "./json";
 import { plain } from "./markdown";
 import { type ListPath, MENU } from "./menu";
 import { attempt, go, isAbsent, may, query } from "./state";
@@ -280,7 +281,7 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
   };
   const save = async (): Promise<void> => {
     try {
-      const answer = await editing.save(pack(JSON.parse(text ?? "")), item);
+      const answer = await editing.save(pack(parse(text ?? "")), item);
       setText(undefined);
       setFault(undefined);
       setTold(typeof answer === "string" ? answer : "Saved.");
@@ -345,25 +346,4 @@ export function Editor<T>({ editing, item, onSaved }: { editing: Editing<T>; ite
       </p>
     </form>
   );
-}
-
-/** Returns a message with its bytes of JSON (`...Json`) as the values that they are; `pack` is the way back. */
-export function unpack(value: unknown): any {
-  return mapped(value, (bytes) => {
-    try {
-      return typeof bytes === "string" ? decode(bytes) : bytes;
-    } catch {
-      return bytes;
-    }
-  });
-}
-
-export function pack(value: unknown): any {
-  return mapped(value, encode);
-}
-
-function mapped(value: unknown, change: (value: unknown) => unknown): unknown {
-  if (Array.isArray(value)) return value.map((each) => mapped(each, change));
-  if (typeof value !== "object" || value === null) return value;
-  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, name.endsWith("Json") ? change(each) : mapped(each, change)]));
 }

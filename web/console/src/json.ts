@@ -1,0 +1,39 @@
+/** JSON as people read and edit it: integers that a number cannot hold stay as they are written. */
+
+import { decode, encode } from "@pawl/client";
+
+export const BIG = /^-?[1-9]\d{15,}$/;
+
+/** Returns what JSON says; integers that a number cannot hold stay as they are written, where the browser knows how. */
+export function parse(text: string): any {
+  const { rawJSON } = JSON as { rawJSON?: (text: string) => unknown };
+  const keep = (_: string, value: unknown, at?: { source?: string }): unknown =>
+    rawJSON && typeof value === "number" && !Number.isSafeInteger(value) && BIG.test(at?.source ?? "") ? rawJSON(at!.source!) : value;
+  return JSON.parse(text, keep);
+}
+
+/** Returns whether a value is an integer as it is written, which `parse` left. */
+export function isBig(value: unknown): boolean {
+  return typeof value === "object" && value !== null && Object.isFrozen(value) && "rawJSON" in value;
+}
+
+/** Returns a message with its bytes of JSON (`...Json`) as the values that they are; `pack` is the way back. */
+export function unpack(value: unknown): any {
+  return mapped(value, (bytes) => {
+    try {
+      return typeof bytes === "string" ? decode(bytes, parse) : bytes;
+    } catch {
+      return bytes;
+    }
+  });
+}
+
+export function pack(value: unknown): any {
+  return mapped(value, encode);
+}
+
+function mapped(value: unknown, change: (value: unknown) => unknown): unknown {
+  if (Array.isArray(value)) return value.map((each) => mapped(each, change));
+  if (typeof value !== "object" || value === null || isBig(value)) return value;
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, name.endsWith("Json") ? change(each) : mapped(each, change)]));
+}
