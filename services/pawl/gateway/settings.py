@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Final, Self
 from urllib.parse import urlsplit
@@ -65,8 +66,8 @@ class GatewaySettings(ServiceSettings):
 
     @property
     def hosts(self) -> frozenset[str]:
-        """The hosts that it answers to beside loopback."""
-        return frozenset(_names(self.gateway_hosts))
+        """The hosts that it answers to beside loopback; an IPv6 address without the brackets that it may have."""
+        return frozenset(re.sub(r"^\[(.*)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property
     def origins(self) -> frozenset[str]:

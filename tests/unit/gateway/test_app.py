@@ -20,6 +20,7 @@ from pawl.chassis.settings import SettingsError, read
 from pawl.errors import DependencyUnavailable
 from pawl.gateway.adapters.seal import Seal
 from pawl.gateway.adapters.services import PEERS, PUBLIC, WHO_AM_I
+from pawl.gateway.domain.door import check_host
 from pawl.gateway.domain.session import Session
 from pawl.gateway.settings import GatewaySettings
 from pawl.gateway.wiring import wire
@@ -299,10 +300,11 @@ async def test_settings_that_would_open_it_to_anybody_are_refused(
 async def test_hosts_and_origins_are_names_with_commas_between(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PAWL_LISTEN", "0.0.0.0:7600")
     monkeypatch.setenv("PAWL_GATEWAY_SEAL_KEY", SEAL)
-    monkeypatch.setenv("PAWL_GATEWAY_HOSTS", f"{HOST}, B.c")
+    monkeypatch.setenv("PAWL_GATEWAY_HOSTS", f"{HOST}, B.c,[FD00::1],fd00::2")
     monkeypatch.setenv("PAWL_GATEWAY_ORIGINS", f"{PAGE.upper()},http://[::1]:3000")
     found = read(GatewaySettings)
-    assert found.hosts == {HOST, "b.c"}
+    assert found.hosts == {HOST, "b.c", "fd00::1", "fd00::2"}
+    check_host("[fd00::1]:7600", found.hosts)
     assert found.origins == {PAGE, "http://[::1]:3000"}
 
 
