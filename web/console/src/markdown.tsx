@@ -22,7 +22,7 @@ const MARKS_MAX = 2000;
 
 /** Returns the parts of a text; nothing of one that nobody writes for people, which would stop the page. */
 export function treeOf(text: string): Root | undefined {
-  const isHeavy = NESTED.test(text) || text.split(/\n[ \t]*\n/).some((block) => (block.match(MARKS)?.length ?? 0) > MARKS_MAX);
+  const isHeavy = NESTED.test(text) || text.split(/\n[ \t\r]*\n/).some((block) => (block.match(MARKS)?.length ?? 0) > MARKS_MAX);
   return isHeavy ? undefined : fromMarkdown(text, { extensions: [gfm()], mdastExtensions: [gfmFromMarkdown()] });
 }
 

@@ -17,6 +17,7 @@ it.each([
 
 it.each([
   ["prose", "This is **bold**, with a [link](https://a.example/x) and `code`.\n\n".repeat(50), 50],
+  ["prose with the line ends of Windows", "Some **bold**, *bent* and `code`.\r\n\r\n".repeat(400), 400],
   ["lists within each other", Array.from({ length: 20 }, (_, depth) => `${"  ".repeat(depth)}- a`).join("\n"), 1],
   ["an answer in a chain of mails", `${">".repeat(20)} yes`, 1],
   ["a line", "*".repeat(200), 1],
