@@ -11,7 +11,7 @@ from typing import TypeVar
 from pawl.client import AsyncClient
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 COMPLETED = run_pb2.RUN_STATE_COMPLETED
 
 T = TypeVar("T")

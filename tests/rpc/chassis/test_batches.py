@@ -172,7 +172,7 @@ async def test_a_reader_that_stops_ends_a_flood(served: EchoStub, servicer: Echo
     for _ in range(300):
         await anext(responses)
     responses.cancel()
-    await asyncio.wait_for(servicer.generator_closed.wait(), 10)
+    await asyncio.wait_for(servicer.generator_closed.wait(), 60)
     assert await served.call("unary", "hello") == ["hello"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -155,10 +154,3 @@ def stub(replica: Replica) -> LedgerServiceAsyncStub:
 def user(stub: LedgerServiceAsyncStub) -> User:
     """ann of acme, with a worker that drives her runs."""
     return User(stub)
-
-
-async def eventually(check: Callable[[], Awaitable[bool]], *, seconds: float = 10.0) -> None:
-    """Return when `check` is true; fail when it is not in time."""
-    async with asyncio.timeout(seconds):
-        while not await check():
-            await asyncio.sleep(0.02)

@@ -22,7 +22,8 @@ from pawl.job_store.adapters.outbox import PostgresOutbox
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.ports import Lifecycle, StreamEnd
 from tests import servers
-from tests.rpc.job_store.conftest import StartReplica, eventually
+from tests.poll import until
+from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.test_schedules import REFUSED, SKIPPED, STARTED, Timer
 from tests.rpc.job_store.test_triggers import Hook
 from tests.rpc.job_store.user import DIGEST, User
@@ -101,7 +102,7 @@ async def test_watchers_get_the_bytes_of_the_log(start: StartReplica, nats: serv
     async def all_heard() -> bool:
         return len(live()) >= len(events)
 
-    await eventually(all_heard)
+    await until(all_heard)
     assert [event.SerializeToString() for event in live()] == [event.SerializeToString() for event in events]
     assert len(heard) < len(events), "what was written together goes together"
     assert {message.subject for message in heard} == {f"pawl.v1.acme.run.{owner.run_id}.events"}
@@ -121,13 +122,13 @@ async def test_workers_are_woken_for_work_and_for_commands(
     async def woken() -> bool:
         return len(work) == 1 and [message.data for message in wakeups] == [f"acme/{owner.run_id}".encode()]
 
-    await eventually(woken)
+    await until(woken)
     await owner.park(run_pb2.WAIT_KIND_ANSWER)
 
     async def woken_again() -> bool:
         return len(work) == 2
 
-    await eventually(woken_again)
+    await until(woken_again)
 
 
 async def test_the_life_cycle_reaches_jetstream_with_its_headers(
@@ -138,7 +139,7 @@ async def test_the_life_cycle_reaches_jetstream_with_its_headers(
     user = User(replica.stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="done")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     messages = await lifecycle(listener, 3)
     assert [message.subject for message in messages] == [
         f"pawl.v1.acme.lifecycle.{kind}" for kind in ("queued", "running", "completed")
@@ -162,7 +163,7 @@ async def test_without_nats_the_life_cycle_waits_and_is_delivered_later(
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     assert not await outbox_is_empty(database)
     nats.start()
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
         await bus.wait_connected()
         assert len(await lifecycle(bus, 3)) == 3
@@ -176,13 +177,13 @@ async def test_a_stream_that_was_deleted_is_made_again_with_all_that_was_on_it(
     user = User(replica.stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     before = await lifecycle(listener, 3)
     await listener.jetstream().delete_stream(STREAM)
     with pytest.raises(NotFoundError):
         await listener.jetstream().stream_info(STREAM)
     await user.submit(conversation_id="c2")
-    await eventually(lambda: outbox_is_empty(database), seconds=20)
+    await until(lambda: outbox_is_empty(database))
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 4
     assert (await lifecycle(listener, 4))[:3] == before
 
@@ -194,13 +195,13 @@ async def test_a_nats_that_was_wiped_is_sent_again_what_it_had(
     replicas = [await start(nats_url=nats.url) for _ in range(2)]
     owner = await User(replicas[0].stub).start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     await asyncio.to_thread(nats.stop)
     shutil.rmtree(tmp_path / "nats" / "store")
     await asyncio.to_thread(nats.start)
     async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
         await bus.wait_connected()
-        await eventually(lambda: has_messages(bus, 3))
+        await until(lambda: has_messages(bus, 3))
         messages = await lifecycle(bus, 3)
     assert [message.headers["ce-type"] for message in messages] == [
         f"pawl.run.{kind}" for kind in ("queued", "running", "completed")
@@ -214,20 +215,20 @@ async def test_a_nats_that_lost_the_end_of_the_stream_is_sent_that_again(
     user = User((await start(nats_url=nats.url)).stub)
     store, earlier = tmp_path / "nats" / "store", tmp_path / "earlier"
     await user.submit(conversation_id="c1")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     await asyncio.to_thread(nats.stop)
     shutil.copytree(store, earlier)
     await asyncio.to_thread(nats.start)
     for number in range(2, 6):
         await user.submit(conversation_id=f"c{number}")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     await asyncio.to_thread(nats.stop)
     shutil.rmtree(store)
     earlier.rename(store)
     await asyncio.to_thread(nats.start)
     async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
         await bus.wait_connected()
-        await eventually(lambda: has_messages(bus, 5))
+        await until(lambda: has_messages(bus, 5))
         messages = await lifecycle(bus, 5)
     events = [event_pb2.RunEvent.FromString(message.data) for message in messages]
     assert [event.conversation_id for event in events] == [f"c{number}" for number in range(1, 6)]
@@ -238,11 +239,11 @@ async def test_a_connection_that_was_only_lost_sends_nothing_again(
 ) -> None:
     user = User((await start(nats_url=nats.url)).stub)
     await user.submit(conversation_id="c1")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     await asyncio.to_thread(nats.stop)
     await asyncio.to_thread(nats.start)
     await user.submit(conversation_id="c2")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
         await bus.wait_connected()
         assert (await bus.jetstream().stream_info(STREAM)).state.last_seq == 2
@@ -253,16 +254,16 @@ async def test_events_that_were_sent_long_ago_are_forgotten(
 ) -> None:
     user = User((await start(nats_url=nats.url)).stub)
     await user.submit(conversation_id="old")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     async with database.acquire() as connection:
         await connection.execute("UPDATE job_store.sent SET sent_time = sent_time - interval '1 day'")
     await user.submit(conversation_id="new")
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     retention = PostgresRetention(database)
     assert await retention.remove_sent(older_than_seconds=3600, rows_max=10) == 1
     await listener.jetstream().delete_stream(STREAM)
     await user.submit(conversation_id="newest")
-    await eventually(lambda: outbox_is_empty(database), seconds=20)
+    await until(lambda: outbox_is_empty(database))
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 2
 
 
@@ -304,7 +305,7 @@ async def test_two_replicas_deliver_each_event_once_and_in_order(
     """I15."""
     users = [User((await start(nats_url=nats.url)).stub) for _ in range(2)]
     await asyncio.gather(*(users[number % 2].submit(conversation_id=f"c{number}") for number in range(40)))
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     messages = await lifecycle(listener, 40)
     assert len({message.headers["ce-id"] for message in messages}) == 40
     assert (await listener.jetstream().stream_info(STREAM)).state.messages == 40
@@ -320,7 +321,7 @@ async def test_a_nats_that_takes_little_gets_less_and_holds_up_nothing(
         user = User(replica.stub)
         owner = await user.start()
         await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 10_000)
-        await eventually(lambda: outbox_is_empty(database))
+        await until(lambda: outbox_is_empty(database))
         if told:
             event = event_pb2.RunEvent.FromString((await lifecycle(replica.bus, told))[-1].data)
             assert (event.run_changed.run.run_id, event.run_changed.run.state) == (
@@ -337,7 +338,7 @@ async def test_the_end_of_a_run_with_a_huge_answer_reaches_jetstream_cut(
     user = User(replica.stub)
     owner = await user.start()
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 2_000_000)
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     event = event_pb2.RunEvent.FromString((await lifecycle(listener, 3))[-1].data)
     assert event.type == "run.completed"
     assert 0 < len(event.run_changed.run.output_text) < 100_000
@@ -369,7 +370,7 @@ async def test_what_becomes_of_each_fire_is_told_once(
     assert await timer.trigger("other", refusal="AGENT_NOT_FOUND: gone", request_id="again") == refused
     await hook.put()
     delivered = [await hook.deliver("msg_1") for _ in range(2)]
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     told = [message for message in await lifecycle(listener, 20) if message.subject.endswith("_fired")]
     assert fires_in(told) == [
         ("schedule.fired", STARTED, first.run_id),
@@ -398,11 +399,11 @@ async def test_a_fire_that_a_stream_has_lost_is_told_again_under_its_id(
     timer = Timer(await start(nats_url=nats.url))
     await timer.put()
     await timer.fire_due()
-    await eventually(lambda: outbox_is_empty(database))
+    await until(lambda: outbox_is_empty(database))
     before = await lifecycle(listener, 2)
     await listener.jetstream().delete_stream(STREAM)
     await timer.fire_due()
-    await eventually(lambda: has_messages(listener, 3))
+    await until(lambda: has_messages(listener, 3))
     assert (await lifecycle(listener, 3))[:2] == before
 
 
@@ -426,7 +427,7 @@ async def test_whoever_watches_an_inbox_is_told_of_each_change_of_it_and_of_noth
         async def arrived() -> bool:
             return fences() > before and len(heard) >= len(expected)
 
-        await eventually(arrived)
+        await until(arrived)
         assert [message.data.decode() for message in heard] == list(expected)
         heard.clear()
 

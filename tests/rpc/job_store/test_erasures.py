@@ -22,7 +22,8 @@ from pawl.job_store.app.erasing import Erasing
 from pawl.job_store.domain.erasure import ErasureKey, Part
 from pawl.job_store.rpc.erasure_servicer import call_kind
 from pawl.job_store.rpc.operations import CANCEL
-from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica, eventually
+from tests.poll import until
+from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_upkeep import age_conversation
 from tests.rpc.job_store.user import User, result
@@ -394,7 +395,7 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
         receipts = [(await erase(replicas[0], each)).erasure for each in ids]
         return all(list(receipt.waits_for) == list(SERVICES) for receipt in receipts)
 
-    await eventually(is_gone)
+    await until(is_gone)
     assert MARKER not in await everything(database)
     for conversation_id in ids:
         for part in SERVICES:

@@ -19,7 +19,8 @@ from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
 from tests import servers
-from tests.rpc.job_store.conftest import Replica, StartReplica, eventually
+from tests.poll import until
+from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
 LIMITS = PlaceLimits(per_store=4, per_user=2)
@@ -268,7 +269,7 @@ async def test_a_place_that_is_free_wakes_workers_at_once(start: StartReplica, n
             async def is_there() -> bool:
                 return len(woken) >= count
 
-            await eventually(is_there)
+            await until(is_there)
 
         await all_heard(4)
         await first.commit(state=run_pb2.RUN_STATE_RUNNING)

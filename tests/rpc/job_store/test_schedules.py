@@ -16,7 +16,8 @@ from pawl.job.v1 import schedules_pb2 as pb
 from pawl.job.v1.schedules_pb2_grpc import ScheduleLedgerServiceStub
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.domain.places import PlaceLimits
-from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica, eventually
+from tests.poll import until
+from tests.rpc.job_store.conftest import PLACES, Replica, StartReplica
 from tests.rpc.job_store.user import User
 
 NOW = datetime.now(UTC)
@@ -276,7 +277,7 @@ async def test_one_fire_waits_for_the_end_of_the_run_before(timer: Timer, user: 
         found.extend(await timer.claim())
         return bool(found)
 
-    await eventually(is_claimed)
+    await until(is_claimed)
     (due,) = found
     assert due.expected_time == waiting.due_time
     assert (await timer.fire(due)).outcome == STARTED

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,6 +18,7 @@ from tests import commands
 from tests.system.cli.shop import Shop
 
 _START_SECONDS = 240.0
+_PATIENCE_SECONDS = 120.0
 
 
 class CommandLine:
@@ -40,6 +41,13 @@ class CommandLine:
         """The output of a command that must work."""
         code, output, errors = self.run(*arguments, keyboard=keyboard)
         assert code == 0, errors + output
+        return output
+
+    def until(self, check: Callable[[str], object], *arguments: str) -> str:
+        """The output of a command that must work, once it is as it should be: it is given again and again."""
+        give_up = time.monotonic() + _PATIENCE_SECONDS
+        while not check(output := self.succeed(*arguments)):
+            assert time.monotonic() < give_up, output
         return output
 
 

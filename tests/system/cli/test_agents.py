@@ -119,11 +119,9 @@ def test_an_agent_gives_a_task_to_another_one_that_has_tools_of_its_own(pawl: Co
 
 
 def test_agents_of_the_folder_that_the_suite_was_started_with_are_there(pawl: CommandLine) -> None:
-    for _ in range(100):
-        told = "PAWL_AGENTS: greeter: version 1" in (pawl.data.parent / "screen").read_text()
-        if "greeter" in pawl.succeed("agents", "list") and told:
-            break
-    assert told
+    pawl.until(lambda agents: "greeter" in agents, "agents", "list")
+    screen = pawl.data.parent / "screen"
+    pawl.until(lambda _: "PAWL_AGENTS: greeter: version 1" in screen.read_text(), "agents", "list")
     assert "Greet people." in pawl.succeed("agents", "show", "greeter")
 
 

@@ -28,10 +28,8 @@ def pending_call(pawl: CommandLine, run_id: str) -> str:
 def started(pawl: CommandLine, text: str, *options: str) -> str:
     """A run that waits for somebody."""
     run_id = pawl.succeed("run", "--detach", *options, text).strip()
-    for _ in range(100):
-        if run_id in pawl.succeed("inbox", "--list"):
-            return run_id
-    raise AssertionError("the run does not wait")
+    pawl.until(lambda inbox: run_id in inbox, "inbox", "--list")
+    return run_id
 
 
 def test_a_run_is_shown_and_its_outcome_is_the_exit_code(pawl: CommandLine) -> None:
@@ -188,18 +186,15 @@ def test_a_chat_runs_the_front_end_tool_and_takes_answers_and_decisions(pawl: Co
 def test_tools_and_notifications_are_listed(pawl: CommandLine) -> None:
     run_id = pawl.succeed("run", "--detach", "what is 1 + 1").strip()
     assert re.search(r"^send_email\t1\tbackend\tsensitive\tat most once\t", pawl.succeed("tools"), re.MULTILINE)
-    for _ in range(100):
-        told = next((line for line in pawl.succeed("notifications").splitlines() if run_id in line), "")
-        if told:
-            break
-    assert "Run completed" in told
-    for _ in range(100):
+    notifications = pawl.until(lambda told: run_id in told, "notifications")
+    assert "Run completed" in next(line for line in notifications.splitlines() if run_id in line)
+
+    def all_are_read(told: str) -> bool:
         # Of a run before it one may be told only now.
         pawl.succeed("notifications", "--read", "--count", "200")
-        if "no unread" in pawl.succeed("notifications", "--unread"):
-            break
-    else:
-        raise AssertionError("there is always something unread")
+        return "no unread" in told
+
+    pawl.until(all_are_read, "notifications", "--unread")
 
 
 def test_another_user_sees_nothing_of_it(pawl: CommandLine) -> None:
@@ -220,15 +215,18 @@ def test_a_position_beyond_the_end_is_refused_in_a_sentence(pawl: CommandLine) -
 
 def listed(pawl: CommandLine, run_id: str) -> str:
     """The line of a run in the list."""
-    return next((line for line in pawl.succeed("runs").splitlines() if line.startswith(run_id)), "")
+    return line_of(run_id, pawl.succeed("runs"))
+
+
+def line_of(run_id: str, runs: str) -> str:
+    """Its line, empty if it has none."""
+    return next((line for line in runs.splitlines() if line.startswith(run_id)), "")
 
 
 def test_a_run_waits_for_tokens_and_goes_on_after_a_top_up(pawl: CommandLine) -> None:
     """LOOP-12."""
     run_id = pawl.succeed("run", "--detach", "--tokens-max", "5", "what is 17 * 23").strip()
-    for _ in range(100):
-        if "waiting for more tokens" in listed(pawl, run_id):
-            break
+    pawl.until(lambda runs: "waiting for more tokens" in line_of(run_id, runs), "runs")
     inbox = pawl.succeed("inbox")
     assert f"{run_id} waits for more tokens" in inbox
     needed = re.search(rf"add at least (\d+) with: pawl top-up {run_id} \1", inbox)
@@ -393,11 +391,7 @@ def test_approvers_are_told_of_calls_of_others_and_decide_with_what_they_are_tol
     """HITL-4: who has read notifications as an approver is one."""
     pawl.succeed("--user", "bob", "notifications")
     run_id = pawl.succeed("--user", "ann", "run", "--detach", "e-mail eve@example.com about lunch: at noon").strip()
-    told = ""
-    for _ in range(100):
-        told = pawl.succeed("--user", "bob", "notifications", "--unread")
-        if run_id in told:
-            break
+    told = pawl.until(lambda told: run_id in told, "--user", "bob", "notifications", "--unread")
     assert "send_email of ann awaits your approval" in told
     command = re.search(rf"decide with: pawl (approve {run_id} call_\w+)$", told, re.MULTILINE)
     assert command is not None, told

@@ -108,9 +108,7 @@ def test_agents_delegate_and_change_while_conversations_are_imported_forked_and_
     assert version == "1"
 
     # What is erased is nowhere any more; what the fork has of its own stays.
-    for _ in range(20):
-        if f"{imported} is erased" in pawl.succeed("conversations", "erase", imported, "--yes"):
-            break
+    pawl.until(lambda told: f"{imported} is erased" in told, "conversations", "erase", imported, "--yes")
     code, _, errors = pawl.run("conversations", "show", imported)
     assert code
     assert "erased" in errors

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from tests.system.cli.conftest import CommandLine
 
@@ -80,9 +81,7 @@ def test_a_series_is_seen_and_stopped_in_the_chat_and_outside(pawl: CommandLine)
         for number in range(2):
             talk.type(f"in the background, every 3600 s 5 times: what is {number} + 1")
             jobs.append(talk.until(r"with the job (run_\w+)")[1])
-        for _ in range(100):
-            if re.search(rf"{jobs[0]}\t.*\t1 of 5", pawl.succeed("jobs", "list")):
-                break
+        pawl.until(partial(re.search, rf"{jobs[0]}\t.*\t1 of 5"), "jobs", "list")
         talk.type("/jobs")
         talk.until(rf"{jobs[1]}[^\n]*\n{jobs[0]}[^\n]*1 of 5")
         talk.type(f"/stop {jobs[0]}")

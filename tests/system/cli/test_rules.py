@@ -22,11 +22,7 @@ def test_a_rule_lets_calls_pass_until_it_is_revoked_and_each_names_it(pawl: Comm
     pawl.succeed("rules", "revoke", deny_id)
     pawl.succeed("rules", "revoke", rule_id)
     run_id = pawl.succeed("run", "--detach", LETTER).strip()
-    for _ in range(100):
-        if run_id in pawl.succeed("inbox", "--list"):
-            break
-    else:
-        raise AssertionError("nobody is asked any more")
+    pawl.until(lambda inbox: run_id in inbox, "inbox", "--list")
     pawl.succeed("cancel", run_id)
     assert rule_id not in pawl.succeed("rules", "list")
     assert rule_id in pawl.succeed("rules", "list", "--all")

@@ -25,7 +25,7 @@ from pawl.notify.v1.notify_pb2_grpc import NotifyServiceStub
 from tests.keys import ENVIRONMENT, keyed_channel
 from tests.servers import NatsServer
 
-_WAIT_SECONDS = 60.0
+_WAIT_SECONDS = 240.0
 
 
 class Replica:

@@ -15,7 +15,7 @@ from pawl.agent.v1 import agent_pb2, agent_pb2_grpc, session_pb2, types_pb2
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from tests.keys import keyed_channel
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 ENDED = frozenset(
     {
         run_pb2.RUN_STATE_COMPLETED,

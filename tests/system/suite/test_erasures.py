@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.long]
 
 MARKER = b"zanzibar"
 WORD = MARKER.decode()
-PATIENCE_SECONDS = 120.0
+PATIENCE_SECONDS = 240.0
 # Of PostgreSQL the tables are looked at. The mail that was sent has left, as the receipt says.
 _NOT_LOOKED_AT = ("postgres", "outbox")
 

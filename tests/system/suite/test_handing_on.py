@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-PATIENCE_SECONDS = 60
+PATIENCE_SECONDS = 240
 USER, ASSISTANT, TOOL = pb.HISTORY_ROLE_USER, pb.HISTORY_ROLE_ASSISTANT, pb.HISTORY_ROLE_TOOL
 HISTORY = [
     pb.HistoryMessage(role=USER, text="How warm is it in Oslo?"),

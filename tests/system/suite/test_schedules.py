@@ -23,7 +23,7 @@ from tests.keys import LOCAL_KEY
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.long]
 
-PATIENCE_SECONDS = 90.0
+PATIENCE_SECONDS = 240.0
 STARTED = pb.SCHEDULE_FIRE_OUTCOME_STARTED
 
 

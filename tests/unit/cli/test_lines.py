@@ -18,7 +18,7 @@ async def test_a_line_that_nobody_waited_for_any_more_goes_to_the_next_who_asks(
         await asyncio.gather(impatient, return_exceptions=True)
         keyboard.write("first\nsecond")
         keyboard.flush()
-        assert await asyncio.wait_for(reader.line(), 5) == "first"
+        assert await asyncio.wait_for(reader.line(), 60) == "first"
         keyboard.close()
-        assert await asyncio.wait_for(reader.line(), 5) == "second"
-        assert await asyncio.wait_for(reader.line(), 5) is None
+        assert await asyncio.wait_for(reader.line(), 60) == "second"
+        assert await asyncio.wait_for(reader.line(), 60) is None

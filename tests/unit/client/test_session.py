@@ -275,7 +275,7 @@ async def test_a_call_that_is_revoked_and_offered_again_while_its_function_clean
         await cluster.book.offer("call_1", "careful", epoch=1)
         await wait_until(lambda: runs)
         client._take(session_pb2.SessionResponse(offer_revoked=session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")))
-        await asyncio.wait_for(revoked.wait(), 5)
+        await asyncio.wait_for(revoked.wait(), 60)
         await cluster.book.offer("call_1", "careful", epoch=2)
         await wait_until(lambda: [offer.offer_epoch for offer in client._offers.values()] == [2])
         assert len(runs) == 1
@@ -305,7 +305,7 @@ async def test_a_revoked_call_is_cancelled_and_gives_no_result(cluster: Cluster)
         revoked = session_pb2.OfferRevoked(run_id=RUN, call_id="call_1")
         await asyncio.sleep(0)
         client._take(session_pb2.SessionResponse(offer_revoked=revoked))
-        await asyncio.wait_for(cancelled.wait(), 5)
+        await asyncio.wait_for(cancelled.wait(), 60)
         await wait_until(lambda: not client._tool_tasks)
     assert cluster.book.sent("tool_result") == []
 
@@ -314,7 +314,7 @@ async def test_when_nobody_answers_for_long_enough_every_call_says_so() -> None:
     client = AsyncClient("127.0.0.1:1", environment={}).session(give_up_seconds=0.1)
     async with client:
         with pytest.raises(NoAnswer):
-            await asyncio.wait_for(client.start("go"), 10)
+            await asyncio.wait_for(client.start("go"), 60)
         with pytest.raises(NoAnswer):
             await client.next_frame()
 
@@ -323,7 +323,7 @@ async def test_a_credential_that_is_refused_is_not_tried_again(cluster: Cluster)
     cluster.first.refuse = cluster.second.refuse = grpc.StatusCode.UNAUTHENTICATED
     async with cluster.client() as client:
         with pytest.raises(Unauthenticated):
-            await asyncio.wait_for(client.start("go"), 10)
+            await asyncio.wait_for(client.start("go"), 60)
 
 
 async def test_a_frame_that_is_too_large_is_refused_and_the_session_goes_on(cluster: Cluster) -> None:
@@ -443,9 +443,9 @@ async def test_a_session_outside_of_its_with_says_so_and_waits_for_nothing(clust
     client = cluster.client()
     for _ in range(2):
         with pytest.raises(RuntimeError, match="use it within"):
-            await asyncio.wait_for(client.start("go"), 5)
+            await asyncio.wait_for(client.start("go"), 60)
         with pytest.raises(RuntimeError, match="use it within"):
-            await asyncio.wait_for(client.next_frame(), 5)
+            await asyncio.wait_for(client.next_frame(), 60)
         async with client:
             await client.start("go")
 
