@@ -102,7 +102,7 @@ async def test_events_that_are_gone_are_one_gap(door: Door, ledger: PlayedLedger
 
 
 async def test_a_start_while_nobody_answers_starts_one_run_when_somebody_does(door: Door, ledger: PlayedLedger) -> None:
-    async with door.client(retry_seconds=20) as pawl:
+    async with door.client(retry_seconds=600) as pawl:
         starting = asyncio.create_task(pawl.start("hello"))
         listing = asyncio.create_task(anext(pawl.runs(), None))
         await asyncio.wait({starting, listing}, timeout=0.2)
@@ -166,7 +166,7 @@ async def test_refusals_are_exceptions_by_reason(door: Door, ledger: PlayedLedge
 async def test_a_dependency_that_is_away_is_waited_for(door: Door, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     ledger.down = True
-    async with door.open(), door.client(retry_seconds=20) as pawl:
+    async with door.open(), door.client(retry_seconds=600) as pawl:
         getting = asyncio.create_task(pawl.get("run_1"))
         await asyncio.wait({getting}, timeout=0.1)
         assert not getting.done()

@@ -224,7 +224,7 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
 
     async def keep_calling(channel: grpc.aio.Channel) -> None:
         while not stop.is_set():
-            assert (await EchoStub(channel).call("unary", "hello", timeout=30)) == ["hello"]
+            assert (await EchoStub(channel).call("unary", "hello", timeout=60)) == ["hello"]
 
     async def change(shown: tls.Tls, name: str, *trusted: trustme.CA) -> None:
         before = shown()
@@ -245,7 +245,7 @@ async def test_no_call_fails_while_certificates_and_their_authority_change(
             callers = [asyncio.create_task(keep_calling(channel)) for channel in (alone, batched) for _ in range(4)]
 
             async def is_renewed() -> bool:
-                seen.append((await EchoStub(alone).call("unary", "certificate", timeout=30))[0])
+                seen.append((await EchoStub(alone).call("unary", "certificate", timeout=60))[0])
                 return seen[-1] in own().certificate.decode()  # type: ignore[union-attr]  # a service has one
 
             for turn in range(1, 4):

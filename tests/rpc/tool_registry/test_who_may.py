@@ -44,7 +44,7 @@ async def refused(registry: Registry, method: MethodDescriptor, key: str) -> str
     path = f"/{method.containing_service.full_name}/{method.name}"
     async with open_channel(registry.address, service_key=key or None) as channel:
         behaviour: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(path)
-        stream = behaviour(timeout=10.0)
+        stream = behaviour(timeout=60.0)
         try:
             # A stream that was refused by now takes no request.
             with suppress(asyncio.InvalidStateError, grpc.aio.UsageError):

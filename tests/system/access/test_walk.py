@@ -193,7 +193,7 @@ async def test_a_batch_carries_what_the_table_says(walked: Walked, listener: str
         name for name, many in walked.methods[listener].items() if not many and not CALLERS.get(name, ROLES) & ROLES
     ]
     calls = [batch_pb2.Call(id=n, method=name) for n, name in enumerate(names, 1)]
-    stream = stub.Batch(metadata=walked.of_service(service), timeout=30.0)
+    stream = stub.Batch(metadata=walked.of_service(service), timeout=60.0)
     await stream.write(batch_pb2.BatchRequest(calls=calls))
     reasons: dict[str, str] = {}
     while len(reasons) < len(names):

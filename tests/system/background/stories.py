@@ -188,9 +188,15 @@ class ScheduleFires(Story):
         )
         await self.pawl.create_schedule(definition)
         self._fires: dict[int, schedule_pb2.ScheduleFire] = {}
+        self._looking = asyncio.create_task(self._look_on())
+
+    async def _look_on(self) -> None:
+        # Whatever else goes on: twenty fires are kept, and a busy machine takes longer than these.
+        while True:
+            await self._look()
+            await asyncio.sleep(0.5)
 
     async def _look(self) -> None:
-        # Again and again: twenty fires are kept, and a busy machine takes longer than these.
         fires = (await self.pawl.get_schedule("tick")).fires
         self._fires |= {fire.due_time.seconds: fire for fire in fires}
 
@@ -209,6 +215,8 @@ class ScheduleFires(Story):
         await until(goes_on)
         await self.pawl.pause_schedule("tick")
         await self._look()
+        assert not self._looking.done()
+        self._looking.cancel()
         times = sorted(self._fires)
         assert times == list(range(times[0], times[0] + len(times)))
         assert {fire.outcome for fire in self._fires.values()} == {STARTED}

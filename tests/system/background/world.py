@@ -46,7 +46,7 @@ class World:
             [each.grpc for each in replicas["agent-loop"]],
             api_key=LOCAL_KEY,
             store=store or f"story-{next(self.numbers)}",
-            retry_seconds=30.0,
+            retry_seconds=240.0,
             environment=elsewhere,
         )
 

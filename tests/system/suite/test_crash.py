@@ -35,14 +35,19 @@ def _shown(events: Sequence[event_pb2.RunEvent]) -> str:
 
 
 async def owner(suite: Suite) -> int:
-    """Which replica of agent-loop holds the one run that is under way."""
+    """Which replica of agent-loop holds the one run that is under way, once those of other tests are not any more."""
     pattern = re.compile(r"^pawl_agent_loop_runs_held (\d+)", re.MULTILINE)
+    replicas = suite.endpoints.services["agent-loop"]
+    held: list[int] = []
     async with httpx2.AsyncClient(timeout=60.0) as http:
-        for number, replica in enumerate(suite.endpoints.services["agent-loop"]):
-            found = pattern.search((await http.get(f"http://{replica.metrics}/metrics")).text)
-            if found and int(found[1]):
-                return number
-    raise AssertionError("no replica holds a run")
+
+        async def is_alone() -> bool:
+            texts = [(await http.get(f"http://{replica.metrics}/metrics")).text for replica in replicas]
+            held[:] = [int(found[1]) if (found := pattern.search(text)) else 0 for text in texts]
+            return sum(held) == 1
+
+        await until(is_alone)
+    return held.index(1)
 
 
 async def _seen(agent: Agent, run_id: str, wanted: Callable[[event_pb2.RunEvent], bool]) -> None:

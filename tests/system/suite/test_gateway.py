@@ -76,7 +76,7 @@ async def mail_with(mailbox: Postbox, pattern: str) -> str:
 async def browser(doors: Suite) -> AsyncIterator[httpx2.AsyncClient]:
     """A browser with a session, at the first gateway."""
     url = address(doors)
-    async with httpx2.AsyncClient(base_url=url, headers={"origin": url}, timeout=30.0) as browser:
+    async with httpx2.AsyncClient(base_url=url, headers={"origin": url}, timeout=60.0) as browser:
         answer = await browser.post("/login", json={"key": LOCAL_KEY, "user": "ann"})
         assert answer.status_code == 200, answer.text
         assert answer.json()["caller"]["userId"] == "ann"
@@ -153,7 +153,7 @@ async def test_a_stream_goes_on_at_another_gateway_when_one_dies(browser: httpx2
     except httpx2.HTTPError:
         pass
     place = seen[-1][0]
-    async with httpx2.AsyncClient(base_url=address(doors, 1), cookies=browser.cookies, timeout=30.0) as other:
+    async with httpx2.AsyncClient(base_url=address(doors, 1), cookies=browser.cookies, timeout=60.0) as other:
         path = f"/runs/{run_id}/events"
         async for number, name, data in read(other, path, headers={"last-event-id": place}):
             seen += [] if name else [(number, data)]
@@ -404,7 +404,7 @@ async def test_what_a_browser_has_watched_is_not_mailed_later(browser: httpx2.As
 
 
 async def test_streams_are_counted_as_streams(doors: Suite) -> None:
-    async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER, timeout=30.0) as program:
+    async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER, timeout=60.0) as program:
         run_id = await start(program, "tell me a long story slowly", "door-head")
         assert (await program.head(f"/runs/{run_id}/events")).headers["content-type"].startswith("text/event-stream")
         seen = (await program.get(f"http://{doors.endpoints.services['gateway'][1].metrics}/metrics")).text
@@ -417,7 +417,7 @@ async def test_streams_are_counted_as_streams(doors: Suite) -> None:
 
 
 async def test_streams_end_when_the_gateway_stops(browser: httpx2.AsyncClient, doors: Suite) -> None:
-    async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER, timeout=30.0) as program:
+    async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER, timeout=60.0) as program:
         wishes = {"inbox": {"method": "pawl.agent.v1.AgentService/WatchPending"}}
         stopping = None
         async for _ in read(program, "/stream", method="POST", json={"subscriptions": wishes}):

@@ -54,7 +54,7 @@ async def doubled() -> AsyncIterator[Suite]:
 async def pawl(doubled: Suite) -> AsyncIterator[AsyncClient]:
     addresses = [replica.grpc for replica in doubled.endpoints.services["agent-loop"]]
     elsewhere = {"PAWL_NOTIFIER_ADDRESS": doubled.endpoints.services["notifier"][0].grpc}
-    async with AsyncClient(addresses, api_key=LOCAL_KEY, retry_seconds=30.0, environment=elsewhere) as pawl:
+    async with AsyncClient(addresses, api_key=LOCAL_KEY, retry_seconds=240.0, environment=elsewhere) as pawl:
         yield pawl
 
 
@@ -447,7 +447,7 @@ async def test_a_call_that_somebody_outside_completes_waits_through_kills_of_eve
     assert "print_poster" in job.waiting.sentence
 
     (url,) = effects.read_text().splitlines()
-    async with httpx2.AsyncClient(timeout=30.0) as shop:
+    async with httpx2.AsyncClient(timeout=60.0) as shop:
 
         async def post(end: object, to: str = url) -> tuple[int, dict[str, Any]]:
             async with asyncio.timeout(PATIENCE_SECONDS):

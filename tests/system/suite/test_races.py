@@ -165,7 +165,7 @@ async def test_messages_of_every_policy_at_once_are_all_kept(agent: Agent, other
 async def test_a_cancel_stops_a_slow_tool(agent: Agent, tmp_path: Path) -> None:
     """LOOP-6, C11: the run ends before the tool would have, and the conversation goes on."""
     effects = tmp_path / "effects"
-    arguments = json.dumps({"path": str(effects), "seconds": 60})
+    arguments = json.dumps({"path": str(effects), "seconds": 600})
     run = await agent.start(f"call act_once with {arguments}")
 
     async def happened() -> bool:
@@ -178,7 +178,7 @@ async def test_a_cancel_stops_a_slow_tool(agent: Agent, tmp_path: Path) -> None:
     assert (ended.state, call.state) == (run_pb2.RUN_STATE_CANCELLED, call_pb2.CALL_STATE_CANCELLED)
     events: list[event_pb2.RunEvent] = await agent.events(run.run_id)
     took = events[-1].time.ToNanoseconds() - ended.start_time.ToNanoseconds()
-    assert took < 60 * 10**9
+    assert took < 600 * 10**9
     after = await agent.start("what is 6 * 7?", conversation_id=run.conversation_id)
     assert "42" in (await _ended(agent, after.run_id)).output_text
 

@@ -74,7 +74,7 @@ async def pawl(doubled: Suite) -> AsyncIterator[AsyncClient]:
         "PAWL_TOOL_REGISTRY_ADDRESS": services["tool-registry"][0].grpc,
         "PAWL_NOTIFIER_ADDRESS": services["notifier"][0].grpc,
     }
-    async with AsyncClient(addresses, api_key=LOCAL_KEY, retry_seconds=30.0, environment=elsewhere) as pawl:
+    async with AsyncClient(addresses, api_key=LOCAL_KEY, retry_seconds=240.0, environment=elsewhere) as pawl:
         yield pawl
 
 

@@ -127,7 +127,7 @@ async def test_an_undo_goes_on_after_its_owner_was_killed_and_takes_nothing_back
 ) -> None:
     path = tmp_path / "lines"
     async with Agent(suite.endpoints.services["agent-loop"][0].grpc) as agent:
-        run = await three_lines(agent, path, seconds=1.5)
+        run = await three_lines(agent, path, seconds=3.0)
         undoing = await undo(agent, run.run_id)
 
         async def first_is_taken() -> bool:
