@@ -50,7 +50,7 @@ def _play(step: dict[str, Any]) -> Callable[[World], Awaitable[None]]:
 
 async def _tell(world: World, steps: list[dict[str, Any]]) -> None:
     base_url = (world.suite.endpoints.model_base_url or "").removesuffix("/v1")
-    async with httpx2.AsyncClient(base_url=base_url) as http:
+    async with httpx2.AsyncClient(base_url=base_url, timeout=60.0) as http:
         (await http.post("/_pawl/script", json={"steps": steps})).raise_for_status()
 
 

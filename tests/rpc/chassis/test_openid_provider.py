@@ -120,7 +120,7 @@ def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def fetched(issuer: str, **headers: str) -> str:
     """Return a token that the provider gives to its client by client_credentials."""
     secret = base64.b64encode(f"{urllib.parse.quote('ci|1')}:{CLIENT['client_secret']}".encode()).decode()
-    async with httpx2.AsyncClient(trust_env=False) as client:
+    async with httpx2.AsyncClient(trust_env=False, timeout=60.0) as client:
         given = await client.post(
             f"{issuer}/token",
             data={"grant_type": "client_credentials"},

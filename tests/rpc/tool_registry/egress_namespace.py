@@ -88,7 +88,7 @@ async def main() -> dict[str, Any]:
 
     async def reached(url: str) -> str:
         try:
-            return (await egress.send(StoreId("acme"), OutboundRequest(url=url, timeout_seconds=5))).body.decode()
+            return (await egress.send(StoreId("acme"), OutboundRequest(url=url, timeout_seconds=60))).body.decode()
         except EgressRefused:
             return "refused"
 
@@ -99,7 +99,7 @@ async def main() -> dict[str, Any]:
         # The kernel counts, the server is there, and without the guard all of it is reached.
         public = await reached(f"http://{PUBLIC}/")
         sent_to_public = packets() - before
-        async with httpx2.AsyncClient(trust_env=False) as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=60.0) as client:
             unguarded = (await client.get(f"http://{METADATA}/")).text
         controls, server.addresses = server.addresses, []
         redirected = await reached("http://redirects.example/")

@@ -133,7 +133,7 @@ async def test_an_integer_is_shown_and_sent_as_it_is_also_one_that_javascript_ro
     text = 'call pay with {"account": 9007199254740993, "note": "lunch"}'
     bearer = {"authorization": f"Bearer {LOCAL_KEY}", "pawl-user": "payer"}
     async with httpx2.AsyncClient(
-        base_url=f"{address(suite)}/rpc/pawl.agent.v1.AgentService/", headers=bearer
+        base_url=f"{address(suite)}/rpc/pawl.agent.v1.AgentService/", headers=bearer, timeout=60.0
     ) as agent:
         run = (await agent.post("StartRun", json={"text": text, "frontEndTools": [pay]})).json()["run"]
         page = await open_page(f"/c/{run['conversationId']}", user="payer")

@@ -390,7 +390,7 @@ async def test_a_link_in_an_e_mail_asks_first_and_ends_such_e_mails_by_its_butto
 
 async def test_what_a_browser_has_watched_is_not_mailed_later(browser: httpx2.AsyncClient, mailbox: Postbox) -> None:
     """NOTE-1."""
-    channel = await told_by_email(browser, mailbox, after_seconds=5)
+    channel = await told_by_email(browser, mailbox, after_seconds=15)
     run_id = await start(browser, "what is 6 * 9", "watched")
     async for _ in read(browser, f"/runs/{run_id}/events"):
         pass
@@ -407,11 +407,18 @@ async def test_streams_are_counted_as_streams(doors: Suite) -> None:
     async with httpx2.AsyncClient(base_url=address(doors, 1), headers=BEARER, timeout=60.0) as program:
         run_id = await start(program, "tell me a long story slowly", "door-head")
         assert (await program.head(f"/runs/{run_id}/events")).headers["content-type"].startswith("text/event-stream")
-        seen = (await program.get(f"http://{doors.endpoints.services['gateway'][1].metrics}/metrics")).text
-        assert "pawl_gateway_streams 0.0" in seen
+
+        async def figures() -> str:
+            return (await program.get(f"http://{doors.endpoints.services['gateway'][1].metrics}/metrics")).text
+
+        async def none_is_open() -> bool:
+            return "pawl_gateway_streams 0.0" in await figures()
+
+        await until(none_is_open)
         async for _ in read(program, f"/runs/{run_id}/events"):
             pass
-        seen = (await program.get(f"http://{doors.endpoints.services['gateway'][1].metrics}/metrics")).text
+        await until(none_is_open)
+        seen = await figures()
     assert 'pawl_gateway_http_duration_seconds_count{route="/rpc' in seen
     assert 'pawl_gateway_http_duration_seconds_count{route="/runs' not in seen
 
