@@ -243,12 +243,15 @@ async def test_a_connection_that_is_lost_with_something_to_send_is_known_to_be(
 ) -> None:
     """As of who acknowledges what came, while the bus itself has nothing to send and would not find out."""
 
+    acknowledging: list[int] = []
+
     async def acknowledge() -> None:
         client = bus._connected_client()
         with suppress(nats.errors.Error, OSError):
             while True:
                 for _ in range(100):
                     await client.publish("acks", b"x" * 1000)
+                acknowledging[:] = [bus.connection_number]
                 await asyncio.sleep(0)
 
     async with bus_to(server.url, metrics) as bus:
@@ -256,7 +259,7 @@ async def test_a_connection_that_is_lost_with_something_to_send_is_known_to_be(
         for connection in (1, 2, 3):
             await bus.wait_connected()
             assert bus.connection_number == connection
-            await asyncio.sleep(0.05)
+            await until(lambda number=connection: acknowledging == [number])  # type: ignore[misc]
             server.stop()
             await until(lambda: not bus.connected)
             server.start()
