@@ -51,7 +51,7 @@ async def test_garbage_on_the_stream_holds_up_nothing(suite: Suite) -> None:
     stream = (await suite.connect()).jetstream()
 
     async def all_is_acknowledged() -> bool:
-        return (await stream.consumer_info("PAWL_LIFECYCLE", "notifier")).num_ack_pending == 0
+        return not (await stream.consumer_info("PAWL_LIFECYCLE", "notifier")).num_ack_pending
 
     await until(all_is_acknowledged)
 
