@@ -117,7 +117,7 @@ def _saving(*, made: bool) -> Callable[..., None]:
             plaintext=plaintext,
             password_secret=password_secret,
             folder=folder,
-            poll_seconds=None if poll_seconds is None else seconds_of(poll_seconds, "poll_seconds"),
+            poll_seconds=None if poll_seconds is None else seconds_of(poll_seconds or "0s", "poll_seconds"),
             authserv_id=authserv_id,
             senders=sender,
         )

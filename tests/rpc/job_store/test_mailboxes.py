@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
+from pawl.agent_loop.app.public_values import IncomingMail
+from pawl.agent_loop.app.triggers import Triggers
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.rpc_client import translating
-from pawl.errors import InvalidField, InvalidId, TriggerNotFound
+from pawl.errors import InvalidField, InvalidId, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
@@ -19,7 +23,11 @@ from tests.rpc.job_store.user import User
 
 
 class Box(Hook):
-    """Speaks for a user with a mailbox, and for the agent-loop that reads it."""
+    """Speaks for an admin with a mailbox, and for the agent-loop that reads it."""
+
+    def __init__(self, replica: Replica, user_id: str = "ann") -> None:
+        super().__init__(replica, user_id)
+        self.owner.user_roles.append("admin")
 
     async def make(
         self, *, name: str = "orders", must_exist: bool = False, uid: int = 10, validity: int = 7, **fields: Any
@@ -212,6 +220,39 @@ async def test_another_folder_is_read_from_its_end_and_the_same_from_where_it_wa
         await box.rotate()
     with pytest.raises(TriggerNotFound):
         await box.check({}, trigger_id=due.due.trigger_id)
+
+
+async def test_a_mail_fires_whose_numbers_a_mail_of_another_folder_had(box: Box) -> None:
+    """Servers number the mails of each folder from 1 on, and many say the same UIDVALIDITY of several."""
+    ledger = TriggerLedgerClient(box.replica.channel)
+    unused: Any = None
+    triggers = Triggers(ledger=ledger, reader=unused, starting=unused, clock=SystemClock(), ids=unused)
+    mail = IncomingMail(uid=11, refusal="not you", data_json=b"{}")
+    await box.make()
+    for folder in ("Orders", "INBOX"):
+        (due,), _ = await ledger.claim_mailboxes(8)
+        for _ in range(2):
+            assert await triggers.deliver_mail(due.trigger, 7, mail)
+        await box.make(must_exist=True, folder=folder)
+    (due,), _ = await ledger.claim_mailboxes(8)
+    assert await triggers.deliver_mail(due.trigger, 7, mail)
+    fires = (await box.get()).fires
+    assert [fire.outcome for fire in fires] == [SKIPPED] * 3
+    assert len({fire.event_id for fire in fires}) == 3
+
+
+async def test_only_an_admin_has_a_mailbox_go_on(box: Box) -> None:
+    """Its password is a secret of the store: who was an admin once does not have it used for ever."""
+    await box.make()
+    await box.pause()
+    box.owner.user_roles[:] = ["member"]
+    with pytest.raises(PermissionDenied, match="admin"):
+        await box.pause(paused=False)
+    assert await box.due() == []
+    await box.pause()
+    box.owner.user_roles[:] = ["admin"]
+    await box.pause(paused=False)
+    assert len(await box.due()) == 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import Target, read_rules
 from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.tasks import end
-from pawl.errors import InvalidField, MailboxUnreachable, TooLarge
+from pawl.errors import DependencyUnavailable, InvalidField, MailboxUnreachable, TooLarge
 from pawl.tool_registry.adapters.mail import imap
 from pawl.tool_registry.adapters.mail.imap import SESSION_SECONDS, SESSIONS_MAX, ImapMailboxes
 from pawl.tool_registry.adapters.process.helpers import Helpers
@@ -197,6 +197,31 @@ async def test_a_mail_that_is_gone_is_none(server: ImapServer, said: bytes) -> N
     assert (found.mails, found.last_uid, found.has_more) == ((), 1, False)
 
 
+@pytest.mark.parametrize("said", [b"[EXPUNGEISSUED] some are gone", b"[nonexistent] gone"])
+async def test_a_mail_of_which_the_server_says_that_it_is_gone_is_in_the_way_of_no_other(
+    server: ImapServer, said: bytes
+) -> None:
+    for number in range(3):
+        server.add(MAIL.format(number))
+    server.says["UID FETCH 2 "] = b"TAG NO " + said + b"\r\n"
+    found = await read(server)
+    assert ([mail.uid for mail in found.mails], found.has_more) == ([1, 3], False)
+
+
+@pytest.mark.parametrize("said", [b"[UNAVAILABLE] later", b"[SERVERBUG] oops", b"not now"])
+async def test_a_mail_that_a_server_does_not_give_now_is_not_passed_over(server: ImapServer, said: bytes) -> None:
+    """Whoever takes it for one that is gone never reads it: the place of the mailbox is behind it then."""
+    for number in range(3):
+        server.add(MAIL.format(number))
+    server.says["UID FETCH 2 "] = b"TAG NO " + said + b"\r\n"
+    found = await read(server)
+    assert ([mail.uid for mail in found.mails], found.has_more) == ([1], True)
+    with pytest.raises(MailboxUnreachable, match="does not give the mail 2"):
+        await read(server, 1)
+    server.says.clear()
+    assert [mail.uid for mail in (await read(server, 1)).mails] == [2, 3]
+
+
 async def test_mails_that_are_listed_and_gone_are_in_the_way_of_no_other(server: ImapServer) -> None:
     """Nor is a mailbox read again at once that has nothing else, or a number taken that is none."""
     for number in range(15):
@@ -318,13 +343,16 @@ async def test_nobody_is_reached_whom_the_deployment_has_not_opened(server: Imap
 
 
 class Kept:
-    """Keeps documents; there is room for two."""
+    """Keeps documents; there is room for two. With a fault it keeps none."""
 
-    def __init__(self) -> None:
+    def __init__(self, fault: Exception | None = None) -> None:
         self.texts: dict[str, str] = {}
+        self._fault = fault
 
     async def put(self, caller: Principal, *, shared: bool, name: str, text: str, language: str) -> None:
         assert (caller.user_id, shared) == ("ann", False)
+        if self._fault is not None:
+            raise self._fault
         if len(self.texts) == 2:
             raise TooLarge("the store is full")
         self.texts[name] = text
@@ -356,6 +384,19 @@ async def test_attachments_that_are_text_are_documents_of_the_user(server: ImapS
     ]
     assert data["attachments"][2]["left_out"] == "the store is full"
     assert documents.texts["mail/in/7.1/1-1.csv"] == "1"
+
+
+async def test_no_attachment_is_left_out_because_documents_cannot_be_kept_at_that_moment(server: ImapServer) -> None:
+    """The mail is read again, as nothing was said of it."""
+    part = 'Content-Type: text/csv\nContent-Disposition: attachment; filename="a.csv"\n\n1\n'
+    server.add(f"From: ann@example.com\nContent-Type: multipart/mixed; boundary=b\n\n--b\n{part}--b--\n")
+    documents = Kept(DependencyUnavailable("the database is away"))
+    async with mailboxes_to(server) as reader, Helpers() as helpers:
+        secrets = FileSecrets({"acme": {"mail": "secret"}})
+        mailboxes = Mailboxes(reader, secrets, helpers, cast("Documents", documents), monotonic=float)
+        senders = Senders(senders=("@example.com",))
+        with pytest.raises(DependencyUnavailable):
+            await mailboxes.read(ANN, place_of(server), "mail", senders, wanted(), documents_prefix="")
 
 
 async def test_mails_that_are_hard_to_read_are_read_in_several_goes(server: ImapServer) -> None:

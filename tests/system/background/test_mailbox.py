@@ -51,7 +51,7 @@ async def test_a_mail_that_arrives_at_dovecot_starts_a_run() -> None:
                 await until(all_have_fired, patience_seconds=PATIENCE_SECONDS)
                 fires = (await pawl.get_trigger("mails")).fires
                 assert [fire.outcome for fire in fires] == [STARTED, SKIPPED, STARTED]
-                numbers = [int(fire.event_id.partition(".")[2]) for fire in fires]
+                numbers = [int(fire.event_id.rpartition(".")[2]) for fire in fires]
                 assert numbers == [4, 3, 2], "by UID; what was there before fires nothing"
                 for fire, subject in ((fires[2], "one"), (fires[0], "three")):
                     done = await pawl.result(fire.run_id)

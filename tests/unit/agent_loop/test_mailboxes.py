@@ -40,7 +40,7 @@ def mail(uid: int, refusal: str = "") -> IncomingMail:
 
 def mailbox(name: str, store: str = "acme") -> DueMailbox:
     caller = replaced(due().caller, store_id=StoreId(store))
-    return DueMailbox(trigger=replace(due(), caller=caller, name=name, mailbox=name), place=PLACE)
+    return DueMailbox(trigger=replace(due(), caller=caller, name=name, mailbox=name, folder_id="f0"), place=PLACE)
 
 
 class Ledger:
@@ -126,9 +126,9 @@ async def test_each_mail_is_an_event_and_one_of_others_is_skipped(clock: ManualC
     view = MailboxView(place=MailPlace(uid_validity=7, uid=12), mails=(mail(11), mail(12, "not you")), has_more=True)
     ledger, reader = Ledger("in"), Reader(**{"in": view})
     await played(ledger, reader, clock)
-    assert reader.asked == [(PLACE, 10, "mail/in/")]
+    assert reader.asked == [(PLACE, 10, "mail/in/f0.")]
     (first, second) = ledger.fired
-    assert (first[:3], second[:3]) == (("7.11", 11, ""), ("7.12", 12, "not you"))
+    assert (first[:3], second[:3]) == (("f0.7.11", 11, ""), ("f0.7.12", 12, "not you"))
     assert '"source":"mail"' in first[3].text
     assert '"data":{"from":"a@b.example","text":"hi"}' in first[3].text
     assert second[3] is None

@@ -33,6 +33,7 @@ def due(text: str = "look", **fields: Any) -> DueTrigger:
         "debounce_seconds": 0,
         "overlap": Overlap.ALLOW,
         "mailbox": None,
+        "folder_id": "",
     }
     return DueTrigger(
         caller=ANN, message=message, trigger_id="trg_1", name="orders", document=None, **(defaults | fields)

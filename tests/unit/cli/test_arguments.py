@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-from unittest.mock import MagicMock
+from unittest.mock import AsyncMock, MagicMock
 
 import pytest
 from typer.testing import CliRunner
@@ -33,6 +33,7 @@ from pawl.errors import (
     ToolNotFound,
     Unauthenticated,
 )
+from pawl.event.v1 import trigger_pb2
 from pawl.launcher.endpoints import write_endpoints
 from pawl.launcher.secrets import SecretFiles
 
@@ -352,6 +353,17 @@ def test_a_refusal_names_what_was_given_and_adds_no_advice_of_another_case(
 ) -> None:
     monkeypatch.setenv("PAWL_API_KEY", "k")
     assert explain(error, [NOBODY]) == sentence
+
+
+def test_all_that_is_given_of_a_mailbox_can_be_taken_away_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = trigger_pb2.MailboxSource(host="mx.example", folder="Orders", poll_seconds=300, senders=["@example.com"])
+    kept = trigger_pb2.Trigger(definition=trigger_pb2.TriggerDefinition(name="mails", mailbox=source))
+    monkeypatch.setattr(AsyncClient, "get_trigger", AsyncMock(return_value=kept))
+    update = AsyncMock(return_value=kept)
+    monkeypatch.setattr(AsyncClient, "update_trigger", update)
+    options = ("--poll", "", "--folder", "", "--sender", "")
+    assert invoke("triggers", "update", "mails", *options)[0] == 0
+    assert update.await_args_list[0].args[0].mailbox == trigger_pb2.MailboxSource(host="mx.example")
 
 
 @pytest.mark.parametrize(

@@ -127,6 +127,20 @@ def test_a_mail_is_told_with_its_headers_and_texts() -> None:
     assert (mail.text, mail.is_cut, mail.attachments) == ("Grüße", False, ())
 
 
+@pytest.mark.parametrize(
+    ("headers", "thread"),
+    [
+        ("Message-ID: <1@x>\n", "<1@x>"),
+        ("In-Reply-To: <1@x>\nMessage-ID: <2@x>\n", "<1@x>"),
+        ("Message-ID: none\n", None),
+        ("", None),
+    ],
+)
+def test_mails_that_name_no_thread_are_of_none_together(headers: str, thread: str | None) -> None:
+    """Else strangers would be in one conversation, where those of a thread are."""
+    assert read(f"{headers}{PLAIN}").headers.get("thread") == thread
+
+
 def of_parts(*parts: str, kind: str = "mixed") -> str:
     body = "".join(f"--b\n{part}\n" for part in parts)
     return f"From: ann@example.com\nContent-Type: multipart/{kind}; boundary=b\n\n{body}--b--\n"

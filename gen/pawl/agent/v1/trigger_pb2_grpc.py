@@ -150,9 +150,10 @@ class TriggerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ResumeTrigger(self, request, context):
-        """Resumes a trigger that was paused, or has paused itself. Idempotent.
+        """Resumes a trigger that was paused, or has paused itself. One with a mailbox
+        needs the role admin. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+        Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -73,9 +73,10 @@ class TriggerServiceStub:
     Errors: TRIGGER_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]
-    """Resumes a trigger that was paused, or has paused itself. Idempotent.
+    """Resumes a trigger that was paused, or has paused itself. One with a mailbox
+    needs the role admin. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+    Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
     """
     DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]
     """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
@@ -152,9 +153,10 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     Errors: TRIGGER_NOT_FOUND, INVALID_ID, TOO_LARGE (the note: 1000 bytes).
     """
     ResumeTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.ResumeTriggerRequest, _trigger_pb2.ResumeTriggerResponse]  # type: ignore[assignment]
-    """Resumes a trigger that was paused, or has paused itself. Idempotent.
+    """Resumes a trigger that was paused, or has paused itself. One with a mailbox
+    needs the role admin. Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+    Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
     """
     DeleteTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.DeleteTriggerRequest, _trigger_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
     """Deletes a trigger with its secrets, its fires and what waits. Runs that it has
@@ -264,9 +266,10 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _trigger_pb2.ResumeTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.ResumeTriggerResponse, _abc.Awaitable[_trigger_pb2.ResumeTriggerResponse]]:
-        """Resumes a trigger that was paused, or has paused itself. Idempotent.
+        """Resumes a trigger that was paused, or has paused itself. One with a mailbox
+        needs the role admin. Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND, INVALID_ID.
+        Errors: TRIGGER_NOT_FOUND, INVALID_ID, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod

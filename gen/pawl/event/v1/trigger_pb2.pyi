@@ -242,7 +242,8 @@ class TriggerDefinition(_message.Message):
     @_builtins.property
     def mailbox(self) -> Global___MailboxSource:
         """Mails. The data of an event is `from`, `from_name`, `to`, `cc`, `subject`, `date`,
-        `message_id`, `thread` (the first message of its thread), `text`, and
+        `message_id`, `thread` (the first message of its thread; of a mail that names
+        none, itself included, there is none), `text`, and
         `attachments`; `cut` is there and true if the mail is over 1 MiB or the text over
         128 KiB. Attachments that are text become documents of the user, and have a
         `document`; of others there are name, type and size alone, and `left_out` says
@@ -298,7 +299,7 @@ class Trigger(_message.Message):
     """The note of whoever paused it, or why it paused itself."""
     self_paused: _builtins.bool
     """True if it has paused itself, after ten fires in a row that were refused or
-    whose runs failed.
+    whose runs failed, or after 20 tries to read its mailbox.
     """
     failures: _builtins.int
     """So many fires in a row were refused, or their runs have failed, up to now."""

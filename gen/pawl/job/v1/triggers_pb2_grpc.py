@@ -137,9 +137,10 @@ class TriggerLedgerServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def PauseTrigger(self, request, context):
-        """Pauses a trigger, or resumes it. Idempotent.
+        """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
+        Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND.
+        Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

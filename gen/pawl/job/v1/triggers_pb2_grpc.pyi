@@ -57,9 +57,10 @@ class TriggerLedgerServiceStub:
     Errors: none of its own.
     """
     PauseTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.PauseTriggerRequest, _triggers_pb2.PauseTriggerResponse]
-    """Pauses a trigger, or resumes it. Idempotent.
+    """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
+    Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND.
+    Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
     """
     DeleteTrigger: _grpc.UnaryUnaryMultiCallable[_triggers_pb2.DeleteTriggerRequest, _triggers_pb2.DeleteTriggerResponse]
     """Deletes a trigger with its fires and what waits.
@@ -130,9 +131,10 @@ class TriggerLedgerServiceAsyncStub(TriggerLedgerServiceStub):
     Errors: none of its own.
     """
     PauseTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.PauseTriggerRequest, _triggers_pb2.PauseTriggerResponse]  # type: ignore[assignment]
-    """Pauses a trigger, or resumes it. Idempotent.
+    """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
+    Idempotent.
 
-    Errors: TRIGGER_NOT_FOUND.
+    Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
     """
     DeleteTrigger: _aio.UnaryUnaryMultiCallable[_triggers_pb2.DeleteTriggerRequest, _triggers_pb2.DeleteTriggerResponse]  # type: ignore[assignment]
     """Deletes a trigger with its fires and what waits.
@@ -224,9 +226,10 @@ class TriggerLedgerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _triggers_pb2.PauseTriggerRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_triggers_pb2.PauseTriggerResponse, _abc.Awaitable[_triggers_pb2.PauseTriggerResponse]]:
-        """Pauses a trigger, or resumes it. Idempotent.
+        """Pauses a trigger, or resumes it; one with a mailbox is resumed by an admin.
+        Idempotent.
 
-        Errors: TRIGGER_NOT_FOUND.
+        Errors: TRIGGER_NOT_FOUND, PERMISSION_DENIED.
         """
 
     @_abc_1.abstractmethod

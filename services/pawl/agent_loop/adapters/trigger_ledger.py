@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
@@ -27,6 +28,8 @@ from pawl.job.v1 import triggers_pb2 as pb
 from pawl.job.v1 import triggers_pb2_grpc
 
 _OVERLAPS: Final = {schedule_pb2.ScheduleOverlap.Value(f"SCHEDULE_OVERLAP_{each}"): each for each in Overlap}
+
+_FOLDER_ID_CHARACTERS: Final = 8
 
 
 class TriggerLedgerClient:
@@ -139,8 +142,15 @@ def _due(message: pb.DueTrigger) -> DueTrigger:
         debounce_seconds=definition.debounce_seconds,
         overlap=_OVERLAPS[definition.overlap],
         mailbox=definition.mailbox if definition.HasField("mailbox") else None,
+        folder_id=_folder_id(definition.mailbox) if definition.HasField("mailbox") else "",
         document=message,
     )
+
+
+def _folder_id(mailbox: trigger_pb2.MailboxSource) -> str:
+    """Return the same for the same folder alone: another one may number its mails in the same way."""
+    place = (mailbox.host, mailbox.port, mailbox.plaintext, mailbox.username, mailbox.folder)
+    return hashlib.sha256(repr(place).encode()).hexdigest()[:_FOLDER_ID_CHARACTERS]
 
 
 def _place(place: MailPlace | None) -> pb.MailPlace | None:

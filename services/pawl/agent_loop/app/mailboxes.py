@@ -89,7 +89,7 @@ class Mailboxes:
                 trigger.mailbox,
                 due.place,
                 mails_max=MAILS_MAX,
-                documents_prefix=f"mail/{trigger.name}/",
+                documents_prefix=f"mail/{trigger.name}/{trigger.folder_id}.",
             )
         except (MailboxUnreachable, InvalidField) as error:
             _log.warning("mailbox.unreachable", store=trigger.caller.store_id, reason=error.message)

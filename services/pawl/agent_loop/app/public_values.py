@@ -250,6 +250,8 @@ class DueTrigger(msgspec.Struct, frozen=True, kw_only=True):
     overlap: Overlap
     mailbox: object
     """As the contract has it; None for none."""
+    folder_id: str
+    """The folder of the mailbox, by which its mails differ from those of others; empty without one."""
     document: object
 
 

@@ -101,6 +101,7 @@ class Triggers:
 
         Raises:
             TriggerNotFound, InvalidField, TooLarge
+            PermissionDenied: a trigger with a mailbox goes on, and the caller is no admin.
         """
         checks.text(note, "note", bytes_max=NOTE_BYTES_MAX, may_be_empty=True)
         return await self._ledger.pause_trigger(caller, name, note, paused=paused)
@@ -149,7 +150,8 @@ class Triggers:
         Raises:
             TriggerNotFound
         """
-        event = self._event(due, f"{uid_validity}.{mail.uid}", {"source": "mail"}, outside.read_body(mail.data_json))
+        event_id = f"{due.folder_id}.{uid_validity}.{mail.uid}"
+        event = self._event(due, event_id, {"source": "mail"}, outside.read_body(mail.data_json))
         place = MailPlace(uid_validity=uid_validity, uid=mail.uid)
         if mail.refusal:
             event = replace(event, lane=None, data=b"")

@@ -128,6 +128,7 @@ class Triggers:
 
         Raises:
             TriggerNotFound
+            PermissionDenied: see `triggers.resumed`.
         """
 
         def change(row: TriggerRow | None, _: int, now: datetime) -> TriggerRow:

@@ -12,7 +12,8 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId
-from pawl.errors import InvalidField, TooLarge, TriggerExists, TriggerNotFound
+from pawl.chassis.roles import Role
+from pawl.errors import InvalidField, PermissionDenied, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, Owner, StarterRow
 
@@ -369,7 +370,13 @@ def saved(row: TriggerRow, asked: TriggerDefinition, owner: Owner) -> TriggerRow
 
 
 def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
-    """Return a trigger that goes on; one that was not paused with the credential."""
+    """Return a trigger that goes on; one that was not paused with the credential.
+
+    Raises:
+        PermissionDenied: it has a mailbox, and the owner is no admin any more.
+    """
+    if row.definition.mailbox is not None and Role.ADMIN not in owner.user_roles:
+        raise PermissionDenied(f"a mailbox is read with a secret of the store: that needs the role {Role.ADMIN}")
     if row.pause_time is None:
         return saved(row, row.definition, owner)
     return _reading(schedules.going_on(row, owner), None, now)

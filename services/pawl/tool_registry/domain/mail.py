@@ -23,7 +23,9 @@ ATTACHMENTS_MAX: Final = 20
 CPU_SECONDS: Final = 5.0
 """Processor time for a mail."""
 _HEADER_CHARACTERS_MAX: Final = 998
-_NAME_CHARACTERS_MAX: Final = 100
+_KIND_CHARACTERS_MAX: Final = 100
+_FILE_NAME_CHARACTERS_MAX: Final = 90
+"""With the trigger and the mail before it, it is the name of a document."""
 _RESULTS_MAX: Final = 8192
 
 # Of an address only what everybody reads alike: no comments, no quotes, no groups, no lists.
@@ -87,7 +89,7 @@ def read_mail(raw: bytes, senders: Senders, *, is_cut: bool) -> Mail:
     attachments: list[Attachment] = []
     left_out = 0
     for number, part in enumerate(_leaves(message)):
-        kind = _clean(part.get_content_type().lower())[:_NAME_CHARACTERS_MAX]
+        kind = _clean(part.get_content_type().lower())[:_KIND_CHARACTERS_MAX]
         is_file = _filename(part) is not None or part.get_content_disposition() == "attachment"
         if number >= PARTS_MAX or (is_file and len(attachments) >= ATTACHMENTS_MAX):
             left_out += 1
@@ -174,6 +176,7 @@ def _headers(message: Message) -> dict[str, str]:
     ids = _MESSAGE_ID.findall(" ".join(map(str, message.get_all("References", [])))[:_RESULTS_MAX])
     replied = _MESSAGE_ID.findall(str(message.get("In-Reply-To", ""))[:_HEADER_CHARACTERS_MAX])
     own = _MESSAGE_ID.findall(str(message.get("Message-ID", ""))[:_HEADER_CHARACTERS_MAX])
+    thread = next(iter([*ids, *replied, *own]), "")
     return {
         "from_name": _decoded(match["name"] or "").strip(' "') if match else "",
         "to": _decoded(message.get("To", "")),
@@ -181,7 +184,8 @@ def _headers(message: Message) -> dict[str, str]:
         "subject": _decoded(message.get("Subject", "")),
         "date": _decoded(message.get("Date", "")),
         "message_id": own[0] if own else "",
-        "thread": next(iter([*ids, *replied, *own]), ""),
+        # Mails without one are no thread together.
+        **({"thread": thread} if thread else {}),
     }
 
 
@@ -242,7 +246,7 @@ def _leaves(message: Message) -> Iterator[Message]:
 
 
 def _attachment(part: Message, kind: str, *, is_whole: bool) -> Attachment:
-    name = _UNSAFE.sub("_", _decoded(_filename(part) or "")).strip(". _")[-_NAME_CHARACTERS_MAX:]
+    name = _UNSAFE.sub("_", _decoded(_filename(part) or "")).strip(". _")[-_FILE_NAME_CHARACTERS_MAX:]
     size = len(_payload(part))
     text, why = None, ""
     if kind not in _TEXTS:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, Final, Protocol, Self
+from typing import Final, Protocol, Self
 
 from pawl.chassis.egress_addresses import Address
 from pawl.chassis.egress_rules import Target
@@ -33,6 +33,8 @@ _LINE_BYTES_MAX: Final = 64 * 1024
 _PIECE_BYTES: Final = 64 * 1024
 _UID: Final = re.compile(rb"\bUID ([0-9]{1,10})\b")
 _SIZE: Final = re.compile(rb"\bRFC822\.SIZE ([0-9]{1,12})\b")
+_GONE: Final = re.compile(rb"\[(?:EXPUNGEISSUED|NONEXISTENT)\]", re.IGNORECASE)
+"""RFC 5530. For another reason not to give a mail there may be none the next time."""
 _UIDS_END: Final = 2**32
 _RANGE_UIDS: Final = 5000
 """A search for more of them could be answered by a line that is too long."""
@@ -245,10 +247,10 @@ def _first_mails(session: _Session, wanted: Wanted, next_uid: int) -> tuple[Sequ
                 break
             try:
                 mail = _mail(session, uid)
-            except (OSError, imaplib.IMAP4.abort):
+            except (OSError, imaplib.IMAP4.abort, _Refused):
                 if not mails:
                     raise
-                break  # The time is over, or the connection: the next look goes on behind those that came whole.
+                break  # No time, no connection, or not this one: the next look goes on behind those that came whole.
             if mail is not None:
                 taken += len(mail.content)
                 mails.append(mail)
@@ -287,7 +289,9 @@ def _told(session: _Session, name: str) -> int:
 def _mail(session: _Session, uid: int) -> RawMail | None:
     """Return a mail, or its beginning; None if it is gone."""
     what = f"(UID RFC822.SIZE BODY.PEEK[]<0.{MAIL_BYTES_MAX}>)"
-    answer: Sequence[Any] = session.uid("FETCH", str(uid), what)[1]
+    said, answer = session.uid("FETCH", str(uid), what)
+    if said != "OK" and not _GONE.match(answer[-1]):
+        raise _Refused(f"does not give the mail {uid}")
     for item in answer:
         if not isinstance(item, tuple):
             continue

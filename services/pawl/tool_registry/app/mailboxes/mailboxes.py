@@ -11,7 +11,7 @@ import msgspec
 from pawl.chassis.auth import Principal
 from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import StoreId
-from pawl.errors import InvalidField, PawlError
+from pawl.errors import InvalidField, TooLarge
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.app.documents.documents import Documents
 from pawl.tool_registry.domain.document import PLAIN_LANGUAGE
@@ -123,6 +123,7 @@ class Mailboxes:
         Raises:
             InvalidField: there is no such secret, or the deployment does not allow the host.
             MailboxUnreachable: it does not answer as it should, or refuses the password.
+            Unavailable, Overloaded: a mail cannot be taken apart now, or a document not kept.
         """
         store_id = caller.store_id
         password = self._secrets.own(store_id, password_secret)
@@ -172,7 +173,7 @@ class Mailboxes:
         name = f"{prefix}-{file.name}"
         try:
             await self._documents.put(caller, shared=False, name=name, text=file.text, language=PLAIN_LANGUAGE)
-        except PawlError as refused:
+        except (InvalidField, TooLarge) as refused:
             return said | {"left_out": refused.message}
         return said | {"document": name}
 
