@@ -27,6 +27,8 @@ app = typer.Typer(
 _PREFIX: Final = "NOTIFICATION_KIND_"
 _STATE: Final = "CHANNEL_DELIVERY_STATE_"
 _PAGE: Final = 200
+_CODE: Final = "channel.code"
+"""The type of a delivery that is not sent again: `pawl notify code` has another one sent."""
 _TEST_SECONDS: Final = 20.0
 _POLL_SECONDS: Final = 0.2
 _WHERE: Final = "Where requests go, an e-mail address, or a URL of Apprise; - reads it, @FILE from a file."
@@ -280,7 +282,8 @@ async def resend(
         raise CommandError("Give ids of deliveries, or --dead.")
     ids = list(delivery_id or [])
     if dead:
-        ids = [each.delivery_id for each in (await _found(target, channel, [pb.CHANNEL_DELIVERY_STATE_DEAD], None))[0]]
+        found, _ = await _found(target, channel, [pb.CHANNEL_DELIVERY_STATE_DEAD], None)
+        ids = [each.delivery_id for each in found if each.type != _CODE]
     for first in range(0, len(ids), _PAGE):
         some = ids[first : first + _PAGE]
         await target.notify_channels.ResendDeliveries(pb.ResendDeliveriesRequest(delivery_ids=some))
