@@ -16,7 +16,7 @@ LONG_SEEDS: Final = ((20, 30), *((first, 50) for first in range(50, 350, 50)))
 """The first of some seeds, and how many."""
 
 # Far beyond what they take, also on a machine that is busy with other things.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1800)
 
 
 def _play(*options: str, hash_seed: str = "0", allocator: str = "pymalloc") -> subprocess.CompletedProcess[str]:
