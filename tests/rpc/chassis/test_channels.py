@@ -13,7 +13,8 @@ from google.protobuf.wrappers_pb2 import StringValue
 
 from pawl.chassis.rpc_client import open_channel, translating
 from pawl.errors import RunNotFound
-from tests.rpc.chassis.echo import SERVICE, EchoServicer, Serve
+from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
+from tests.rpc.chassis.test_replicas import Line
 
 
 class Response:
@@ -29,6 +30,16 @@ def generate(channel: grpc.aio.Channel) -> Any:
         request_serializer=StringValue.SerializeToString,
         response_deserializer=Response,
     )
+
+
+@pytest.mark.parametrize("batches", [False, True])
+async def test_a_server_that_is_slow_to_let_one_in_is_waited_for(serve: Serve, batches: bool) -> None:
+    """A busy machine takes some tenths of a second for a connection; nobody is told then that no server answers."""
+    async with serve(service_only=batches, listen="127.0.0.1:0") as server, Line(server.address) as line:
+        line.carries.clear()
+        asyncio.get_running_loop().call_later(0.4, line.carries.set)
+        async with open_channel(line.address, batches=batches) as channel:
+            assert await EchoStub(channel).call("unary", "hello") == ["hello"]
 
 
 async def test_a_stream_keeps_no_response_while_it_waits_for_the_next(servicer: EchoServicer, serve: Serve) -> None:
