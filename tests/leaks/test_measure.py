@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
+from pawl.chassis import database as chassis_database
 from pawl.chassis.database import Database
 from tests.leaks import measure
 
@@ -11,8 +14,9 @@ _CONNECTIONS = 4
 _STATEMENTS = 90
 
 
-async def test_prepared_statements_do_not_count(database_url: str) -> None:
+async def test_prepared_statements_do_not_count(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A sample is of a moment at which no connection holds any, whether it was at hand, in its pool or in use."""
+    monkeypatch.setattr(chassis_database, "_ACQUIRE_TIMEOUT_SECONDS", 120.0)
     async with Database(database_url, application_name="test", connections_max=_CONNECTIONS) as database:
 
         async def work() -> None:

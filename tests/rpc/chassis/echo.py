@@ -15,7 +15,7 @@ from pawl.chassis.rpc_interceptor import count_as_stream, current_request_id
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import RunNotFound
 
-_TRIES: Final = 5
+_TRIES: Final = 50
 
 SERVICE = "test.v1.EchoService"
 ECHO_METHODS: Final = [

@@ -22,6 +22,7 @@ from pawl.errors import (
     RunNotFound,
     TooLarge,
 )
+from tests.poll import until
 from tests.rpc.chassis.echo import KINDS, EchoServicer, EchoStub, Serve
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -115,7 +116,8 @@ async def test_a_client_that_goes_away_before_it_is_refused_is_no_fault_of_the_p
         servicer.vanish = vanish
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert caplog.messages == []
+    # gRPC says so of itself where there was nothing to read from its poller after all.
+    assert [said for said in caplog.messages if "PollerCompletionQueue" not in said] == []
 
 
 async def test_a_client_that_is_gone_before_the_answer_begins_costs_nothing(servicer: EchoServicer) -> None:
@@ -162,10 +164,14 @@ async def test_an_unknown_method_is_unimplemented(serve: Serve) -> None:
 async def test_a_handler_ends_before_its_client_gives_up(serve: Serve, servicer: EchoServicer, kind: str) -> None:
     """The work itself is cancelled, and the client is still there to be told why (LOOP-6, C11)."""
     async with serve() as server, open_channel(server.address) as channel:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await EchoStub(channel).call(kind, "wait", timeout=2)
-        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        assert any(key == "grpc-status-details-bin" for key, _ in caught.value.trailing_metadata() or ())
+
+        async def is_told() -> bool:
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await EchoStub(channel).call(kind, "wait", timeout=2)
+            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            return any(key == "grpc-status-details-bin" for key, _ in caught.value.trailing_metadata() or ())
+
+        await until(is_told)  # A busy machine may take longer for it than is left then.
         await servicer.cancelled.wait()
 
 

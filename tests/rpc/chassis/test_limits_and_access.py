@@ -405,7 +405,9 @@ async def test_what_services_ask_each_other_is_in_the_log_only_when_it_fails(
 async def test_calls_that_come_all_at_once_are_answered_or_refused_with_a_reason(serve: Serve) -> None:
     """As of tabs after a deploy."""
     async with serve(authenticator=keys(), streams_max=1500) as server, AsyncExitStack() as stack:
-        channels = [await stack.enter_async_context(open_channel(server.address)) for _ in range(10)]
+        channels = [
+            await stack.enter_async_context(open_channel(server.address, deadline_seconds=240)) for _ in range(10)
+        ]
         stubs = [EchoStub(channel) for channel in channels]
         calls = (stubs[n % 10].call("unary", "echo", metadata=bearer(USER_KEY)) for n in range(2500))
         outcomes = await asyncio.gather(*calls, return_exceptions=True)

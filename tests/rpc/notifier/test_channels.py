@@ -188,6 +188,12 @@ async def told(
     kinds = ("RUN_FAILED", "RUN_CANCELLED", "RUN_EXPIRED", "RUN_COMPLETED")
     for user in ("ann", "bob"):
         await store.add([replace(draft(f"{user}_{kind}", user=user), kind=NotificationKind[kind]) for kind in kinds])
+
+    async def all_wait() -> bool:
+        due = "SELECT count(*) FROM notifier.webhook_deliveries WHERE claimed OR due_time <= now()"
+        return bool(await database.fetchval(due) == 0)
+
+    await until(all_wait)
     for kind, state, skipped in (
         ("run.failed", "dead", False),
         ("run.cancelled", "dead", True),

@@ -74,7 +74,7 @@ class Press:
             await context.completion_token()
             return Awaited()
 
-        @tool(category=Category.SAFE, timeout_seconds=0.5)
+        @tool(category=Category.SAFE, timeout_seconds=3)
         async def print_soon(context: ToolContext) -> Awaited:
             """Have something printed soon."""
             self.tokens[context.call_id] = await context.completion_token()

@@ -42,7 +42,10 @@ async def test_of_edits_of_one_file_in_one_batch_none_is_lost(replicas: list[Reg
     results = await asyncio.gather(
         *(
             replicas[number % 2].run(
-                "edit_file", {"path": "plan", "old_text": word, "new_text": f"<{number}>"}, call=f"e{number}"
+                "edit_file",
+                {"path": "plan", "old_text": word, "new_text": f"<{number}>"},
+                call=f"e{number}",
+                timeout_seconds=120,
             )
             for number, word in enumerate(words)
         )

@@ -198,7 +198,7 @@ async def test_what_a_worker_brings_after_its_call_was_given_up_is_in_the_audit(
 async def test_a_late_result_that_is_sent_again_is_told_once(lasting: Registry) -> None:
     async with attached(lasting, AT_MOST_ONCE, calls_max=2) as worker:
         for name in ("one", "two"):
-            asked = asyncio.ensure_future(lasting.run("charge", call=name, timeout_seconds=2))
+            asked = asyncio.ensure_future(lasting.run("charge", call=name, timeout_seconds=5))
             call = await worker.invocation()
             assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
             assert await answer(worker, call, error_message="too late") == Status.RESULT_STATUS_LATE
@@ -219,13 +219,13 @@ async def test_a_late_result_is_told_by_any_replica_and_a_late_finding_by_none(
         async with running(database_url, tmp_path, drain_seconds=0, worker_options=LASTING) as here:
             asked, call = await begun(here, worker)
         assert await answer(worker, call) == Status.RESULT_STATUS_LATE
-        again = asyncio.ensure_future(there.run("charge", timeout_seconds=2))
+        again = asyncio.ensure_future(there.run("charge", timeout_seconds=5))
         question = await invocation(worker)
         assert question.purpose == Purpose.INVOCATION_PURPOSE_RECONCILE
         assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
         assert await answer(worker, question) == Status.RESULT_STATUS_LATE
         assert outcome(await again) == UNKNOWN
-        other = asyncio.ensure_future(there.run("charge", call="other", timeout_seconds=2))
+        other = asyncio.ensure_future(there.run("charge", call="other", timeout_seconds=5))
         late = await invocation(worker)
         assert isinstance(await worker.next(), worker_pb2.InvocationCancel)
         assert await answer(worker, late) == Status.RESULT_STATUS_LATE
