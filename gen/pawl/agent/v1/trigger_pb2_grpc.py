@@ -112,7 +112,8 @@ class TriggerServiceServicer(object):
 
     def UpdateTrigger(self, request, context):
         """Changes what a trigger does; its secret and its id stay. What waits fires as the
-        new definition says; of another mailbox mails fire that come from now on.
+        new definition says; another `conversation_pointer` or `concurrency_pointer` is
+        for events that come from now on, and of another mailbox such mails fire.
         Idempotent.
 
         Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.

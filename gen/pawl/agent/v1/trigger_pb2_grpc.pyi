@@ -51,7 +51,8 @@ class TriggerServiceStub:
     """
     UpdateTrigger: _grpc.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]
     """Changes what a trigger does; its secret and its id stay. What waits fires as the
-    new definition says; of another mailbox mails fire that come from now on.
+    new definition says; another `conversation_pointer` or `concurrency_pointer` is
+    for events that come from now on, and of another mailbox such mails fire.
     Idempotent.
 
     Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.
@@ -131,7 +132,8 @@ class TriggerServiceAsyncStub(TriggerServiceStub):
     """
     UpdateTrigger: _aio.UnaryUnaryMultiCallable[_trigger_pb2.UpdateTriggerRequest, _trigger_pb2.UpdateTriggerResponse]  # type: ignore[assignment]
     """Changes what a trigger does; its secret and its id stay. What waits fires as the
-    new definition says; of another mailbox mails fire that come from now on.
+    new definition says; another `conversation_pointer` or `concurrency_pointer` is
+    for events that come from now on, and of another mailbox such mails fire.
     Idempotent.
 
     Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.
@@ -220,7 +222,8 @@ class TriggerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_trigger_pb2.UpdateTriggerResponse, _abc.Awaitable[_trigger_pb2.UpdateTriggerResponse]]:
         """Changes what a trigger does; its secret and its id stay. What waits fires as the
-        new definition says; of another mailbox mails fire that come from now on.
+        new definition says; another `conversation_pointer` or `concurrency_pointer` is
+        for events that come from now on, and of another mailbox such mails fire.
         Idempotent.
 
         Errors: TRIGGER_NOT_FOUND, and as CreateTrigger.

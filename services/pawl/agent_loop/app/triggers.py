@@ -189,7 +189,9 @@ class Triggers:
         self, due: DueTrigger, event: TriggerEvent, *, claimed: bool = False, mail: MailPlace | None = None
     ) -> Delivery:
         text = outside.put_into(due.message.text, event.data)
-        asked = replace(due.message, text=text, conversation_key=event.conversation_key)
+        # One that has waited fires as its trigger is now.
+        key = event.conversation_key if due.conversation_pointer else due.message.conversation_key
+        asked = replace(due.message, text=text, conversation_key=key)
         message, refusal = await self._starting.message(due.caller, asked)
         return await self._ledger.fire_trigger(due, event, message, refusal=refusal, claimed=claimed, mail=mail)
 
