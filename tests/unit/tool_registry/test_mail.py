@@ -141,6 +141,21 @@ def test_mails_that_name_no_thread_are_of_none_together(headers: str, thread: st
     assert read(f"{headers}{PLAIN}").headers.get("thread") == thread
 
 
+@pytest.mark.parametrize(
+    ("text", "is_cut"),
+    [
+        ("a" * TEXT_BYTES_MAX, False),
+        ("a" * (TEXT_BYTES_MAX + 1), True),
+        ("ä" * (TEXT_BYTES_MAX // 2 + 1), True),
+        ("a" + "\n" * 1000 + "b", False),
+    ],
+)
+def test_a_text_is_said_to_be_cut_if_something_of_it_is_missing(text: str, is_cut: bool) -> None:
+    """Blank lines that stand for one say nothing."""
+    mail = read(f"From: ann@example.com\nContent-Type: text/plain; charset=utf-8\n\n{text}\n")
+    assert (mail.is_cut, len(mail.text.encode()) <= TEXT_BYTES_MAX) == (is_cut, True)
+
+
 def of_parts(*parts: str, kind: str = "mixed") -> str:
     body = "".join(f"--b\n{part}\n" for part in parts)
     return f"From: ann@example.com\nContent-Type: multipart/{kind}; boundary=b\n\n{body}--b--\n"

@@ -243,11 +243,11 @@ class TriggerDefinition(_message.Message):
     def mailbox(self) -> Global___MailboxSource:
         """Mails. The data of an event is `from`, `from_name`, `to`, `cc`, `subject`, `date`,
         `message_id`, `thread` (the first message of its thread; of a mail that names
-        none, itself included, there is none), `text`, and
-        `attachments`; `cut` is there and true if the mail is over 1 MiB or the text over
-        128 KiB. Attachments that are text become documents of the user, and have a
-        `document`; of others there are name, type and size alone, and `left_out` says
-        why.
+        none, itself included, there is none), `text`, and `attachments`; `cut` is there
+        and true if the mail is over 1 MiB, the text over 128 KiB, or there are more than
+        100 parts or 20 attachments: of these the beginning is there. Attachments that
+        are text become documents of the user, and have a `document`; of others there
+        are name, type and size alone, and `left_out` says why.
         """
 
     def __init__(

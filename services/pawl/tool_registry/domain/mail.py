@@ -98,13 +98,14 @@ def read_mail(raw: bytes, senders: Senders, *, is_cut: bool) -> Mail:
         else:
             (texts if kind == "text/plain" else pages).append(_text_of(part))
     text = "\n".join(texts) if any(map(str.strip, texts)) else "\n".join(map(_plain, pages))
-    shown = _beginning(_BLANK_LINES.sub("\n\n", text).strip())
+    whole = _BLANK_LINES.sub("\n\n", text).strip()
+    shown = _beginning(whole)
     return Mail(
         sender=sender,
         headers=_headers(message),
         text=shown,
         attachments=tuple(attachments),
-        is_cut=is_cut or left_out > 0 or len(shown) < len(text.strip()) - TEXT_BYTES_MAX // 1000,
+        is_cut=is_cut or left_out > 0 or shown != whole,
     )
 
 
