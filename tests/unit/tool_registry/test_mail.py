@@ -176,7 +176,7 @@ def test_plain_text_goes_before_pages_and_files_are_told_of() -> None:
     csv, pdf, inner = mail.attachments
     assert (csv.name, csv.type, csv.text, csv.left_out) == ("a_b.csv", "text/csv", "1,2", "")
     assert (pdf.name, pdf.size_bytes, pdf.text, pdf.left_out) == ("unnamed", 3, None, "it is no text")
-    assert inner.text is None
+    assert (inner.size_bytes, inner.text) == (len("Subject: inner\n\ninner"), None)
     cut = read(of_parts(plain, 'Content-Type: text/csv; name="x.csv"\n\n1,2'), is_cut=True)
     assert (cut.is_cut, cut.attachments[0].left_out) == (True, "the mail is too large")
 

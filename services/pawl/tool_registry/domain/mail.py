@@ -248,7 +248,7 @@ def _leaves(message: Message) -> Iterator[Message]:
 
 def _attachment(part: Message, kind: str, *, is_whole: bool) -> Attachment:
     name = _UNSAFE.sub("_", _decoded(_filename(part) or "")).strip(". _")[-_FILE_NAME_CHARACTERS_MAX:]
-    size = len(_payload(part))
+    size = _size(part)
     text, why = None, ""
     if kind not in _TEXTS:
         why = "it is no text"
@@ -257,6 +257,16 @@ def _attachment(part: Message, kind: str, *, is_whole: bool) -> Attachment:
     elif size:
         text = _text_of(part)
     return Attachment(name=name or "unnamed", type=kind, size_bytes=size, text=text, left_out=why)
+
+
+def _size(part: Message) -> int:
+    """Return the size of a file; of a mail in a mail that of all of it, 0 if it cannot be written as it came."""
+    if not part.is_multipart():
+        return len(_payload(part))
+    try:
+        return sum(len(each.as_bytes()) for each in part.get_payload() if isinstance(each, Message))
+    except (AttributeError, LookupError, RecursionError, TypeError, ValueError, MessageError):
+        return 0
 
 
 def _text_of(part: Message) -> str:
