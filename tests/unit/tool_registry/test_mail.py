@@ -127,6 +127,14 @@ def test_a_mail_is_told_with_its_headers_and_texts() -> None:
     assert (mail.text, mail.is_cut, mail.attachments) == ("Grüße", False, ())
 
 
+def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
+    mail = read("From: Änn <ann@example.com>\nSubject: Grüße aus 東京\nTo: Bärbel <b@example.net>\n\nhello\n")
+    assert (mail.refusal, mail.sender) == ("", "ann@example.com")
+    told = {name: mail.headers[name] for name in ("from_name", "subject", "to")}
+    assert told == {"from_name": "Änn", "subject": "Grüße aus 東京", "to": "Bärbel <b@example.net>"}
+    assert read(b"From: ann@example.com\nSubject: Gr\xfc\xdfe\n\nhello\n").headers["subject"] == "Gr\ufffd\ufffde"
+
+
 @pytest.mark.parametrize(
     ("headers", "thread"),
     [

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from email import message_from_bytes
 from email.errors import MessageError
-from email.header import decode_header
+from email.header import Header, decode_header
 from email.message import Message
 from html.parser import HTMLParser
 from typing import Final
@@ -173,7 +173,7 @@ def _without_comments(text: str) -> str:
 
 
 def _headers(message: Message) -> dict[str, str]:
-    match = _FROM.fullmatch(_unfolded(message["From"]))
+    match = _FROM.fullmatch(_unfolded(_as_text(message["From"])))
     ids = _MESSAGE_ID.findall(" ".join(map(str, message.get_all("References", [])))[:_RESULTS_MAX])
     replied = _MESSAGE_ID.findall(str(message.get("In-Reply-To", ""))[:_HEADER_CHARACTERS_MAX])
     own = _MESSAGE_ID.findall(str(message.get("Message-ID", ""))[:_HEADER_CHARACTERS_MAX])
@@ -194,9 +194,17 @@ def _unfolded(value: object) -> str:
     return str(value)[: 4 * _HEADER_CHARACTERS_MAX].replace("\r", "").replace("\n", "")
 
 
+def _as_text(value: object) -> object:
+    """Return a header that has bytes in it, and no encoding, as the UTF-8 that most are (RFC 6532)."""
+    if not isinstance(value, Header):
+        return value
+    pieces = (piece if isinstance(piece, bytes) else piece.encode() for piece, _ in decode_header(value))
+    return b"".join(pieces).decode("utf-8", "replace")
+
+
 def _decoded(value: object) -> str:
     """Return a header as people read it."""
-    text = _unfolded(value)[:_HEADER_CHARACTERS_MAX]
+    text = _unfolded(_as_text(value))[:_HEADER_CHARACTERS_MAX]
     try:
         pieces = [
             piece.decode(charset or "ascii", "replace") if isinstance(piece, bytes) else piece
