@@ -38,16 +38,25 @@ def webhooks(door: Door) -> list[DeliverWebhookRequest]:
     return door.channel.webhooks
 
 
-async def sent(door: Door, *more: tuple[str, str]) -> bytes:
+async def sent(door: Door, *more: tuple[str, str], order: int = 7) -> bytes:
     """Send a webhook with headers as they are, and return the answer."""
     head = "".join(f"{name}: {value}\r\n" for name, value in (*GIVEN.items(), *more, ("Connection", "close")))
     async with served(door.app) as server:
         host, _, port = server.address.rpartition(":")
         reader, writer = await asyncio.open_connection(host, int(port))
-        writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": 7}}'.encode())
+        writer.write(f'POST /hooks/acme/trg_1 HTTP/1.1\r\n{head}\r\n{{"order": {order}}}'.encode())
         answer = await reader.read()
         writer.close()
     return answer
+
+
+async def test_the_same_body_is_the_same_event_of_a_sender_that_gives_no_id(
+    door: Door, webhooks: list[DeliverWebhookRequest]
+) -> None:
+    for order in (7, 7, 8):
+        await sent(door, order=order)
+    first, again, other = (webhook.request_id for webhook in webhooks)
+    assert first == again != other
 
 
 async def test_what_proxies_add_is_joined_in_its_order_and_handed_on(
