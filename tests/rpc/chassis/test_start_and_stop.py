@@ -17,6 +17,7 @@ from pawl.chassis.health import HealthMonitor
 from pawl.chassis.rpc_client import open_channel, ping, translating
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable, RunNotFound, ShuttingDown, Unavailable
+from pawl.launcher.ports import free_port
 from tests.poll import until
 from tests.rpc.chassis.echo import SERVICE, EchoServicer, EchoStub, Serve
 
@@ -189,7 +190,8 @@ async def test_a_channel_finds_a_restarted_server_again(serve: Serve) -> None:
 
 async def test_calls_go_to_the_replica_that_is_left(serve: Serve) -> None:
     async with serve(listen="127.0.0.1:0") as stays:
-        async with serve(listen="127.0.0.1:0") as goes:
+        # At a port that nobody takes once it is gone.
+        async with serve(listen=f"127.0.0.1:{free_port()}") as goes:
             channel = open_channel(f"{goes.address}, localhost:{stays.port}")
             stub = EchoStub(channel)
             answers = [await stub.call("unary", "hello") for _ in range(10)]
