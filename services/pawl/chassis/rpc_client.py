@@ -374,7 +374,7 @@ def _options(message_bytes_max: int) -> list[tuple[str, Any]]:
         ("grpc.max_send_message_length", message_bytes_max),
         ("grpc.initial_reconnect_backoff_ms", 100),
         # So long a connection may take to be made. A port that nobody listens at is tried again no later for it.
-        ("grpc.min_reconnect_backoff_ms", 2_000),
+        ("grpc.min_reconnect_backoff_ms", 1_500),
         ("grpc.max_reconnect_backoff_ms", 2_000),
         ("grpc.dns_min_time_between_resolutions_ms", 1_000),
         ("grpc.keepalive_time_ms", 30_000),

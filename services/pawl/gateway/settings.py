@@ -67,7 +67,7 @@ class GatewaySettings(ServiceSettings):
     @property
     def hosts(self) -> frozenset[str]:
         """The hosts that it answers to beside loopback; an IPv6 address without the brackets that it may have."""
-        return frozenset(re.sub(r"^\[(.*)\]$", r"\1", name) for name in _names(self.gateway_hosts))
+        return frozenset(re.sub(r"^\[([0-9a-f:.]+)\]$", r"\1", name) for name in _names(self.gateway_hosts))
 
     @property
     def origins(self) -> frozenset[str]:

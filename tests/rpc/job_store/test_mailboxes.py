@@ -211,6 +211,10 @@ async def test_another_folder_is_read_from_its_end_and_the_same_from_where_it_wa
     assert not (await box.read(old, 12)).HasField("fire")
     await box.note(old, "stale")
     assert not (await box.get()).HasField("unreachable_time")
+    for same in ({"folder": "INBOX"}, {"folder": "inbox", "port": 993}, {}):
+        await box.make(must_exist=True, uid=99, **same)
+    (due,) = await box.due()
+    assert due.place.uid == 11, "however it is written"
     await box.make(must_exist=True, uid=99, validity=9, folder="Orders")
     (due,) = await box.due()
     assert (due.place.uid_validity, due.place.uid) == (9, 99)
@@ -229,7 +233,7 @@ async def test_a_mail_fires_whose_numbers_a_mail_of_another_folder_had(box: Box)
     triggers = Triggers(ledger=ledger, reader=unused, starting=unused, clock=SystemClock(), ids=unused)
     mail = IncomingMail(uid=11, refusal="not you", data_json=b"{}")
     await box.make()
-    for folder in ("Orders", "INBOX"):
+    for folder in ("Orders", "Archive"):
         (due,), _ = await ledger.claim_mailboxes(8)
         for _ in range(2):
             assert await triggers.deliver_mail(due.trigger, 7, mail)

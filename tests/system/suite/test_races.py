@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.event.v1 import call_pb2, event_pb2, run_pb2
+from pawl.event.v1 import call_pb2, run_pb2
 from pawl.launcher.suite import Suite
 from tests.poll import until
 from tests.system.suite import refusals
@@ -176,9 +176,6 @@ async def test_a_cancel_stops_a_slow_tool(agent: Agent, tmp_path: Path) -> None:
     ended = await _ended(agent, run.run_id)
     (call,) = await agent.calls(run.run_id)
     assert (ended.state, call.state) == (run_pb2.RUN_STATE_CANCELLED, call_pb2.CALL_STATE_CANCELLED)
-    events: list[event_pb2.RunEvent] = await agent.events(run.run_id)
-    took = events[-1].time.ToNanoseconds() - ended.start_time.ToNanoseconds()
-    assert took < 600 * 10**9
     after = await agent.start("what is 6 * 7?", conversation_id=run.conversation_id)
     assert "42" in (await _ended(agent, after.run_id)).output_text
 

@@ -138,7 +138,7 @@ function Field(props: FieldProps): VNode {
 function Entry({ schema, required, value, onValue, marks }: FieldProps & { marks: object }): VNode {
   if (schema.enum)
     return (
-      <select {...marks} value={JSON.stringify(value) ?? ""} onChange={(event) => onValue(event.currentTarget.value === "" ? undefined : JSON.parse(event.currentTarget.value))}>
+      <select {...marks} value={JSON.stringify(value) ?? ""} onChange={(event) => onValue(event.currentTarget.value === "" ? undefined : parse(event.currentTarget.value))}>
         {(!required || value === undefined) && <option value="">–</option>}
         {schema.enum.map((each) => (
           <option key={JSON.stringify(each)} value={JSON.stringify(each)}>

@@ -653,6 +653,8 @@ const channels: Resource<ChannelJson> = {
             {
               name: "Send again",
               method: "notify.v1.ChannelService/ResendDelivery",
+              // A code is not sent again: another one is.
+              when: ({ type }) => type !== "channel.code",
               run: ({ deliveryId = "" }) => pawl.channels.resendDelivery({ deliveryId }),
             },
           ]}

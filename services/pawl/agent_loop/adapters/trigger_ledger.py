@@ -22,6 +22,7 @@ from pawl.agent_loop.app.public_values import (
 )
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import StoreId
+from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.chassis.rpc_client import translated
 from pawl.event.v1 import schedule_pb2, trigger_pb2
 from pawl.job.v1 import triggers_pb2 as pb
@@ -149,8 +150,7 @@ def _due(message: pb.DueTrigger) -> DueTrigger:
 
 def _folder_id(mailbox: trigger_pb2.MailboxSource) -> str:
     """Return the same for the same folder alone: another one may number its mails in the same way."""
-    place = (mailbox.host, mailbox.port, mailbox.plaintext, mailbox.username, mailbox.folder)
-    return hashlib.sha256(repr(place).encode()).hexdigest()[:_FOLDER_ID_CHARACTERS]
+    return hashlib.sha256(repr(MailboxPlace.of(mailbox)).encode()).hexdigest()[:_FOLDER_ID_CHARACTERS]
 
 
 def _place(place: MailPlace | None) -> pb.MailPlace | None:

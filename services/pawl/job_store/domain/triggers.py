@@ -12,6 +12,7 @@ import msgspec
 from msgspec.structs import asdict, replace
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId
+from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.chassis.roles import Role
 from pawl.errors import InvalidField, PermissionDenied, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
@@ -106,11 +107,6 @@ class MailboxSource(msgspec.Struct, frozen=True, kw_only=True):
     def poll_time(self) -> timedelta:
         """The time between two looks."""
         return timedelta(seconds=self.poll_seconds or POLL_SECONDS)
-
-    @property
-    def place(self) -> tuple[str | int | bool, ...]:
-        """The folder that is read."""
-        return self.host, self.port, self.plaintext, self.username, self.folder
 
 
 class TriggerDefinition(msgspec.Struct, frozen=True, kw_only=True):
@@ -321,7 +317,7 @@ def put(
     changed = saved(row, asked, owner)
     if changed is row or asked.mailbox is None:
         return changed
-    is_same = old is not None and old.place == asked.mailbox.place
+    is_same = old is not None and MailboxPlace.of(old) == MailboxPlace.of(asked.mailbox)
     return _reading(changed, None if is_same else place, now)
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import check_id
+from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.chassis.rpc_kinds import Context
 from pawl.errors import InvalidField
 from pawl.tool.v1 import mailbox_pb2 as pb
 from pawl.tool.v1 import mailbox_pb2_grpc
-from pawl.tool_registry.app.mailboxes.mailboxes import MAILS_MAX, Mailboxes, MailboxPlace, Wanted
+from pawl.tool_registry.app.mailboxes.mailboxes import MAILS_MAX, Mailboxes, Wanted
 from pawl.tool_registry.domain.mail import Senders
-
-_PORT: Final = 993
-_PORT_IN_CLEAR: Final = 143
 
 
 class MailboxServicer(mailbox_pb2_grpc.MailboxServiceServicer):
@@ -29,13 +25,7 @@ class MailboxServicer(mailbox_pb2_grpc.MailboxServiceServicer):
         mailbox = request.mailbox
         found, mails = await self._mailboxes.read(
             Principal(store_id=check_id(request.store_id, "store_id"), user_id=check_id(request.user_id, "user_id")),
-            MailboxPlace(
-                host=mailbox.host,
-                port=mailbox.port or (_PORT_IN_CLEAR if mailbox.plaintext else _PORT),
-                plaintext=mailbox.plaintext,
-                username=mailbox.username,
-                folder=mailbox.folder or "INBOX",
-            ),
+            MailboxPlace.of(mailbox),
             mailbox.password_secret,
             Senders(authserv_id=mailbox.authserv_id, senders=tuple(mailbox.senders)),
             Wanted(uid_validity=request.uid_validity, after_uid=request.after_uid, mails_max=request.mails_max),

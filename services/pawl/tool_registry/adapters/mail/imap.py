@@ -16,9 +16,10 @@ from typing import Final, Protocol, Self
 from pawl.chassis.egress_addresses import Address
 from pawl.chassis.egress_rules import Target
 from pawl.chassis.ids import StoreId
+from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.chassis.shares import Places
 from pawl.errors import MailboxUnreachable
-from pawl.tool_registry.app.mailboxes.mailboxes import MailboxPlace, RawMail, RawMails, Wanted
+from pawl.tool_registry.app.mailboxes.mailboxes import RawMail, RawMails, Wanted
 from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX
 
 SESSIONS_MAX: Final = 8
@@ -247,7 +248,7 @@ def _first_mails(session: _Session, wanted: Wanted, next_uid: int) -> tuple[Sequ
                 break
             try:
                 mail = _mail(session, uid)
-            except (OSError, imaplib.IMAP4.abort, _Refused):
+            except (OSError, imaplib.IMAP4.error, _Refused):
                 if not mails:
                     raise
                 break  # No time, no connection, or not this one: the next look goes on behind those that came whole.

@@ -11,6 +11,7 @@ import msgspec
 from pawl.chassis.auth import Principal
 from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import StoreId
+from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.errors import InvalidField, TooLarge
 from pawl.tool_registry.app.catalog.ports import Helper, TooCostly
 from pawl.tool_registry.app.documents.documents import Documents
@@ -20,17 +21,6 @@ from pawl.tool_registry.domain.mail import CPU_SECONDS, Mail, Senders, read_mail
 MAILS_MAX: Final = 10
 READING_SECONDS: Final = 10.0
 """After so long no other mail is begun."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MailboxPlace:
-    """A folder of a mailbox, and how to get in. Without `plaintext` it speaks TLS."""
-
-    host: str
-    port: int
-    plaintext: bool
-    username: str
-    folder: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
