@@ -1,9 +1,13 @@
-"""The folder of a mailbox that a trigger reads: the same for whoever reads it, and keeps how far it was read."""
+"""The folder of a mailbox that a trigger reads, and who may have it read: the same for all services."""
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Final, Protocol, Self
+
+from pawl.chassis.roles import Role
+from pawl.errors import PermissionDenied
 
 _INBOX: Final = "INBOX"
 _PORT: Final = 993
@@ -32,6 +36,16 @@ class Written(Protocol):
     @property
     def folder(self) -> str:
         """The folder; empty for INBOX."""
+
+
+def check_may_read(roles: Container[str]) -> None:
+    """Return if somebody with these roles may have a mailbox read.
+
+    Raises:
+        PermissionDenied: it is read with a secret of the store, and these are an admin's.
+    """
+    if Role.ADMIN not in roles:
+        raise PermissionDenied(f"a mailbox is read with a secret of the store: that needs the role {Role.ADMIN}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

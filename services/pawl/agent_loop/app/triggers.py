@@ -25,12 +25,11 @@ from pawl.agent_loop.app.public_values import (
 from pawl.agent_loop.app.starting import NOTE_BYTES_MAX, PASSING, TEXT_BYTES_MAX, Starting
 from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
 from pawl.agent_loop.domain import checks, outside
-from pawl.chassis import logs
+from pawl.chassis import logs, mailbox_place
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import IdSource, RequestId
-from pawl.chassis.roles import Role
-from pawl.errors import DependencyUnavailable, InvalidField, PermissionDenied, TooLarge, TriggerNotFound
+from pawl.errors import DependencyUnavailable, InvalidField, TooLarge, TriggerNotFound
 
 BODY_BYTES_MAX: Final = 256 * 1024
 HEADERS_MAX: Final = 100
@@ -76,8 +75,8 @@ class Triggers:
             TriggerExists, TriggerNotFound
         """
         place: MailPlace | None = None
-        if mailbox is not None and Role.ADMIN not in caller.rights:
-            raise PermissionDenied(f"a mailbox is read with a secret of the store: that needs the role {Role.ADMIN}")
+        if mailbox is not None:
+            mailbox_place.check_may_read(caller.rights)
         await self._starting.check(caller, template)
         if mailbox is not None:
             start = MailPlace(uid_validity=0, uid=0)

@@ -11,10 +11,10 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import asdict, replace
 
+from pawl.chassis import mailbox_place
 from pawl.chassis.ids import ConversationId, RunId, StoreId
 from pawl.chassis.mailbox_place import MailboxPlace
-from pawl.chassis.roles import Role
-from pawl.errors import InvalidField, PermissionDenied, TooLarge, TriggerExists, TriggerNotFound
+from pawl.errors import InvalidField, TooLarge, TriggerExists, TriggerNotFound
 from pawl.job_store.domain import schedules
 from pawl.job_store.domain.schedules import FireOutcome, FireRow, Overlap, Owner, StarterRow
 
@@ -371,8 +371,8 @@ def resumed(row: TriggerRow, owner: Owner, now: datetime) -> TriggerRow:
     Raises:
         PermissionDenied: it has a mailbox, and the owner is no admin any more.
     """
-    if row.definition.mailbox is not None and Role.ADMIN not in owner.user_roles:
-        raise PermissionDenied(f"a mailbox is read with a secret of the store: that needs the role {Role.ADMIN}")
+    if row.definition.mailbox is not None:
+        mailbox_place.check_may_read(owner.user_roles)
     if row.pause_time is None:
         return saved(row, row.definition, owner)
     return _reading(schedules.going_on(row, owner), None, now)
