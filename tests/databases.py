@@ -10,13 +10,15 @@ import asyncio
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
 
 from pawl.chassis.database import Connection, Database
+from pawl.chassis.tasks import end
 
 
 class ServiceDatabase:
@@ -108,3 +110,39 @@ async def _tables(connection: asyncpg.Connection[asyncpg.Record], schema: str) -
         "SELECT tablename FROM pg_tables WHERE schemaname = $1 AND tablename <> 'migrations'", schema
     )
     return [row["tablename"] for row in rows]
+
+
+Pump = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    while data := await reader.read(65536):
+        writer.write(data)
+    writer.close()
+    await writer.wait_closed()
+
+
+@asynccontextmanager
+async def forwarding(database_url: str, port: int, answers: Pump) -> AsyncIterator[str]:
+    """Offer the database at a port, too; gives the URL for it. `answers` brings what the server says."""
+    address = urlsplit(database_url)
+    socket_path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_unix_connection(socket_path)
+        try:
+            await asyncio.gather(pump(reader, back), answers(there, writer))
+        finally:
+            back.close()
+            writer.close()
+
+    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connections.add(asyncio.ensure_future(forward(reader, writer)))
+
+    connections: set[asyncio.Task[None]] = set()
+    server = await asyncio.start_server(accept, "127.0.0.1", port)
+    try:
+        yield f"postgresql://postgres@127.0.0.1:{port}{address.path}"
+    finally:
+        server.close()
+        await end(connections)

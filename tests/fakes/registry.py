@@ -32,6 +32,7 @@ from pawl.agent_loop.domain.tool import (
     Verdict,
 )
 from pawl.chassis.ids import CallId, StoreId
+from pawl.chassis.tasks import shield
 from pawl.errors import DependencyUnavailable, PawlError, ToolNotFound
 from pawl.tool.v1 import tool_pb2
 
@@ -165,7 +166,7 @@ class FakeRegistry:
         task = self._journal.get(call_id)
         if task is None:
             task = self._journal[call_id] = asyncio.get_running_loop().create_task(self._perform(call_id, name))
-        ended = await asyncio.shield(task)
+        ended = await shield(task)
         yield self._awaited(call_id, name, ended) if name in self.awaited else ended
 
     def _awaited(self, call_id: str, name: str, ended: ExecutionResult) -> ExecutionResult:

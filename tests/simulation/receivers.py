@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from pawl.chassis.egress_requests import OutboundRequest, OutboundResponse, RequestFailed
 from pawl.chassis.ids import StoreId
+from pawl.chassis.tasks import shield
 from tests.simulation.chance import Chance
 from tests.simulation.history import History, Received
 from tests.simulation.process import Process
@@ -95,7 +96,7 @@ class WayOut:
         work = self._receivers.process.spawn(self._receivers.receive(request, hangs=hangs, fails=fails))
         try:
             async with asyncio.timeout(request.timeout_seconds):
-                status = await asyncio.shield(work)
+                status = await shield(work)
         except TimeoutError:
             raise RequestFailed("no answer came in time", was_sent=True) from None
         if is_lost:

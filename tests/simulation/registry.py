@@ -39,6 +39,7 @@ from pawl.agent_loop.domain.tool import (
 )
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId
+from pawl.chassis.tasks import shield
 from pawl.errors import ApprovalRequired, DependencyUnavailable, InvalidArguments, ToolNotFound
 from pawl.tool_registry.domain import execution as recorded
 from pawl.tool_registry.domain.definition import EffectClass as EffectOf
@@ -225,7 +226,7 @@ class Server:
             running = self._running[execution.call_id] = asyncio.get_running_loop().create_task(
                 self._record(context, execution)
             )
-        return await asyncio.shield(running)
+        return await shield(running)
 
     async def cancel(self, call_id: str, wait_seconds: float) -> Stopped:
         entry = self._journal.entries.setdefault(call_id, _Entry(None, EffectClass.AT_MOST_ONCE))

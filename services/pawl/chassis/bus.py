@@ -50,7 +50,7 @@ async def flush(client: Client) -> None:
     reach the server after the PONG, or never. And a PONG that nobody waits for any more ends its reading: so the
     waiting goes on when the caller's ends, until the PONG comes or the connection is given up.
     """
-    await asyncio.shield(asyncio.get_running_loop().create_task(_flushed(client), name="bus.flush"))
+    await tasks.shield(_flushed(client))
 
 
 async def _flushed(client: Client) -> None:

@@ -64,7 +64,7 @@ class Heartbeat:
         """
         if self._look is None or self._look.done():
             self._look = asyncio.get_running_loop().create_task(self._look_once(), name="database.look")
-        await asyncio.shield(self._look)
+        await tasks.shield(self._look)
         if self._failure:
             raise DependencyUnavailable(self._failure)
 

@@ -10,6 +10,8 @@ from typing import Final, TypeAlias
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
+from pawl.chassis.tasks import shield
+
 Lent: TypeAlias = "PoolConnectionProxy[asyncpg.Record]"
 
 UNUSED_SECONDS_MAX: Final = 60.0
@@ -84,7 +86,8 @@ class KeptConnections:
             await self._release(self._idle.pop()[0])
 
     async def _release(self, connection: Lent) -> None:
-        await self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS)
+        # It shields itself, and tells of a failure that nobody has waited for.
+        await shield(self._pool.release(connection, timeout=_RELEASE_TIMEOUT_SECONDS))
 
 
 def _end(connection: Lent) -> None:

@@ -196,7 +196,7 @@ class IssuerKeys:
             self._began_at.append(self._clock.monotonic())
             self._is_wanted = False
             self._fetching = asyncio.get_running_loop().create_task(self._fetch_keys(), name="issuers.fetch")
-        await asyncio.shield(self._fetching)
+        await tasks.shield(self._fetching)
 
     async def _fetch_keys(self) -> None:
         began_at = self._began_at[-1]

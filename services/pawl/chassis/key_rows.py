@@ -12,7 +12,7 @@ from typing import Final, Protocol
 
 import msgspec
 
-from pawl.chassis import logs
+from pawl.chassis import logs, tasks
 from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CredentialId, KeyId, StoreId, UserId
 from pawl.chassis.login_failures import FailureReport, FailureSums
@@ -190,7 +190,7 @@ class KeyRows:
         """Return whether the snapshot is up to date, as of a moment after this call."""
         if self._next is None:
             self._next = asyncio.get_running_loop().create_task(self._sync_next(), name="keys.sync")
-        return await asyncio.shield(self._next)
+        return await tasks.shield(self._next)
 
     async def _sync_next(self) -> bool:
         try:

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 _AGAIN_SECONDS: Final = 3.0
 
+_shielded: Final[set[asyncio.Future[Any]]] = set()
+
 
 def start(
     held: set[asyncio.Task[T]], work: Coroutine[Any, Any, T], *, name: str, context: Context | None = None
@@ -42,6 +44,24 @@ async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
             return await work
     except TimeoutError:
         return None
+
+
+async def shield(work: Awaitable[T]) -> T:
+    """Return what `work` gives or raises; it goes on when the caller is cancelled, and is no more told of.
+
+    With `asyncio.shield` an exception that comes after that is one that nobody has seen: a fault of the process.
+    """
+    future = asyncio.ensure_future(work)
+    _shielded.add(future)
+    future.add_done_callback(_leave)
+    await asyncio.wait({future})
+    return future.result()
+
+
+def _leave(future: asyncio.Future[Any]) -> None:
+    _shielded.discard(future)
+    if not future.cancelled():
+        future.exception()
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -8,6 +8,8 @@ import sys
 import threading
 from typing import TextIO
 
+from pawl.chassis.tasks import shield
+
 
 class LineReader:
     """Reads a line only when asked, so that an editor can have the keyboard in between.
@@ -32,7 +34,7 @@ class LineReader:
             loop = asyncio.get_running_loop()
             self._pending = loop.create_future()
             self._wanted.put((loop, self._pending))
-        line = await asyncio.shield(self._pending)
+        line = await shield(self._pending)
         self._pending = None
         return line
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from pawl.chassis import logs
 from pawl.chassis.start import StartError
-from pawl.chassis.tasks import within
+from pawl.chassis.tasks import shield, within
 from pawl.launcher import child, orphans
 from pawl.launcher.logfile import LogFile
 
@@ -149,7 +149,7 @@ class Process:
         self._stopping.set()
         task = self._task
         if task is not None:
-            await asyncio.shield(task)
+            await shield(task)
             if self._task is task:
                 self._task = None
 

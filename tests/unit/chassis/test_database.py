@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
@@ -16,6 +16,7 @@ from pawl.chassis.start import StartError
 from pawl.chassis.tasks import end
 from pawl.errors import DependencyUnavailable
 from pawl.launcher.ports import free_port
+from tests.databases import forwarding, pump
 from tests.poll import until
 
 
@@ -177,7 +178,7 @@ async def test_a_server_that_said_goodbye_and_has_not_hung_up_is_unavailable_and
         said.set()
 
     async with (
-        _forwarding(database_url, free_port, say) as url,
+        forwarding(database_url, free_port, say) as url,
         Database(url, application_name="leaving", connections_max=1) as database,
         Database(database_url, application_name="test") as other,
     ):
@@ -205,7 +206,7 @@ async def test_a_session_that_is_being_opened_while_all_expire_is_not_kept(datab
         writer.close()
 
     async with (
-        _forwarding(database_url, free_port, say) as url,
+        forwarding(database_url, free_port, say) as url,
         Database(url, application_name="test", connections_max=1) as database,
     ):
         await database._renew()
@@ -234,7 +235,7 @@ async def test_a_caller_that_goes_away_in_a_statement_leaves_a_connection_that_w
         writer.close()
 
     async with (
-        _forwarding(database_url, free_port, cut) as url,
+        forwarding(database_url, free_port, cut) as url,
         Database(url, application_name="test", connections_max=1) as database,
     ):
 
@@ -272,46 +273,10 @@ async def test_a_start_waits_for_a_server_that_comes_later(database_url: str, fr
         starting = asyncio.ensure_future(Database(url, application_name="test").__aenter__())
         while not any(line["event"] == "database.waiting" for line in logs):
             await asyncio.sleep(0.01)
-        async with _forwarding(database_url, free_port, pump):
+        async with forwarding(database_url, free_port, pump):
             database = await starting
             await use(database)
             await database.__aexit__(None, None, None)
-
-
-Pump = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    while data := await reader.read(65536):
-        writer.write(data)
-    writer.close()
-    await writer.wait_closed()
-
-
-@asynccontextmanager
-async def _forwarding(database_url: str, port: int, answers: Pump) -> AsyncIterator[str]:
-    """Offer the database at a port, too; gives the URL for it. `answers` brings what the server says."""
-    address = urlsplit(database_url)
-    socket_path = f"{parse_qs(address.query)['host'][0]}/.s.PGSQL.5432"
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_unix_connection(socket_path)
-        try:
-            await asyncio.gather(pump(reader, back), answers(there, writer))
-        finally:
-            back.close()
-            writer.close()
-
-    def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        connections.add(asyncio.ensure_future(forward(reader, writer)))
-
-    connections: set[asyncio.Task[None]] = set()
-    server = await asyncio.start_server(accept, "127.0.0.1", port)
-    try:
-        yield f"postgresql://postgres@127.0.0.1:{port}{address.path}"
-    finally:
-        server.close()
-        await end(connections)
 
 
 @pytest.fixture(name="free_port")
@@ -438,7 +403,7 @@ async def test_nobody_waits_for_a_server_that_is_frozen(database_url: str, free_
     unseen: list[dict[str, object]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     async with (
-        _forwarding(database_url, free_port, stall) as url,
+        forwarding(database_url, free_port, stall) as url,
         Database(url, application_name="test", connections_max=3, statement_timeout_seconds=3600) as database,
     ):
         await asyncio.gather(*(use(database) for _ in range(2)))

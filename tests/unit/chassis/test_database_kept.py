@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,7 +11,10 @@ import asyncpg
 import pytest
 
 from pawl.chassis import database_kept
+from pawl.chassis.database import Database
 from pawl.chassis.database_kept import KeptConnections, Lent, is_lost
+from pawl.launcher.ports import free_port
+from tests.databases import forwarding
 from tests.poll import PATIENCE_SECONDS, until
 
 _MAX = 2
@@ -150,3 +154,45 @@ async def test_what_comes_back_late_does_not_hold_up_the_end(world: World) -> No
     assert world.in_pool == 1
     await world.give(busy)
     assert world.in_pool == _MAX
+
+
+async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobodys_failure(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is given up, although its caller is cancelled again and sees no more of it."""
+    monkeypatch.setattr("pawl.chassis.database_kept._RELEASE_TIMEOUT_SECONDS", 0.1)
+    loop = asyncio.get_running_loop()
+    unseen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    speaks = asyncio.Event()
+    speaks.set()
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await speaks.wait()
+            writer.write(data)
+        writer.close()
+
+    async def sleep(database: Database) -> None:
+        async with database.acquire() as connection:
+            speaks.clear()
+            await connection.execute("SELECT pg_sleep(60)")
+
+    async with (
+        forwarding(database_url, free_port(), say) as url,
+        Database(url, application_name="test", connections_max=1) as database,
+    ):
+        call = loop.create_task(sleep(database))
+        while speaks.is_set():
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.sleep(0.01)  # It gives its connection back.
+        call.cancel()
+        await asyncio.wait({call})
+        pool = database._pool
+        while pool is not None and pool.get_size():
+            await asyncio.sleep(0.01)
+        speaks.set()
+        gc.collect()
+        assert await database.fetchval("SELECT 1") == 1
+    assert not unseen

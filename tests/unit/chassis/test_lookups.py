@@ -13,7 +13,7 @@ import pytest
 import uvloop
 
 from pawl.chassis.lookups import Lookups
-from pawl.chassis.tasks import end
+from pawl.chassis.tasks import end, shield
 from tests.poll import until
 
 
@@ -32,7 +32,7 @@ class HangingNames:
 
 
 async def looked_up(lookups: Lookups, store: str, host: str) -> Sequence[str]:
-    return await asyncio.shield(await lookups.begin(store, host, 80))
+    return await shield(await lookups.begin(store, host, 80))
 
 
 async def test_a_store_whose_names_hang_leaves_half_to_the_others() -> None:

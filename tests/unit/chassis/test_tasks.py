@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+from typing import Any
 
 import pytest
 
@@ -57,3 +59,34 @@ async def test_what_ended_tasks_raise_is_dropped() -> None:
     await asyncio.sleep(0)
     await tasks.end([task])
     tasks.check_cancelled()
+
+
+async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody() -> None:
+    loop = asyncio.get_running_loop()
+    unseen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    goes_on, ended = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        await goes_on.wait()
+        ended.set()
+        raise ValueError("too late")
+
+    caller = loop.create_task(tasks.shield(work()))
+    await asyncio.sleep(0)
+    await tasks.end([caller])
+    gc.collect()
+    goes_on.set()
+    await ended.wait()
+    await asyncio.sleep(0)
+    gc.collect()
+    assert not unseen
+
+
+async def test_what_is_shielded_gives_and_raises_what_it_does() -> None:
+    async def give(number: int) -> int:
+        return 60 // number
+
+    assert await tasks.shield(give(2)) == 30
+    with pytest.raises(ZeroDivisionError):
+        await tasks.shield(give(0))

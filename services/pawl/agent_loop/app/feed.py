@@ -21,7 +21,7 @@ from pawl.chassis import logs
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId
 from pawl.chassis.parts import in_parts
-from pawl.chassis.tasks import within
+from pawl.chassis.tasks import shield, within
 from pawl.errors import NotFound, OutOfRange, PawlError, PermissionDenied, Unauthenticated
 
 BEHIND_EVENTS_MAX: Final = 256
@@ -140,7 +140,7 @@ class Feed:
             self._subscribing = asyncio.get_running_loop().create_task(
                 self._live.subscribe(self._caller.store_id, self._run_id, self._take), name="watch.subscribe"
             )
-        await asyncio.shield(self._subscribing)
+        await shield(self._subscribing)
 
     async def stop(self) -> None:
         """End the subscription and the reader."""

@@ -129,7 +129,7 @@ class View:
             # Not in the context of whoever comes first: others wait for it, too.
             reading = tasks.start(self._tasks, self._read(token), name="look", context=contextvars.Context())
             self._next[token] = reading
-        return await asyncio.shield(reading)
+        return await tasks.shield(reading)
 
     async def pause(self) -> None:
         """Return when the pause between looks is over that all are in."""
@@ -137,7 +137,7 @@ class View:
             self._pause = asyncio.get_running_loop().create_task(
                 self._rest(), name="look.pause", context=contextvars.Context()
             )
-        await asyncio.shield(self._pause)
+        await tasks.shield(self._pause)
 
     def change(self) -> None:
         """Have all who rest look again."""

@@ -26,7 +26,7 @@ from pawl.agent_loop.app.public_values import LogGap, RunView
 from pawl.agent_loop.domain.run import ENDED, RunState
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import RunId, StoreId, UserId
-from pawl.chassis.tasks import start
+from pawl.chassis.tasks import shield, start
 from pawl.errors import Overloaded, SlowConsumer
 
 FEEDS_MAX: Final = 10_000
@@ -144,7 +144,7 @@ class Watches:
 
     async def _stop(self, feed: Feed) -> None:
         """Stop a feed to the end, also for a client that goes away meanwhile."""
-        await asyncio.shield(start(self._stopping, feed.stop(), name="watch.stop"))
+        await shield(start(self._stopping, feed.stop(), name="watch.stop"))
 
     async def _tick(self) -> None:
         """Have feeds read the ledger: all of them while NATS is away, else a part of them at a time."""

@@ -15,6 +15,7 @@ from pawl.agent_loop.adapters.model import failure
 from pawl.agent_loop.adapters.model.connection import Connection
 from pawl.agent_loop.domain.model import ModelError
 from pawl.chassis.lookups import look_up
+from pawl.chassis.tasks import shield
 
 CONNECTIONS_MAX: Final = 1000
 """Most connections in use; who wants one more waits."""
@@ -119,12 +120,10 @@ class Pool:
         if self._lookup is None:
             self._lookup = asyncio.ensure_future(look_up(self._origin.host, self._origin.port))
             self._lookup.add_done_callback(self._looked_up)
-        return await asyncio.shield(self._lookup)
+        return await shield(self._lookup)
 
-    def _looked_up(self, lookup: asyncio.Future[Sequence[AddrInfoType]]) -> None:
+    def _looked_up(self, _: asyncio.Future[Sequence[AddrInfoType]]) -> None:
         self._lookup = None
-        if not lookup.cancelled():
-            lookup.exception()  # Perhaps nobody waits any more.
 
     def _lost(self, connection: Connection) -> None:
         self._idle.pop(connection, None)

@@ -18,6 +18,7 @@ from pawl.chassis.egress_rules import Target
 from pawl.chassis.ids import StoreId
 from pawl.chassis.mailbox_place import MailboxPlace
 from pawl.chassis.shares import Places
+from pawl.chassis.tasks import shield
 from pawl.errors import MailboxUnreachable
 from pawl.tool_registry.app.mailboxes.mailboxes import RawMail, RawMails, Wanted
 from pawl.tool_registry.domain.mail import MAIL_BYTES_MAX
@@ -81,7 +82,7 @@ class ImapMailboxes:
         # It ends by itself, and its place is free no sooner.
         work = asyncio.get_running_loop().run_in_executor(self._threads, session)
         self._places.leave_after(work, store_id)
-        return await asyncio.shield(work)
+        return await shield(work)
 
 
 def _connect(target: Target, addresses: Sequence[Address], tls: ssl.SSLContext | None, until: float) -> socket.socket:

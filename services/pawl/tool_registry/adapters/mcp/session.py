@@ -22,7 +22,7 @@ from pawl.chassis import logs
 from pawl.chassis.clock import Clock
 from pawl.chassis.egress_rules import EgressRefused
 from pawl.chassis.ids import UserId
-from pawl.chassis.tasks import within
+from pawl.chassis.tasks import shield, within
 from pawl.errors import SourceUnreachable
 from pawl.tool_registry.adapters.mcp.attempts import Garbled, Lost, Refused, TooLarge
 from pawl.tool_registry.adapters.mcp.call import Call, Called, Flight, open_pages
@@ -153,7 +153,7 @@ class Session:
         Raises:
             SourceUnreachable: that did not work; the message says why.
         """
-        await asyncio.shield(self._opened)
+        await shield(self._opened)
 
     def stop(self) -> None:
         """Have it end; calls under way are lost. Idempotent."""

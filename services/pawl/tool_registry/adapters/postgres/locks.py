@@ -11,6 +11,7 @@ from typing import Final
 from pawl.chassis import logs
 from pawl.chassis.database import Database
 from pawl.chassis.ids import StoreId
+from pawl.chassis.tasks import shield
 from pawl.tool_registry.adapters.postgres.leases import lives
 from pawl.tool_registry.domain.leases import LeaseWatch
 
@@ -63,7 +64,7 @@ class PostgresResourceLocks:
             finally:
                 # Also after a cancelled attempt to take them, which may have succeeded. Not to be interrupted:
                 # a row left behind would keep everybody out until this process ends.
-                await asyncio.shield(self._give_back(store_id, keys, holder))
+                await shield(self._give_back(store_id, keys, holder))
 
     @asynccontextmanager
     async def _turn(self, store_id: StoreId, key: str) -> AsyncIterator[None]:

@@ -14,7 +14,7 @@ from typing import Any, Final, Self, TypeVar
 
 from pawl.chassis import logs
 from pawl.chassis.ids import StoreId
-from pawl.chassis.tasks import within
+from pawl.chassis.tasks import shield, start, within
 from pawl.errors import DependencyUnavailable, Overloaded
 from pawl.tool_registry.adapters.process.helper_child import OUT_OF_MEMORY
 from pawl.tool_registry.app.catalog.ports import TooCostly
@@ -91,19 +91,12 @@ class Helpers:
         turn.waiting += 1
         turn.waiting_bytes += len(request)
         seconds = _WALL_SECONDS + _WALL_FACTOR * cpu_seconds
-        job = asyncio.ensure_future(self._in_turn(store_id, turn, request, seconds, is_long=is_long))
-        self._jobs.add(job)
-        job.add_done_callback(self._done)
-        is_value, value = await asyncio.shield(job)
+        job = start(self._jobs, self._in_turn(store_id, turn, request, seconds, is_long=is_long), name="helper")
+        is_value, value = await shield(job)
         if not is_value:
             raise value
         result: T = value
         return result
-
-    def _done(self, job: asyncio.Task[Any]) -> None:
-        self._jobs.discard(job)
-        if not job.cancelled():
-            job.exception()  # Seen, also when nobody wants it any more.
 
     def _note_slow(self, store_id: StoreId, *, is_long: bool) -> None:
         if is_long:
@@ -136,7 +129,7 @@ class Helpers:
             except TimeoutError:
                 answer, is_new = None, True
             except BaseException:
-                await asyncio.shield(process.end())
+                await shield(process.end())
                 raise
             if answer is not None:
                 break

@@ -13,6 +13,7 @@ import msgspec
 
 from pawl.chassis import logs
 from pawl.chassis.strict_json import loads
+from pawl.chassis.tasks import shield
 from pawl.errors import InvalidJson, TooLarge
 from pawl.tool_registry.adapters.process.call import CallProcess
 from pawl.tool_registry.adapters.process.messages import Answer, Call, ContextFields, GarbledMessage, Raised, Returned
@@ -73,7 +74,7 @@ class ProcessRunner:
         async with self._free:
             starting = self._take()
             try:
-                process = await asyncio.shield(starting)
+                process = await shield(starting)
             except asyncio.CancelledError:
                 # Nothing has run in it: the next call can have it.
                 self._ready.append(starting)

@@ -430,7 +430,7 @@ class Executor:
             return
         if self._renewal is None or self._renewal.done():
             self._renewal = tasks.start(self._tasks, self._renew_alone(), name="lease")
-        await asyncio.shield(self._renewal)
+        await tasks.shield(self._renewal)
 
     async def _renew_alone(self) -> None:
         asked_at = self._clock.monotonic()

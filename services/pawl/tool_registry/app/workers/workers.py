@@ -15,7 +15,7 @@ from pawl.chassis.clock import Clock
 from pawl.chassis.ids import CallId, CallKey, ConversationId, RunId, StoreId, UserId
 from pawl.chassis.retry import ANY, INTERNAL_SECONDS_MAX, Retry
 from pawl.chassis.strict_json import dumps_canonical
-from pawl.chassis.tasks import end, hold
+from pawl.chassis.tasks import end, hold, shield
 from pawl.errors import Cancelled, DeadlineExceeded, DependencyUnavailable, PawlError, ShuttingDown
 from pawl.tool_registry.app.execution.execution import wait_any
 from pawl.tool_registry.app.policy.audit import AuditTrail
@@ -353,7 +353,7 @@ class WorkerHub:
         """Claim calls; if the stream ends in the middle, they are put back, as nothing was sent."""
         claim = asyncio.ensure_future(self._repository.claim(link.worker, most=most))
         try:
-            return await asyncio.shield(claim)
+            return await shield(claim)
         except asyncio.CancelledError:
             for call in await claim:
                 await self._hand(link, call)
