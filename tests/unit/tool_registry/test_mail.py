@@ -133,6 +133,8 @@ def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
     told = {name: mail.headers[name] for name in ("from_name", "subject", "to")}
     assert told == {"from_name": "Änn", "subject": "Grüße aus 東京", "to": "Bärbel <b@example.net>"}
     assert read(b"From: ann@example.com\nSubject: Gr\xfc\xdfe\n\nhello\n").headers["subject"] == "Gr\ufffd\ufffde"
+    both = read("From: ann@example.com\nSubject: =?utf-8?q?caf=C3=A9?= déjà 東京 =?iso-8859-1?q?vu=21?=\n\nhello\n")
+    assert both.headers["subject"] == "café déjà 東京 vu!"
 
 
 @pytest.mark.parametrize(

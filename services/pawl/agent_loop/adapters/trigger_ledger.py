@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from typing import Final, cast
 
@@ -150,7 +151,9 @@ def _due(message: pb.DueTrigger) -> DueTrigger:
 
 def _folder_id(mailbox: trigger_pb2.MailboxSource) -> str:
     """Return the same for the same folder alone: another one may number its mails in the same way."""
-    return hashlib.sha256(repr(MailboxPlace.of(mailbox)).encode()).hexdigest()[:_FOLDER_ID_CHARACTERS]
+    place = MailboxPlace.of(mailbox)
+    named = json.dumps([place.host, place.port, place.plaintext, place.username, place.folder])
+    return hashlib.sha256(named.encode()).hexdigest()[:_FOLDER_ID_CHARACTERS]
 
 
 def _place(place: MailPlace | None) -> pb.MailPlace | None:

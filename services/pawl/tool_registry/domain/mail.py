@@ -205,9 +205,11 @@ def _as_text(value: object) -> object:
 def _decoded(value: object) -> str:
     """Return a header as people read it."""
     text = _unfolded(_as_text(value))[:_HEADER_CHARACTERS_MAX]
+    # So the standard library says what stands between encoded words.
+    plain = "ascii" if text.isascii() else "raw-unicode-escape"
     try:
         pieces = [
-            piece.decode(charset or "ascii", "replace") if isinstance(piece, bytes) else piece
+            piece.decode(charset or plain, "replace") if isinstance(piece, bytes) else piece
             for piece, charset in decode_header(text)
         ]
     except (LookupError, ValueError, MessageError):
