@@ -15,7 +15,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 from pawl.chassis import logs, migrations
 from pawl.chassis.database_heartbeat import Heartbeat
-from pawl.chassis.database_kept import UNUSED_SECONDS_MAX, KeptConnections, Lent, is_lost
+from pawl.chassis.database_kept import UNUSED_SECONDS_MAX, KeptConnections, Lent, PoolConnection, is_lost
 from pawl.chassis.database_rights import Rights
 from pawl.chassis.start import StartError
 from pawl.errors import DependencyUnavailable
@@ -291,6 +291,7 @@ class Database:
                     command_timeout=self._statement_timeout_seconds + 1,
                     max_inactive_connection_lifetime=UNUSED_SECONDS_MAX,
                     reset=self._take_back,
+                    connection_class=PoolConnection,
                     server_settings={
                         "application_name": self._application_name,
                         "statement_timeout": f"{self._statement_timeout_seconds * 1000:.0f}",

@@ -22,6 +22,16 @@ _RELEASE_TIMEOUT_SECONDS: Final = 1.0
 _USES: Final = 1000
 
 
+class PoolConnection(asyncpg.Connection):
+    """Rolls back what is open when its pool takes it back, also where the ROLLBACK was cut short: nobody's failure."""
+
+    async def _reset(self) -> None:
+        # asyncpg takes this for a transaction that was never ended, and tells the event loop of a fault.
+        if self.is_in_transaction():
+            await self.execute("ROLLBACK")
+        await super()._reset()
+
+
 class KeptConnections:
     """Takes connections from a pool, and gives them back to it only when somebody waits, or something went wrong.
 

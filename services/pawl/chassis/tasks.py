@@ -60,13 +60,22 @@ async def shield(work: Awaitable[T]) -> T:
 
 def _leave(future: asyncio.Future[Any]) -> None:
     _shielded.discard(future)
+    _see(future)
+
+
+def _see(future: asyncio.Future[Any]) -> None:
     if not future.cancelled():
         future.exception()
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, again if they go on, and return when all have ended. What they raise is dropped."""
+    """Cancel tasks, again if they go on, and return when all have ended. What they raise is dropped.
+
+    So it is when the caller is cancelled meanwhile.
+    """
     every = list(tasks)
+    for task in every:
+        task.add_done_callback(_see)
     pending = {task for task in every if not task.done()}
     while pending:
         for task in pending:

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.app.feed import BEHIND_EVENTS_MAX
-from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent
+from pawl.agent_loop.app.frames import Attach, ClientFrame, Hello, ServerFrame
+from pawl.agent_loop.app.public_values import EventPage, LogGap, LoggedEvent, RunView
 from pawl.agent_loop.app.watch import Watches
-from pawl.chassis.ids import RunId
+from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import ClientId, RunId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import DeadlineExceeded, Internal, Overloaded, PawlError, RunNotFound, SeqBeyondEnd, SlowConsumer
 from pawl.event.v1 import event_pb2
@@ -426,3 +429,35 @@ async def test_a_stopping_server_says_so_to_watchers(
             pass
 
     assert await reason(drain()) == "SHUTTING_DOWN"
+
+
+async def test_a_session_that_is_cut_off_as_it_attaches_ends_as_cancelled(
+    clients: ClientSide, ledger: PlayedLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is cut off has no fault of the program in return."""
+    await ledger.add_run()
+    asked, goes_on = asyncio.Event(), asyncio.Event()
+    get_run = ledger.get_run
+
+    async def wait_and_get(caller: Principal, run_id: RunId) -> RunView:
+        run = await get_run(caller, run_id)
+        asked.set()
+        await goes_on.wait()
+        return run
+
+    async def incoming() -> AsyncIterator[ClientFrame]:
+        yield ClientFrame(frame_id="f1", content=Hello(client_id=ClientId("cli_a"), tools=(), calls_max=1))
+        yield ClientFrame(frame_id="f2", content=Attach(run_id=RunId("run_1"), after_seq=0))
+        await asyncio.sleep(3600)
+
+    async def send(_: ServerFrame) -> None: ...
+
+    monkeypatch.setattr(ledger, "get_run", wait_and_get)
+    # Somebody else watches too, so that there is no feed to stop.
+    async with clients.watches.open(CALLER, RunId("run_1"), 0):
+        session = asyncio.create_task(clients.sessions.serve(CALLER, incoming(), send))
+        await asked.wait()
+        goes_on.set()  # In the same turn of the loop.
+        session.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await session

@@ -196,3 +196,42 @@ async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobody
         gc.collect()
         assert await database.fetchval("SELECT 1") == 1
     assert not unseen
+
+
+async def test_a_rollback_that_its_caller_leaves_is_made_up_for_and_nobodys_failure(database_url: str) -> None:
+    loop = asyncio.get_running_loop()
+    unseen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    lent: list[Any] = []
+    speaks = asyncio.Event()
+    speaks.set()
+
+    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while data := await reader.read(65536):
+            await speaks.wait()
+            writer.write(data)
+        writer.close()
+
+    async def sleep(database: Database) -> None:
+        async with database.transaction() as connection:
+            lent.append(connection)
+            speaks.clear()
+            await connection.execute("SELECT pg_sleep(60)")
+
+    async with (
+        forwarding(database_url, free_port(), say) as url,
+        Database(url, application_name="test", connections_max=1) as database,
+    ):
+        call = loop.create_task(sleep(database))
+        while speaks.is_set():
+            await asyncio.sleep(0)
+        call.cancel()
+        while lent[0]._con._top_xact is not None:
+            await asyncio.sleep(0)  # It rolls back, once the statement has ended.
+        call.cancel()
+        await asyncio.sleep(0)
+        speaks.set()
+        await asyncio.wait({call})
+        assert call.cancelled()
+        assert await database.fetchval("SELECT 1") == 1
+    assert not unseen

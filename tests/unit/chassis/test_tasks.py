@@ -61,6 +61,33 @@ async def test_what_ended_tasks_raise_is_dropped() -> None:
     tasks.check_cancelled()
 
 
+async def test_what_tasks_raise_is_dropped_although_who_waited_for_their_end_has_left() -> None:
+    loop = asyncio.get_running_loop()
+    unseen: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    ending, goes_on = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            ending.set()
+            await goes_on.wait()
+            raise ValueError("too late")
+
+    task = loop.create_task(work())
+    await asyncio.sleep(0)
+    caller = loop.create_task(tasks.end([task]))
+    await ending.wait()
+    await tasks.end([caller])
+    goes_on.set()
+    await asyncio.wait({task})
+    await asyncio.sleep(0)
+    del task, caller
+    gc.collect()
+    assert not unseen
+
+
 async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody() -> None:
     loop = asyncio.get_running_loop()
     unseen: list[dict[str, Any]] = []

@@ -260,7 +260,8 @@ class Stream:
                 run = await self._parts.ledger.get_run(self._caller, run_id)
                 self._offers.adopt(run)
                 await self._outgoing.put(_receipt(frame, Reply(outcome=Outcome.ACCEPTED), run_id=run_id))
-                attached.set_result(None)
+                if not attached.done():  # The stream ends in this moment.
+                    attached.set_result(None)
                 async with aclosing(watcher.events()) as events:
                     await self._show(run, after_seq, events)
         except SlowConsumer as error:
