@@ -13,6 +13,11 @@ from typing import Any
 import asyncpg
 import pytest
 
+from pawl.chassis.database import Database
+from pawl.chassis.ids import StoreId
+from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
+from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
@@ -195,3 +200,36 @@ async def test_a_caller_that_leaves_while_it_waits_leaves_nothing_behind(
     await holding
     assert content(await replicas[1].run("edit", {"path": "x"}, call="after")) == "x"
     await until(partial(none_held, database_url))
+
+
+async def test_a_taking_that_is_cut_short_and_succeeds_after_all_is_given_back(
+    replicas: list[Registry], database_url: str
+) -> None:
+    """Its COMMIT is under way when the connection breaks."""
+    admin = await asyncpg.connect(database_url)
+    await admin.execute(
+        "CREATE FUNCTION pg_temp.wait() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;"
+        " CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON tool_registry.resource_locks DEFERRABLE INITIALLY DEFERRED"
+        " FOR EACH ROW WHEN (new.holder LIKE 'slow%') EXECUTE FUNCTION pg_temp.wait()"
+    )
+
+    async def commits() -> bool:
+        return bool(await admin.fetchval("SELECT true FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+
+    async def hold(locks: PostgresResourceLocks) -> None:
+        async with locks.hold(StoreId("acme"), ["path:x"], "slow"):
+            raise AssertionError("it was cut off")
+
+    async with Database(database_url, application_name="test") as database:
+        locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
+        await admin.execute("SELECT pg_advisory_lock(7)")
+        holding = asyncio.ensure_future(hold(locks))
+        await until(commits)
+        database._cut()
+        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; a mistake would show in this time.
+        await admin.execute("SELECT pg_advisory_unlock(7)")
+        with pytest.raises(DependencyUnavailable):
+            await holding
+    await until(partial(none_held, database_url))
+    await admin.close()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Final
 
 from pawl.chassis import logs
@@ -28,6 +29,12 @@ WITH taken AS (
     RETURNING true)
 SELECT count(*) FROM taken
 """  # noqa: S608  # constants only
+# Whoever wants the same rows waits for the end of a transaction that is about to take them.
+_AWAIT: Final = """
+INSERT INTO tool_registry.resource_locks AS l (store_id, resource_key, holder, instance_id)
+SELECT $1, key, $3, $4 FROM unnest($2::text[]) WITH ORDINALITY AS wanted (key, position) ORDER BY position
+ON CONFLICT (store_id, resource_key) DO UPDATE SET holder = l.holder
+"""
 _GIVE_BACK: Final = """
 DELETE FROM tool_registry.resource_locks
 WHERE store_id = $1 AND resource_key = ANY ($2) AND holder = $3 AND instance_id = $4
@@ -52,19 +59,23 @@ class PostgresResourceLocks:
         self._instance_id = instance_id
         self._watch = watch
         self._turns: dict[tuple[str, str], _Turn] = {}
+        self._numbers = itertools.count()
 
     @asynccontextmanager
     async def hold(self, store_id: StoreId, keys: Sequence[str], holder: str) -> AsyncIterator[None]:
+        # The same call may come again while what it held is being given back.
+        holder, is_taken = f"{holder}/{next(self._numbers)}", False
         async with AsyncExitStack() as stack:
             for key in keys:
                 await stack.enter_async_context(self._turn(store_id, key))
             try:
                 await self._take(store_id, keys, holder)
+                is_taken = True
                 yield
             finally:
-                # Also after a cancelled attempt to take them, which may have succeeded. Not to be interrupted:
-                # a row left behind would keep everybody out until this process ends.
-                await shield(self._give_back(store_id, keys, holder))
+                # Also after an attempt to take them that was cut short, which may still succeed. Not to be
+                # interrupted: a row left behind would keep everybody out until this process ends.
+                await shield(self._give_back(store_id, keys, holder, is_taken=is_taken))
 
     @asynccontextmanager
     async def _turn(self, store_id: StoreId, key: str) -> AsyncIterator[None]:
@@ -95,10 +106,14 @@ class PostgresResourceLocks:
             else:
                 return
 
-    async def _give_back(self, store_id: StoreId, keys: Sequence[str], holder: str) -> None:
+    async def _give_back(self, store_id: StoreId, keys: Sequence[str], holder: str, *, is_taken: bool) -> None:
+        arguments = store_id, list(keys), holder, self._instance_id
         while True:
             try:
-                await self._database.execute(_GIVE_BACK, store_id, list(keys), holder, self._instance_id)
+                async with nullcontext(self._database) if is_taken else self._database.transaction() as connection:
+                    if not is_taken:
+                        await connection.execute(_AWAIT, *arguments)
+                    await connection.execute(_GIVE_BACK, *arguments)
             except Exception as error:  # noqa: BLE001  # a row left behind keeps everybody out
                 _log.warning("resource_lock.release_delayed", error=type(error).__name__)
                 await asyncio.sleep(_RELEASE_RETRY_SECONDS)
