@@ -215,7 +215,11 @@ async def test_a_taking_that_is_cut_short_and_succeeds_after_all_is_given_back(
     )
 
     async def commits() -> bool:
-        return bool(await admin.fetchval("SELECT true FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"))
+        return bool(
+            await admin.fetchval(
+                "SELECT true FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND classid = 0 AND NOT granted"
+            )
+        )
 
     async def hold(locks: PostgresResourceLocks) -> None:
         async with locks.hold(StoreId("acme"), ["path:x"], "slow"):
