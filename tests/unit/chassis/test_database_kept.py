@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import asyncpg
@@ -156,14 +157,11 @@ async def test_what_comes_back_late_does_not_hold_up_the_end(world: World) -> No
     assert world.in_pool == _MAX
 
 
-async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobodys_failure(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its session is given up, although its caller is cancelled again and sees no more of it."""
-    monkeypatch.setattr("pawl.chassis.database_kept._RELEASE_TIMEOUT_SECONDS", 0.1)
-    loop = asyncio.get_running_loop()
+@asynccontextmanager
+async def _heard(database_url: str) -> AsyncIterator[tuple[Database, asyncio.Event]]:
+    """A database of one connection whose server is heard only while the event is set; nothing in it fails unseen."""
     unseen: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: unseen.append(context))
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unseen.append(context))
     speaks = asyncio.Event()
     speaks.set()
 
@@ -173,16 +171,29 @@ async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobody
             writer.write(data)
         writer.close()
 
-    async def sleep(database: Database) -> None:
-        async with database.acquire() as connection:
-            speaks.clear()
-            await connection.execute("SELECT pg_sleep(60)")
-
     async with (
         forwarding(database_url, free_port(), say) as url,
         Database(url, application_name="test", connections_max=1) as database,
     ):
-        call = loop.create_task(sleep(database))
+        yield database, speaks
+        gc.collect()
+        assert await database.fetchval("SELECT 1") == 1
+    assert not unseen
+
+
+async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobodys_failure(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session is given up, although its caller is cancelled again and sees no more of it."""
+    monkeypatch.setattr("pawl.chassis.database_kept._RELEASE_TIMEOUT_SECONDS", 0.1)
+
+    async def sleep(database: Database, speaks: asyncio.Event) -> None:
+        async with database.acquire() as connection:
+            speaks.clear()
+            await connection.execute("SELECT pg_sleep(60)")
+
+    async with _heard(database_url) as (database, speaks):
+        call = asyncio.create_task(sleep(database, speaks))
         while speaks.is_set():
             await asyncio.sleep(0)
         call.cancel()
@@ -193,36 +204,19 @@ async def test_a_cancellation_that_the_server_does_not_confirm_in_time_is_nobody
         while pool is not None and pool.get_size():
             await asyncio.sleep(0.01)
         speaks.set()
-        gc.collect()
-        assert await database.fetchval("SELECT 1") == 1
-    assert not unseen
 
 
 async def test_a_rollback_that_its_caller_leaves_is_made_up_for_and_nobodys_failure(database_url: str) -> None:
-    loop = asyncio.get_running_loop()
-    unseen: list[dict[str, Any]] = []
-    loop.set_exception_handler(lambda _, context: unseen.append(context))
     lent: list[Any] = []
-    speaks = asyncio.Event()
-    speaks.set()
 
-    async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            await speaks.wait()
-            writer.write(data)
-        writer.close()
-
-    async def sleep(database: Database) -> None:
+    async def sleep(database: Database, speaks: asyncio.Event) -> None:
         async with database.transaction() as connection:
             lent.append(connection)
             speaks.clear()
             await connection.execute("SELECT pg_sleep(60)")
 
-    async with (
-        forwarding(database_url, free_port(), say) as url,
-        Database(url, application_name="test", connections_max=1) as database,
-    ):
-        call = loop.create_task(sleep(database))
+    async with _heard(database_url) as (database, speaks):
+        call = asyncio.create_task(sleep(database, speaks))
         while speaks.is_set():
             await asyncio.sleep(0)
         call.cancel()
@@ -233,5 +227,3 @@ async def test_a_rollback_that_its_caller_leaves_is_made_up_for_and_nobodys_fail
         speaks.set()
         await asyncio.wait({call})
         assert call.cancelled()
-        assert await database.fetchval("SELECT 1") == 1
-    assert not unseen
