@@ -52,10 +52,14 @@ async def shield(work: Awaitable[T]) -> T:
     With `asyncio.shield` an exception that comes after that is one that nobody has seen: a fault of the process.
     """
     future = asyncio.ensure_future(work)
-    _shielded.add(future)
-    future.add_done_callback(_leave)
-    await asyncio.wait({future})
-    return future.result()
+    if future not in _shielded:
+        _shielded.add(future)
+        future.add_done_callback(_leave)
+    try:
+        await asyncio.wait({future})
+        return future.result()
+    finally:
+        del work, future  # What is raised keeps this frame, which must not keep what is raised.
 
 
 def _leave(future: asyncio.Future[Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -236,4 +237,36 @@ async def test_a_taking_that_is_cut_short_and_succeeds_after_all_is_given_back(
         with pytest.raises(DependencyUnavailable):
             await holding
     await until(partial(none_held, database_url))
+    await admin.close()
+
+
+async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again(
+    replicas: list[Registry], database_url: str
+) -> None:
+    admin, other = await asyncpg.connect(database_url), await asyncpg.connect(database_url)
+    row = "INSERT INTO tool_registry.resource_locks VALUES ('acme', $1, 'other', 'dead')"
+
+    async def waits() -> bool:
+        return bool(
+            await admin.fetchval("SELECT true FROM pg_stat_activity WHERE $1 = ANY (pg_blocking_pids(pid))", pid)
+        )
+
+    async with Database(database_url, application_name="test") as database:
+        locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
+        pid = other.get_server_pid()
+        transaction = other.transaction()
+        await transaction.start()
+        await other.execute(row, "path:b")
+        async with AsyncExitStack() as stack:
+            holding = asyncio.ensure_future(
+                stack.enter_async_context(locks.hold(StoreId("acme"), ["path:a", "path:b"], "call"))
+            )
+            await until(waits)
+            # Now each waits for the other, until the database gives up one of them.
+            with suppress(asyncpg.DeadlockDetectedError):
+                await other.execute(row, "path:a")
+            await transaction.rollback()
+            await holding
+    await until(partial(none_held, database_url))
+    await other.close()
     await admin.close()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -110,10 +111,24 @@ async def test_what_is_shielded_goes_on_without_its_caller_and_fails_for_nobody(
     assert not unseen
 
 
-async def test_what_is_shielded_gives_and_raises_what_it_does() -> None:
+async def test_what_is_shielded_gives_and_raises_what_it_does_and_keeps_nothing_of_it() -> None:
+    class Refused(Exception):
+        pass
+
     async def give(number: int) -> int:
+        if not number:
+            raise Refused
         return 60 // number
 
     assert await tasks.shield(give(2)) == 30
-    with pytest.raises(ZeroDivisionError):
-        await tasks.shield(give(0))
+    gc.collect()
+    gc.disable()
+    try:
+        with pytest.raises(Refused) as raised:
+            await tasks.shield(give(0))
+        error = weakref.ref(raised.value)
+        del raised
+        await asyncio.sleep(0)
+        assert error() is None, "something in a circle keeps it"
+    finally:
+        gc.enable()

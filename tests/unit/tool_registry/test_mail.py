@@ -135,6 +135,8 @@ def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
     assert read(b"From: ann@example.com\nSubject: Gr\xfc\xdfe\n\nhello\n").headers["subject"] == "Gr\ufffd\ufffde"
     both = read("From: ann@example.com\nSubject: =?utf-8?q?caf=C3=A9?= déjà 東京 =?iso-8859-1?q?vu=21?=\n\nhello\n")
     assert both.headers["subject"] == "café déjà 東京 vu!"
+    both = read("From: ann@example.com\nSubject: é C:\\users\\u0041 =?utf-8?q?a\\b?=\n\nhello\n")
+    assert both.headers["subject"] == "é C:\\users\\u0041 a\\b"
 
 
 @pytest.mark.parametrize(

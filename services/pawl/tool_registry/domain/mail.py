@@ -205,12 +205,12 @@ def _as_text(value: object) -> object:
 def _decoded(value: object) -> str:
     """Return a header as people read it."""
     text = _unfolded(_as_text(value))[:_HEADER_CHARACTERS_MAX]
-    # So the standard library says what stands between encoded words.
-    plain = "ascii" if text.isascii() else "raw-unicode-escape"
+    # A character for each byte: of others the standard library makes escapes between encoded words.
+    said = text.encode("utf-8", "replace").decode("latin-1")
     try:
         pieces = [
-            piece.decode(charset or plain, "replace") if isinstance(piece, bytes) else piece
-            for piece, charset in decode_header(text)
+            (piece if isinstance(piece, bytes) else piece.encode("latin-1")).decode(charset or "utf-8", "replace")
+            for piece, charset in decode_header(said)
         ]
     except (LookupError, ValueError, MessageError):
         return _clean(text)

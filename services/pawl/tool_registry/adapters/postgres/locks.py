@@ -9,6 +9,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from typing import Final
 
+import asyncpg
+
 from pawl.chassis import logs
 from pawl.chassis.database import Database
 from pawl.chassis.ids import StoreId
@@ -99,7 +101,7 @@ class PostgresResourceLocks:
                     )
                     if taken != len(keys):
                         raise _Busy  # Rolls back what was taken.
-            except _Busy:
+            except (_Busy, asyncpg.DeadlockDetectedError):
                 pause = _POLL_SECONDS[min(tries, len(_POLL_SECONDS) - 1)]
                 tries += 1
                 await asyncio.sleep(pause * random.uniform(0.7, 1.3))  # noqa: S311  # spreads replicas
