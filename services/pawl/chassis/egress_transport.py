@@ -13,6 +13,7 @@ import httpx2
 
 from pawl.chassis.egress_addresses import Address, plain_address
 from pawl.chassis.egress_rules import EgressRules, Target, no_address, read_target
+from pawl.chassis.tasks import shield
 
 ADDRESSES_MAX: Final = 4
 """Addresses of a host that are tried, one after the other."""
@@ -85,8 +86,7 @@ class GuardedTransport(httpx2.AsyncBaseTransport):
             return [target.address]
         try:
             self.lookup = lookup = await self._begin_lookup(target.host, target.port)
-            await asyncio.wait({lookup})
-            return list(dict.fromkeys(map(plain_address, lookup.result())))
+            return list(dict.fromkeys(map(plain_address, await shield(lookup))))
         except (OSError, ValueError):
             raise no_address(target) from None
 

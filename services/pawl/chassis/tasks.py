@@ -14,6 +14,7 @@ from contextvars import Context
 from typing import Any, Final, TypeVar
 
 T = TypeVar("T")
+F = TypeVar("F", bound="asyncio.Future[Any]")
 
 _AGAIN_SECONDS: Final = 3.0
 
@@ -27,11 +28,11 @@ def start(
     return hold(held, asyncio.get_running_loop().create_task(work, name=name, context=context))
 
 
-def hold(held: set[asyncio.Task[T]], task: asyncio.Task[T]) -> asyncio.Task[T]:
-    """Keep a task in `held` until it is done, and return it."""
-    held.add(task)
-    task.add_done_callback(held.discard)
-    return task
+def hold(held: set[F], work: F) -> F:
+    """Keep a task, or another future, in `held` until it is done, and return it."""
+    held.add(work)
+    work.add_done_callback(held.discard)
+    return work
 
 
 async def within(seconds: float | None, work: Awaitable[T]) -> T | None:
@@ -53,18 +54,12 @@ async def shield(work: Awaitable[T]) -> T:
     """
     future = asyncio.ensure_future(work)
     if future not in _shielded:
-        _shielded.add(future)
-        future.add_done_callback(_leave)
+        hold(_shielded, future).add_done_callback(_see)
     try:
         await asyncio.wait({future})
         return future.result()
     finally:
         del work, future  # What is raised keeps this frame, which must not keep what is raised.
-
-
-def _leave(future: asyncio.Future[Any]) -> None:
-    _shielded.discard(future)
-    _see(future)
 
 
 def _see(future: asyncio.Future[Any]) -> None:
