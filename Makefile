@@ -17,12 +17,14 @@ BIN := $(VENV)/bin
 PROTO_VENV := .venv-proto
 LOCK_VENV := .venv-lock
 PROTO_BIN := $(PROTO_VENV)/bin
-# More processes than cores, for they wait more than they work. The order is that of tests/conftest.py: what takes long
-# begins first.
-TESTS := $(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder
+# CI names tests.twice, which gives a failed test a second try.
+PYTEST := pytest
+# More workers than cores, because tests wait. tests/conftest.py sorts slow tests to the front. Many failures have one
+# cause, so the run stops early.
+TESTS := $(BIN)/python -m $(PYTEST) -n 3 --dist loadfile --no-loadscope-reorder --maxfail 25
 COMPILE := $(LOCK_VENV)/bin/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-header --no-emit-package pawl-proto
 
-.PHONY: help demo up test test-long simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check proto-baseline diagrams lock clean
+.PHONY: help demo up test test-long test-ci test-all simulate chaos leaks mutants bench check fmt proto web client screenshots proto-check proto-baseline diagrams lock clean
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' Makefile
@@ -33,14 +35,19 @@ demo: $(VENV)/.installed ## Start the suite and play one conversation through it
 up: $(VENV)/.installed ## Start PostgreSQL, NATS and the five services on this machine, until Ctrl-C
 	@$(BIN)/pawl up
 
-# Also where it is set: without bytecode each process compiles what it imports anew.
-test test-long: export PYTHONDONTWRITEBYTECODE :=
+# Without bytecode, every process would compile what it imports again.
+test test-long test-ci: export PYTHONDONTWRITEBYTECODE :=
 
-test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests in four processes, in minutes (ARGS="-k name" chooses)
+test: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the tests, in minutes (ARGS="-k name" chooses)
 	@$(TESTS) -m "not long" $(ARGS)
 
 test-long: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the other tests: faults, leaks, the worst input, the pages of docs/
 	@$(TESTS) -m "long" $(ARGS)
+
+test-ci: $(VENV)/.installed $(PROTO_VENV)/.installed ## Run the long tests that CI runs too: the demo, kill -9, the browser, planted faults
+	@$(TESTS) -m "ci" $(ARGS)
+
+test-all: check test test-long mutants ## Run everything: before a release
 
 simulate: $(VENV)/.installed ## Play 20,000 seeds of the simulation on both cores (ARGS="--seed 7 --trace" plays one)
 	@$(BIN)/python -m tests.simulation $(or $(ARGS),--count 20000 --jobs 2)

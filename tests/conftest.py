@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -12,6 +13,8 @@ import asyncpg
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 from pawl.chassis.ids import IdSource
 from tests import servers
@@ -25,18 +28,38 @@ settings.load_profile("patient")
 
 
 _LONG_FIRST = ("system", "chaos", "ledger", "simulation", "leaks", "rpc")
-"""Folders of slow tests, which begin first: so that the small ones fill all cores to the end."""
+"""Folders of slow tests. They start first, so that quick tests keep all cores busy to the end."""
+_SHARING = ("tests/system/suite/", "tests/system/console/", "tests/system/cli/")
+"""Folders whose tests share one suite of processes."""
+_PROMISE = re.compile(r"\bI([1-9]|1\d|2[0-3])\b|\bOPS-1\b")
+"""Ids of promises, of which I13 is tenancy, and of the requirement of roles, in the docstring of a test."""
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what takes long to the front."""
+    """Sort slow tests to the front and mark tests of promises."""
     items.sort(key=_turn)
+    for item in items:
+        if _PROMISE.search(getattr(getattr(item, "function", None), "__doc__", None) or ""):
+            item.add_marker("promise")
 
 
 def _turn(item: pytest.Item) -> int:
     folder = item.path.relative_to(_TESTS).parts[0]
     return _LONG_FIRST.index(folder) if folder in _LONG_FIRST else len(_LONG_FIRST)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFixture:
+    """Give each file to one worker, and each folder that shares a suite."""
+    return ByFixture(config, log)
+
+
+class ByFixture(LoadFileScheduling):
+    """Distributes tests so that each expensive fixture is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return next((folder for folder in _SHARING if file.startswith(folder)), file)
 
 
 @pytest.fixture(autouse=True, scope="session")
