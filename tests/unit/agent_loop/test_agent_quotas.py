@@ -16,7 +16,6 @@ from pawl.agent_loop.domain.event import Warned
 from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, RunState, TokenBudgetPolicy, WaitKind
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import MethodNotFound
-from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -40,109 +39,96 @@ def submit(world: World, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> 
     return world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
 
 
-def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [says("Done.")])
-        await give(world, 100)
-        use(world, 100)
-        key = submit(world)
+async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    await give(world, 100)
+    use(world, 100)
+    key = submit(world)
 
-        assert await world.drive() is Left.PARKED
+    assert await world.drive() is Left.PARKED
 
-        run, row = world.ledger.run(key), world.ledger.row(key)
-        assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
-        waits = [300, 1200, 2100]
-        day_end = world.agents.usage.day_end_time
-        for seconds in waits:
-            row = world.ledger.row(key)
-            assert row.claim_at is not None
-            assert abs((row.claim_at - world.ledger.time()).total_seconds() - seconds) < 1
-            if seconds != waits[-1]:
-                await world.drive()
-        assert world.ledger.row(key).claim_at == day_end
-        (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
-        assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
-        # The next day has begun.
-        use(world, 0)
-        assert await world.drive() is Left.ENDED
-        assert world.ledger.time() >= world.agents.usage.day_end_time
-        assert world.ledger.run(key).output_text == "Done."
-        assert len(world.model.requests) == 1
-
-    virtual_time.run(main())
+    run, row = world.ledger.run(key), world.ledger.row(key)
+    assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
+    waits = [300, 1200, 2100]
+    day_end = world.agents.usage.day_end_time
+    for seconds in waits:
+        row = world.ledger.row(key)
+        assert row.claim_at is not None
+        assert abs((row.claim_at - world.ledger.time()).total_seconds() - seconds) < 1
+        if seconds != waits[-1]:
+            await world.drive()
+    assert world.ledger.row(key).claim_at == day_end
+    (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+    assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
+    # The next day has begun.
+    use(world, 0)
+    assert await world.drive() is Left.ENDED
+    assert world.ledger.time() >= world.agents.usage.day_end_time
+    assert world.ledger.run(key).output_text == "Done."
+    assert len(world.model.requests) == 1
 
 
-def test_it_pauses_also_by_a_clock_for_which_the_day_has_ended() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [says("Done.")])
-        await give(world, 100)
-        use(world, 100)
-        key = submit(world)
-        world.agents.usage.day_end_time = world.ledger.time() - timedelta(seconds=2)
+async def test_it_pauses_also_by_a_clock_for_which_the_day_has_ended() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    await give(world, 100)
+    use(world, 100)
+    key = submit(world)
+    world.agents.usage.day_end_time = world.ledger.time() - timedelta(seconds=2)
 
-        assert await world.drive() is Left.PARKED
+    assert await world.drive() is Left.PARKED
 
-        claim_at = world.ledger.row(key).claim_at
-        assert claim_at is not None
-        assert claim_at > world.ledger.time() + timedelta(seconds=0.5)
-
-    virtual_time.run(main())
+    claim_at = world.ledger.row(key).claim_at
+    assert claim_at is not None
+    assert claim_at > world.ledger.time() + timedelta(seconds=0.5)
 
 
-def test_it_looks_again_whenever_it_is_woken() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [says("Done.")])
-        await give(world, 100)
-        use(world, 100)
-        key = submit(world)
-        await world.drive()
-        early = world.ledger.time()
-        for more in (100, 200):
-            await give(world, more)
-            world.ledger.tables.runs[key] = replace(world.ledger.row(key), claim_at=early)
-            left = await world.drive()
-            assert left is (Left.ENDED if more > 100 else Left.PARKED)
-        assert world.ledger.time() < world.agents.usage.day_end_time
-
-    virtual_time.run(main())
+async def test_it_looks_again_whenever_it_is_woken() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    await give(world, 100)
+    use(world, 100)
+    key = submit(world)
+    await world.drive()
+    early = world.ledger.time()
+    for more in (100, 200):
+        await give(world, more)
+        world.ledger.tables.runs[key] = replace(world.ledger.row(key), claim_at=early)
+        left = await world.drive()
+        assert left is (Left.ENDED if more > 100 else Left.PARKED)
+    assert world.ledger.time() < world.agents.usage.day_end_time
 
 
-def test_a_run_may_ask_to_fail_instead() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [says("Done.")])
-        await give(world, 100)
-        use(world, 101)
-        key = submit(world, TokenBudgetPolicy.FAIL)
-        await world.finish(key)
-        run = world.ledger.run(key)
-        assert run.state is RunState.FAILED
-        assert run.failure is not None
-        assert run.failure.reason == "AGENT_QUOTA_EXHAUSTED"
-
-    virtual_time.run(main())
+async def test_a_run_may_ask_to_fail_instead() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    await give(world, 100)
+    use(world, 101)
+    key = submit(world, TokenBudgetPolicy.FAIL)
+    await world.finish(key)
+    run = world.ledger.run(key)
+    assert run.state is RunState.FAILED
+    assert run.failure is not None
+    assert run.failure.reason == "AGENT_QUOTA_EXHAUSTED"
 
 
 @pytest.mark.parametrize("reads_at_once", [False, True])
-def test_what_the_model_has_asked_for_still_runs_and_the_next_call_of_the_model_waits(reads_at_once: bool) -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [])
-        await give(world, 100)
-        key = submit(world)
-        world.registry.reads_at_once = reads_at_once
+async def test_what_the_model_has_asked_for_still_runs_and_the_next_call_of_the_model_waits(
+    reads_at_once: bool,
+) -> None:
+    world = World(VERDICTS, [])
+    await give(world, 100)
+    key = submit(world)
+    world.registry.reads_at_once = reads_at_once
 
-        def reply(_: object) -> Script:
-            use(world, 100)
-            return calls('look {"n":1}')
+    def reply(_: object) -> Script:
+        use(world, 100)
+        return calls('look {"n":1}')
 
-        world.model.reply = reply
+    world.model.reply = reply
 
-        assert await world.drive() is Left.PARKED
+    assert await world.drive() is Left.PARKED
 
-        assert world.ledger.run(key).waits == (WaitKind.AGENT_QUOTA,)
-        assert [call.settled for call in world.ledger.calls(key)] == [True]
-        assert len(world.model.requests) == 1
-
-    virtual_time.run(main())
+    assert world.ledger.run(key).waits == (WaitKind.AGENT_QUOTA,)
+    assert [call.settled for call in world.ledger.calls(key)] == [True]
+    assert len(world.model.requests) == 1
 
 
 @dataclass

@@ -18,7 +18,6 @@ from pawl.agent_loop.domain.tool import Disposition, Verdict
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, StoreId, UserId
 from pawl.errors import InvalidField, PermissionDenied
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS
@@ -131,31 +130,28 @@ def test_the_role_says_what_somebody_may_decide(roles: tuple[str, ...], right: D
             approvers.require_approver(caller)
 
 
-def test_a_log_that_grows_before_every_step_is_no_reason_to_fail_a_run_that_several_people_approve() -> None:
+async def test_a_log_that_grows_before_every_step_is_no_reason_to_fail_a_run_that_several_people_approve() -> None:
     """As with front ends that tell how far they are. Each approval is in the log: the step must know all of it."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}', 'show {"n":2}'), says("Sent.")])
-        options = RunOptions(approvals_required=2, limits=Limits(total_tokens_max=1_000_000))
-        key = world.ledger.submit("hello", options)
-        assert await world.drive() is Left.PARKED
-        _, shown, _ = world.ledger.calls(key)
-        result = CallResult(content_json=b'"shown"')
-        await world.ledger.send(key, ToolResult(call_id=shown.call_id, result=result))
-        grown = 0
+    world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}', 'show {"n":2}'), says("Sent.")])
+    options = RunOptions(approvals_required=2, limits=Limits(total_tokens_max=1_000_000))
+    key = world.ledger.submit("hello", options)
+    assert await world.drive() is Left.PARKED
+    _, shown, _ = world.ledger.calls(key)
+    result = CallResult(content_json=b'"shown"')
+    await world.ledger.send(key, ToolResult(call_id=shown.call_id, result=result))
+    grown = 0
 
-        async def fault(name: str, done: bool) -> None:
-            nonlocal grown
-            if name == "CommitRun" and not done and grown < 50:
-                grown += 1
-                await world.ledger.send(key, TopUp(tokens=1))
+    async def fault(name: str, done: bool) -> None:
+        nonlocal grown
+        if name == "CommitRun" and not done and grown < 50:
+            grown += 1
+            await world.ledger.send(key, TopUp(tokens=1))
 
-        world.ledger.fault = fault
-        assert await world.drive() is Left.PARKED
-        assert grown == 50
-        assert [call.state for call in world.ledger.calls(key)][:2] == [
-            CallState.AWAITING_APPROVAL,
-            CallState.SUCCEEDED,
-        ]
-
-    virtual_time.run(main())
+    world.ledger.fault = fault
+    assert await world.drive() is Left.PARKED
+    assert grown == 50
+    assert [call.state for call in world.ledger.calls(key)][:2] == [
+        CallState.AWAITING_APPROVAL,
+        CallState.SUCCEEDED,
+    ]

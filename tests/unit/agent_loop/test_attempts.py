@@ -9,33 +9,29 @@ import pytest
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.domain.tool import ExecutionPiece
 from pawl.errors import DependencyUnavailable, Internal, Overloaded, PawlError
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls
 from tests.unit.agent_loop.scenario import VERDICTS
 
 
 @pytest.mark.parametrize(("error", "earlier"), [(DependencyUnavailable, 1), (Internal, 1), (Overloaded, 0)])
-def test_an_execution_that_was_lost_counts_and_one_that_was_refused_does_not(
+async def test_an_execution_that_was_lost_counts_and_one_that_was_refused_does_not(
     error: type[PawlError], earlier: int
 ) -> None:
     """The tool is told; the registry knows what it may have begun before."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls("look")])
-        registry, lost = world.registry, list[Execution]()
-        perform = registry.execute
+    world = World(VERDICTS, [calls("look")])
+    registry, lost = world.registry, list[Execution]()
+    perform = registry.execute
 
-        async def execute(context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
-            if not lost:
-                lost.append(execution)
-                raise error
-            async for piece in perform(context, execution):
-                yield piece
+    async def execute(context: CallContext, execution: Execution) -> AsyncGenerator[ExecutionPiece, None]:
+        if not lost:
+            lost.append(execution)
+            raise error
+        async for piece in perform(context, execution):
+            yield piece
 
-        registry.execute = execute  # type: ignore[method-assign]
-        key = world.ledger.submit("hello")
-        await world.finish(key)
-        assert [execution.earlier_attempts for execution in (*lost, *registry.asked)] == [0, earlier]
-
-    virtual_time.run(main())
+    registry.execute = execute  # type: ignore[method-assign]
+    key = world.ledger.submit("hello")
+    await world.finish(key)
+    assert [execution.earlier_attempts for execution in (*lost, *registry.asked)] == [0, earlier]

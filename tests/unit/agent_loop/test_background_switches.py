@@ -17,54 +17,45 @@ from pawl.tool_registry.builtin.jobs import Jobs, job_tools
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.test_jobs import Story, background, played
+from tests.unit.agent_loop.test_jobs import Story, background
 
 NO_JOBS: Jobs = None  # type: ignore[assignment]  # they are described, not called
 
 
-def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> None:
-    async def main() -> None:
-        story = Story(calls(background("work", n=1)), says("Done."), seconds=1.0)
-        key = story.say("do it", RunOptions(without_background=True))
-        await story.until(lambda: story.is_over)
-        (call,) = story.calls(story.world.ledger.run(key))
-        assert call.result is not None
-        assert (call.state, story.jobs) == (CallState.SUCCEEDED, [])
-        assert "not in the background" in call.result.note
-        system = [message for message in story.world.model.requests[0].messages if message["role"] == "system"]
-        assert system == []
-
-    played(main)
+async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> None:
+    story = Story(calls(background("work", n=1)), says("Done."), seconds=1.0)
+    key = story.say("do it", RunOptions(without_background=True))
+    await story.until(lambda: story.is_over)
+    (call,) = story.calls(story.world.ledger.run(key))
+    assert call.result is not None
+    assert (call.state, story.jobs) == (CallState.SUCCEEDED, [])
+    assert "not in the background" in call.result.note
+    system = [message for message in story.world.model.requests[0].messages if message["role"] == "system"]
+    assert system == []
 
 
-def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_note() -> None:
-    async def main() -> None:
-        story = Story(calls(background("here"), background("work")), says("Begun."), seconds=1.0)
-        key = story.say("do it")
-        await story.until(lambda: story.is_over)
-        here, work = story.calls(story.world.ledger.run(key))
-        assert here.result is not None
-        assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
-        assert "not in the background: here does not run there" in here.result.note
-        assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
-
-    played(main)
+async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_note() -> None:
+    story = Story(calls(background("here"), background("work")), says("Begun."), seconds=1.0)
+    key = story.say("do it")
+    await story.until(lambda: story.is_over)
+    here, work = story.calls(story.world.ledger.run(key))
+    assert here.result is not None
+    assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
+    assert "not in the background: here does not run there" in here.result.note
+    assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
 
 
-def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None:
+async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None:
     """Neither the short timeout of the tool nor the limits of the run cut it."""
 
-    async def main() -> None:
-        story = Story(calls(background("slow"), background("work")), says("Begun."), seconds=3000.0)
-        story.say("do it")
-        await story.until(lambda: story.is_over, seconds_max=20_000.0)
-        assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
-        assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
-        asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}
-        assert asked == {"slow": 7200.0, "work": 3600.0}
-        assert {context.in_background for context in story.world.registry.contexts} == {True}
-
-    played(main)
+    story = Story(calls(background("slow"), background("work")), says("Begun."), seconds=3000.0)
+    story.say("do it")
+    await story.until(lambda: story.is_over, seconds_max=20_000.0)
+    assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
+    assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
+    asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}
+    assert asked == {"slow": 7200.0, "work": 3600.0}
+    assert {context.in_background for context in story.world.registry.contexts} == {True}
 
 
 def by_tool(name: str, **more: object) -> str:
@@ -72,39 +63,36 @@ def by_tool(name: str, **more: object) -> str:
     return f"in_background {json.dumps({'tool': name, **more})}"
 
 
-def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> None:
+async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> None:
     """The job makes the call that was meant; the model sees the call that it made."""
 
-    async def main() -> None:
-        asked = by_tool("look", arguments='{"n":1}', interval=60, stop_after=2, reports="end", duration=None)
-        story = Story(
-            calls(asked, by_tool("work", arguments={"n": 2}), by_tool("work", arguments="")),
-            says("Begun."),
-            seconds=1.0,
-            as_tool=True,
-        )
-        key = story.say("watch it")
-        await story.until(lambda: story.is_over)
-        done = story.calls(story.world.ledger.run(key))
-        assert [(call.tool_name, call.name_for_model, call.state) for call in done] == [
-            ("look", "in_background", CallState.DETACHED),
-            ("work", "in_background", CallState.DETACHED),
-            ("work", "in_background", CallState.DETACHED),
-        ]
-        jobs = [job.job for job in story.jobs if job.job is not None]
-        assert [(job.tool_name, job.arguments_json, job.iterations_max) for job in jobs] == [
-            ("look", b'{"n":1}', 2),
-            ("work", b'{"n":2}', 1),
-            ("work", b"{}", 1),
-        ]
-        first, second = story.world.model.requests[:2]
-        assert "in_background" in [function["function"]["name"] for function in first.tools]
-        assert "_executeAsync" not in first.messages[0]["content"]
-        shown, *_ = second.messages[2]["tool_calls"]
-        assert shown["function"]["name"] == "in_background"
-        assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
-
-    played(main)
+    asked = by_tool("look", arguments='{"n":1}', interval=60, stop_after=2, reports="end", duration=None)
+    story = Story(
+        calls(asked, by_tool("work", arguments={"n": 2}), by_tool("work", arguments="")),
+        says("Begun."),
+        seconds=1.0,
+        as_tool=True,
+    )
+    key = story.say("watch it")
+    await story.until(lambda: story.is_over)
+    done = story.calls(story.world.ledger.run(key))
+    assert [(call.tool_name, call.name_for_model, call.state) for call in done] == [
+        ("look", "in_background", CallState.DETACHED),
+        ("work", "in_background", CallState.DETACHED),
+        ("work", "in_background", CallState.DETACHED),
+    ]
+    jobs = [job.job for job in story.jobs if job.job is not None]
+    assert [(job.tool_name, job.arguments_json, job.iterations_max) for job in jobs] == [
+        ("look", b'{"n":1}', 2),
+        ("work", b'{"n":2}', 1),
+        ("work", b"{}", 1),
+    ]
+    first, second = story.world.model.requests[:2]
+    assert "in_background" in [function["function"]["name"] for function in first.tools]
+    assert "_executeAsync" not in first.messages[0]["content"]
+    shown, *_ = second.messages[2]["tool_calls"]
+    assert shown["function"]["name"] == "in_background"
+    assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
 
 
 @pytest.mark.parametrize(
@@ -123,19 +111,16 @@ def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> None:
         (by_tool("look", arguments='{"_interval": 5}'), "has no place in `arguments`"),
     ],
 )
-def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint(asked: str, hint: str) -> None:
-    async def main() -> None:
-        story = Story(calls(asked), says("I see."), as_tool=True)
-        story.world.registry.verdicts["gone"] = tool("REFUSE", error_reason="TOOL_NOT_FOUND", error_message="no tool")
-        key = story.say("do it")
-        await story.until(lambda: story.is_over)
-        (call,) = story.calls(story.world.ledger.run(key))
-        assert call.result is not None
-        assert call.state is CallState.FAILED
-        assert hint in call.result.content_json.decode()
-        assert (story.jobs, story.world.registry.effects) == ([], {})
-
-    played(main)
+async def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint(asked: str, hint: str) -> None:
+    story = Story(calls(asked), says("I see."), as_tool=True)
+    story.world.registry.verdicts["gone"] = tool("REFUSE", error_reason="TOOL_NOT_FOUND", error_message="no tool")
+    key = story.say("do it")
+    await story.until(lambda: story.is_over)
+    (call,) = story.calls(story.world.ledger.run(key))
+    assert call.result is not None
+    assert call.state is CallState.FAILED
+    assert hint in call.result.content_json.decode()
+    assert (story.jobs, story.world.registry.effects) == ([], {})
 
 
 def test_the_model_is_told_of_the_background_in_few_words() -> None:
@@ -192,32 +177,26 @@ def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> N
         ("look", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 0),
     ],
 )
-def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
+async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
 ) -> None:
     """ASYNC-5: the model's word comes first, and who watches for something hears of that."""
 
-    async def main() -> None:
-        story = Story(calls(background(tool_name, **asked)), says("Begun."))
-        story.say("do it")
-        await story.until(lambda: len(story.jobs) == 1)
-        (job,) = story.jobs
-        assert job.job is not None
-        assert (job.job.reports, job.job.report_iterations) == (reports, iterations)
-        (call,) = story.calls(story.runs[0])
-        assert call.result is not None
-        is_silent = reports is JobReports.NONE
-        assert ("you are not told" in call.result.note) is is_silent
-        assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
-
-    played(main)
+    story = Story(calls(background(tool_name, **asked)), says("Begun."))
+    story.say("do it")
+    await story.until(lambda: len(story.jobs) == 1)
+    (job,) = story.jobs
+    assert job.job is not None
+    assert (job.job.reports, job.job.report_iterations) == (reports, iterations)
+    (call,) = story.calls(story.runs[0])
+    assert call.result is not None
+    is_silent = reports is JobReports.NONE
+    assert ("you are not told" in call.result.note) is is_silent
+    assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
 
 
-def test_a_tool_that_tells_nothing_of_its_jobs_begins_no_turn() -> None:
-    async def main() -> None:
-        story = Story(calls(background("quiet", _interval=60, _stopAfter=3)), says("Begun."))
-        story.say("do it")
-        await story.until(lambda: story.is_over)
-        assert (story.jobs[0].state, story.jobs[0].round, story.turns) == (RunState.COMPLETED, 3, [])
-
-    played(main)
+async def test_a_tool_that_tells_nothing_of_its_jobs_begins_no_turn() -> None:
+    story = Story(calls(background("quiet", _interval=60, _stopAfter=3)), says("Begun."))
+    story.say("do it")
+    await story.until(lambda: story.is_over)
+    assert (story.jobs[0].state, story.jobs[0].round, story.turns) == (RunState.COMPLETED, 3, [])

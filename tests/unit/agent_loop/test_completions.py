@@ -15,7 +15,7 @@ from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
 from tests.fakes.model import calls, says
 from tests.fakes.registry import NOT_COMPLETED
 from tests.unit.agent_loop.simulation import Simulation, answer
-from tests.unit.agent_loop.test_jobs import Story, background, played
+from tests.unit.agent_loop.test_jobs import Story, background
 
 WAITS = ExecutionResult(
     outcome=Outcome.AWAITING_COMPLETION, result=CallResult(content_json=b"null"), completion_seconds_left=60.0
@@ -33,37 +33,31 @@ async def waiting_job(story: Story, seconds: float = 7200.0) -> tuple[Run, Call]
     return job, call
 
 
-def test_a_call_that_waits_holds_no_worker_and_goes_on_when_it_is_completed() -> None:
-    async def main() -> None:
-        story = Story(calls(background("slow")), says("Begun."), says("Printed."))
-        job, call = await waiting_job(story)
-        registry, key = story.world.registry, story.key(job)
-        row = story.world.ledger.tables.runs[key]
-        assert (job.state, call.state, row.worker_id) == (RunState.WAITING, CallState.RUNNING, None)
-        with suppress(TimeoutError):
-            await story.until(lambda: False, seconds_max=100.0)
-        assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "nobody asks meanwhile"
+async def test_a_call_that_waits_holds_no_worker_and_goes_on_when_it_is_completed() -> None:
+    story = Story(calls(background("slow")), says("Begun."), says("Printed."))
+    job, call = await waiting_job(story)
+    registry, key = story.world.registry, story.key(job)
+    row = story.world.ledger.tables.runs[key]
+    assert (job.state, call.state, row.worker_id) == (RunState.WAITING, CallState.RUNNING, None)
+    with suppress(TimeoutError):
+        await story.until(lambda: False, seconds_max=100.0)
+    assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "nobody asks meanwhile"
 
-        registry.completed[call.call_id] = DONE
-        await story.world.ledger.note_completion(key, call.call_id)
-        await story.until(lambda: story.is_over)
-        (ended,) = story.calls(story.world.ledger.run(key))
-        assert (ended.state, ended.result) == (CallState.SUCCEEDED, DONE)
-        assert registry.effects[call.call_id] == 1
-        assert json.loads(story.world.ledger.run(key).output_text or "null") == {"pages": 3}
-
-    played(main)
+    registry.completed[call.call_id] = DONE
+    await story.world.ledger.note_completion(key, call.call_id)
+    await story.until(lambda: story.is_over)
+    (ended,) = story.calls(story.world.ledger.run(key))
+    assert (ended.state, ended.result) == (CallState.SUCCEEDED, DONE)
+    assert registry.effects[call.call_id] == 1
+    assert json.loads(story.world.ledger.run(key).output_text or "null") == {"pages": 3}
 
 
-def test_a_call_that_nobody_completes_fails_at_its_time() -> None:
-    async def main() -> None:
-        story = Story(calls(background("slow")), says("Begun."), says("Nobody printed it."))
-        job, _ = await waiting_job(story, seconds=60.0)
-        await story.until(lambda: story.is_over, seconds_max=200.0)
-        (ended,) = story.calls(story.world.ledger.run(story.key(job)))
-        assert (ended.state, ended.result) == (CallState.FAILED, NOT_COMPLETED)
-
-    played(main)
+async def test_a_call_that_nobody_completes_fails_at_its_time() -> None:
+    story = Story(calls(background("slow")), says("Begun."), says("Nobody printed it."))
+    job, _ = await waiting_job(story, seconds=60.0)
+    await story.until(lambda: story.is_over, seconds_max=200.0)
+    (ended,) = story.calls(story.world.ledger.run(story.key(job)))
+    assert (ended.state, ended.result) == (CallState.FAILED, NOT_COMPLETED)
 
 
 def test_news_that_comes_before_the_registry_has_said_that_the_call_waits_is_not_lost() -> None:
@@ -83,33 +77,27 @@ def test_news_that_comes_before_the_registry_has_said_that_the_call_waits_is_not
     assert (run.calls[0].state, run.base.loop.completions) == (CallState.SUCCEEDED, {})
 
 
-def test_a_call_that_waits_can_be_stopped() -> None:
-    async def main() -> None:
-        story = Story(calls(background("slow")), says("Begun."))
-        job, call = await waiting_job(story)
-        await story.world.ledger.send(story.key(job), Cancel(cause=StopCause.USER))
-        await story.until(lambda: story.is_over, seconds_max=100.0)
-        assert story.world.registry.cancelled == [call.call_id]
-        assert story.calls(job)[0].state is CallState.CANCELLED
-        await story.world.ledger.note_completion(story.key(job), call.call_id)
-        assert story.world.ledger.run(story.key(job)).state is RunState.CANCELLED
-
-    played(main)
+async def test_a_call_that_waits_can_be_stopped() -> None:
+    story = Story(calls(background("slow")), says("Begun."))
+    job, call = await waiting_job(story)
+    await story.world.ledger.send(story.key(job), Cancel(cause=StopCause.USER))
+    await story.until(lambda: story.is_over, seconds_max=100.0)
+    assert story.world.registry.cancelled == [call.call_id]
+    assert story.calls(job)[0].state is CallState.CANCELLED
+    await story.world.ledger.note_completion(story.key(job), call.call_id)
+    assert story.world.ledger.run(story.key(job)).state is RunState.CANCELLED
 
 
-def test_a_call_in_the_foreground_waits_within_its_own_time() -> None:
-    async def main() -> None:
-        story = Story(calls("slow"), says("Printed."), seconds=1.0)
-        story.world.registry.awaited["slow"] = 4.0
-        key = story.say("print it")
-        await story.until(lambda: WaitKind.COMPLETION in story.world.ledger.run(key).waits)
-        (call,) = story.calls(story.world.ledger.run(key))
-        story.world.registry.completed[call.call_id] = DONE
-        await story.world.ledger.note_completion(key, call.call_id)
-        await story.until(lambda: story.is_over)
-        assert story.world.ledger.run(key).output_text == "Printed."
-
-    played(main)
+async def test_a_call_in_the_foreground_waits_within_its_own_time() -> None:
+    story = Story(calls("slow"), says("Printed."), seconds=1.0)
+    story.world.registry.awaited["slow"] = 4.0
+    key = story.say("print it")
+    await story.until(lambda: WaitKind.COMPLETION in story.world.ledger.run(key).waits)
+    (call,) = story.calls(story.world.ledger.run(key))
+    story.world.registry.completed[call.call_id] = DONE
+    await story.world.ledger.note_completion(key, call.call_id)
+    await story.until(lambda: story.is_over)
+    assert story.world.ledger.run(key).output_text == "Printed."
 
 
 def test_a_call_that_nobody_completes_waits_for_nobody_whatever_the_clock_says() -> None:

@@ -123,56 +123,50 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
     ],
     ids=["rejected", "edited", "answered"],
 )
-def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
-    async def main() -> None:
-        world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        (mail,) = world.ledger.calls(key)
-        given = Decide(
-            call_id=mail.call_id,
-            kind=decision.kind,
-            arguments_json=decision.arguments_json,
-            edited_digest=decision.edited_digest,
-            reason=decision.reason,
-            answer=decision.answer,
-        )
-        await world.ledger.send(key, given)
-        world.registry.unreachable = 3
-        await world.finish(key)
-        assert world.ledger.calls(key)[0].state is state
-        recorded = [(note.call_id, note.kind, note.arguments_json) for note in world.registry.decisions]
-        assert recorded == [(mail.call_id, decision.kind, arguments)]
-
-    virtual_time.run(main())
+async def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
+    world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
+    key = world.ledger.submit("hello")
+    assert await world.drive() is Left.PARKED
+    (mail,) = world.ledger.calls(key)
+    given = Decide(
+        call_id=mail.call_id,
+        kind=decision.kind,
+        arguments_json=decision.arguments_json,
+        edited_digest=decision.edited_digest,
+        reason=decision.reason,
+        answer=decision.answer,
+    )
+    await world.ledger.send(key, given)
+    world.registry.unreachable = 3
+    await world.finish(key)
+    assert world.ledger.calls(key)[0].state is state
+    recorded = [(note.call_id, note.kind, note.arguments_json) for note in world.registry.decisions]
+    assert recorded == [(mail.call_id, decision.kind, arguments)]
 
 
-def test_a_result_is_recorded_before_it_is_used() -> None:
+async def test_a_result_is_recorded_before_it_is_used() -> None:
     """With the time since the lease, also in a run that was never parked meanwhile; not without a result."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
-        key = world.ledger.submit("hello")
-        drive = Drive(await world.claim(), world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(3.0)
-        show = await held(world, key)
-        assert world.registry.returned == []
+    world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
+    key = world.ledger.submit("hello")
+    drive = Drive(await world.claim(), world.dependencies)
+    running = asyncio.create_task(drive.run())
+    await asyncio.sleep(3.0)
+    show = await held(world, key)
+    assert world.registry.returned == []
 
-        world.registry.unreachable = 1
-        failed = CallResult(content_json=b'"no"', is_error=True)
-        await world.ledger.send(key, ToolResult(call_id=show.call_id, result=failed))
-        drive.wake()
-        await asyncio.sleep(0.0)
-        assert not next(call for call in world.ledger.calls(key) if call.tool_name == "show").settled
-        assert await running is Left.ENDED
+    world.registry.unreachable = 1
+    failed = CallResult(content_json=b'"no"', is_error=True)
+    await world.ledger.send(key, ToolResult(call_id=show.call_id, result=failed))
+    drive.wake()
+    await asyncio.sleep(0.0)
+    assert not next(call for call in world.ledger.calls(key) if call.tool_name == "show").settled
+    assert await running is Left.ENDED
 
-        (note,) = world.registry.returned
-        assert (note.call_id, note.user_id, note.content_json) == (show.call_id, "user", b'"no"')
-        assert note.state is CallState.FAILED
-        assert note.duration_seconds == pytest.approx(2.0)
-
-    virtual_time.run(main())
+    (note,) = world.registry.returned
+    assert (note.call_id, note.user_id, note.content_json) == (show.call_id, "user", b'"no"')
+    assert note.state is CallState.FAILED
+    assert note.duration_seconds == pytest.approx(2.0)
 
 
 async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
@@ -228,148 +222,119 @@ def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
     assert position > 0
 
 
-def test_a_call_that_expires_beside_another_one_is_recorded_with_its_time() -> None:
+async def test_a_call_that_expires_beside_another_one_is_recorded_with_its_time() -> None:
     """The drive has the run all the while: it reads since when a client holds the call."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
-        options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
-        key = world.ledger.submit("hello", options=options)
-        running = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
-        await asyncio.sleep(3.0)
-        await held(world, key)
-        assert await running is Left.ENDED
-        (note,) = world.registry.returned
-        assert note.state is CallState.EXPIRED
-        assert 5.0 < note.duration_seconds < 10.0
-
-    virtual_time.run(main())
+    world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
+    options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
+    key = world.ledger.submit("hello", options=options)
+    running = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
+    await asyncio.sleep(3.0)
+    await held(world, key)
+    assert await running is Left.ENDED
+    (note,) = world.registry.returned
+    assert note.state is CallState.EXPIRED
+    assert 5.0 < note.duration_seconds < 10.0
 
 
-def test_a_result_that_was_faster_than_the_end_of_its_call_is_all_that_is_recorded() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        show = await held(world, key)
-        await world.ledger.send(key, Steer(text="in blue, please"))
+async def test_a_result_that_was_faster_than_the_end_of_its_call_is_all_that_is_recorded() -> None:
+    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+    key = world.ledger.submit("hello")
+    assert await world.drive() is Left.PARKED
+    show = await held(world, key)
+    await world.ledger.send(key, Steer(text="in blue, please"))
 
-        async def submit(request: str, carried_out: bool) -> None:
-            if request == "CommitRun" and not carried_out:
-                world.ledger.fault = None
-                await world.ledger.send(
-                    key, ToolResult(call_id=show.call_id, result=CallResult(content_json=b'"shown"'))
-                )
+    async def submit(request: str, carried_out: bool) -> None:
+        if request == "CommitRun" and not carried_out:
+            world.ledger.fault = None
+            await world.ledger.send(key, ToolResult(call_id=show.call_id, result=CallResult(content_json=b'"shown"')))
 
-        world.ledger.fault = submit
-        await world.finish(key)
-        assert [note.state for note in world.registry.returned] == [CallState.SUCCEEDED]
-
-    virtual_time.run(main())
+    world.ledger.fault = submit
+    await world.finish(key)
+    assert [note.state for note in world.registry.returned] == [CallState.SUCCEEDED]
 
 
-def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> None:
+async def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> None:
     """The drive learns of that lease from the ledger only, after the step."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        await world.ledger.send(key, Steer(text="in blue, please"))
+    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+    key = world.ledger.submit("hello")
+    assert await world.drive() is Left.PARKED
+    await world.ledger.send(key, Steer(text="in blue, please"))
 
-        async def lease(request: str, carried_out: bool) -> None:
-            if request == "CommitRun" and not carried_out:
-                world.ledger.fault = None
-                await held(world, key)
+    async def lease(request: str, carried_out: bool) -> None:
+        if request == "CommitRun" and not carried_out:
+            world.ledger.fault = None
+            await held(world, key)
 
-        world.ledger.fault = lease
-        await world.finish(key)
-        assert [note.state for note in world.registry.returned] == [CallState.CANCELLED]
-
-    virtual_time.run(main())
+    world.ledger.fault = lease
+    await world.finish(key)
+    assert [note.state for note in world.registry.returned] == [CallState.CANCELLED]
 
 
-def test_a_call_that_was_given_up_rounds_ago_is_recorded_when_the_registry_is_back() -> None:
-    async def main() -> None:
-        looks = [calls(f'look {{"n":{number}}}') for number in range(4)]
-        registry = AwayOnce(VERDICTS)
-        registry.times = 5
-        world = with_registry(World(VERDICTS, [calls('show {"n":1}'), *looks, says("Done.")]), registry)
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        show = await held(world, key)
-        await world.ledger.send(key, Steer(text="in blue, please"))
-        await world.finish(key)
-        assert registry.times == 0
-        assert [(note.call_id, note.state) for note in registry.returned] == [(show.call_id, CallState.CANCELLED)]
-
-    virtual_time.run(main())
+async def test_a_call_that_was_given_up_rounds_ago_is_recorded_when_the_registry_is_back() -> None:
+    looks = [calls(f'look {{"n":{number}}}') for number in range(4)]
+    registry = AwayOnce(VERDICTS)
+    registry.times = 5
+    world = with_registry(World(VERDICTS, [calls('show {"n":1}'), *looks, says("Done.")]), registry)
+    key = world.ledger.submit("hello")
+    assert await world.drive() is Left.PARKED
+    show = await held(world, key)
+    await world.ledger.send(key, Steer(text="in blue, please"))
+    await world.finish(key)
+    assert registry.times == 0
+    assert [(note.call_id, note.state) for note in registry.returned] == [(show.call_id, CallState.CANCELLED)]
 
 
-def test_a_run_goes_on_to_wait_when_a_call_expires_that_nobody_took() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}'), says("Done.")])
-        options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
-        key = world.ledger.submit("hello", options=options)
-        assert await world.drive() is Left.PARKED
-        assert await world.drive() is Left.PARKED
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
-
-    virtual_time.run(main())
+async def test_a_run_goes_on_to_wait_when_a_call_expires_that_nobody_took() -> None:
+    world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}'), says("Done.")])
+    options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
+    key = world.ledger.submit("hello", options=options)
+    assert await world.drive() is Left.PARKED
+    assert await world.drive() is Left.PARKED
+    assert [call.state for call in world.ledger.calls(key)] == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
 
 
-def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
+async def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
     """A user's stop waits seconds, not for the registry to come back."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        await held(world, key)
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        world.registry.unreachable = 1_000_000
-        began = world.clock.monotonic()
-        assert await world.drive() is Left.ENDED
-        assert world.ledger.run(key).state is RunState.CANCELLED
-        assert world.clock.monotonic() - began < 10.0
-        assert world.registry.returned == []
-
-    virtual_time.run(main())
+    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+    key = world.ledger.submit("hello")
+    assert await world.drive() is Left.PARKED
+    await held(world, key)
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    world.registry.unreachable = 1_000_000
+    began = world.clock.monotonic()
+    assert await world.drive() is Left.ENDED
+    assert world.ledger.run(key).state is RunState.CANCELLED
+    assert world.clock.monotonic() - began < 10.0
+    assert world.registry.returned == []
 
 
-def test_a_call_that_no_client_held_is_not_recorded() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=10.0)))
-        assert await world.drive() is Left.PARKED
-        assert await world.drive() is Left.ENDED
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.EXPIRED]
-        assert world.registry.returned == []
-
-    virtual_time.run(main())
+async def test_a_call_that_no_client_held_is_not_recorded() -> None:
+    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
+    key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=10.0)))
+    assert await world.drive() is Left.PARKED
+    assert await world.drive() is Left.ENDED
+    assert [call.state for call in world.ledger.calls(key)] == [CallState.EXPIRED]
+    assert world.registry.returned == []
 
 
-def test_a_run_without_front_end_calls_reports_no_results() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'mail {"n":1}', 'ask {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        world.registry.record_results = unexpected  # type: ignore[method-assign,assignment]
-        await world.finish(key)
-        assert world.ledger.run(key).state is RunState.COMPLETED
-
+async def test_a_run_without_front_end_calls_reports_no_results() -> None:
     async def unexpected(*_: object) -> None:
         raise AssertionError
 
-    virtual_time.run(main())
+    world = World(VERDICTS, [calls('write {"n":1}', 'mail {"n":1}', 'ask {"n":1}'), says("Done.")])
+    key = world.ledger.submit("hello")
+    world.registry.record_results = unexpected  # type: ignore[method-assign,assignment]
+    await world.finish(key)
+    assert world.ledger.run(key).state is RunState.COMPLETED
 
 
-def test_a_registry_that_keeps_no_chain_stops_nobody() -> None:
+async def test_a_registry_that_keeps_no_chain_stops_nobody() -> None:
     """Version N-1, while a deployment goes on."""
 
-    async def main() -> None:
-        world = with_registry(everything(), OldRegistry(VERDICTS))
-        key = world.ledger.submit("hello")
-        await world.finish(key)
-        check_whole(world, key, state=RunState.COMPLETED)
-
-    virtual_time.run(main())
+    world = with_registry(everything(), OldRegistry(VERDICTS))
+    key = world.ledger.submit("hello")
+    await world.finish(key)
+    check_whole(world, key, state=RunState.COMPLETED)

@@ -35,7 +35,6 @@ from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
 from pawl.errors import InvalidField
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, fails, says
 from tests.unit.agent_loop.scenario import VERDICTS
@@ -150,57 +149,48 @@ def down(*models: str, otherwise: Script) -> World:
     return world
 
 
-def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
-    async def main() -> None:
-        world = down("first", otherwise=ASKS)
-        key = world.ledger.submit("hello", options(*MODELS))
-        await world.finish(key)
-        run, events = world.ledger.run(key), world.ledger.events(key)
-        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
-        assert [request.model for request in world.model.requests] == ["first", "first", "second", "second"]
-        assert [event.model for event in events if isinstance(event, RoundStarted)] == ["first", "second"]
-        assert [event.model for event in events if isinstance(event, RoundRetrying)] == ["first", "second"]
-        assert [event.message for event in events if isinstance(event, Warned)] == [
-            "The model first has failed for good: the run goes on with second."
-        ]
-        assert run.usage.model_calls == 4
-        assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
-        again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
-        await world.finish(again)
-        assert world.model.requests[4].model == "first", "another run begins with the first"
-
-    virtual_time.run(main())
+async def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
+    world = down("first", otherwise=ASKS)
+    key = world.ledger.submit("hello", options(*MODELS))
+    await world.finish(key)
+    run, events = world.ledger.run(key), world.ledger.events(key)
+    assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
+    assert [request.model for request in world.model.requests] == ["first", "first", "second", "second"]
+    assert [event.model for event in events if isinstance(event, RoundStarted)] == ["first", "second"]
+    assert [event.model for event in events if isinstance(event, RoundRetrying)] == ["first", "second"]
+    assert [event.message for event in events if isinstance(event, Warned)] == [
+        "The model first has failed for good: the run goes on with second."
+    ]
+    assert run.usage.model_calls == 4
+    assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
+    again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
+    await world.finish(again)
+    assert world.model.requests[4].model == "first", "another run begins with the first"
 
 
-def test_a_worker_that_dies_does_not_take_the_run_back_to_the_first_model() -> None:
-    async def main() -> None:
-        world = down("first", otherwise=[TextPiece(text="half"), 5.0, *says("Done.")])
-        key = world.ledger.submit("hello", options("first", "second", attempts_max=1))
-        drive = asyncio.create_task(world.drive("one"))
-        await asyncio.sleep(3.0)
-        drive.cancel()
-        await asyncio.gather(drive, return_exceptions=True)
-        await world.finish(key)
-        assert [request.model for request in world.model.requests] == ["first", "second", "second"]
-
-    virtual_time.run(main())
+async def test_a_worker_that_dies_does_not_take_the_run_back_to_the_first_model() -> None:
+    world = down("first", otherwise=[TextPiece(text="half"), 5.0, *says("Done.")])
+    key = world.ledger.submit("hello", options("first", "second", attempts_max=1))
+    drive = asyncio.create_task(world.drive("one"))
+    await asyncio.sleep(3.0)
+    drive.cancel()
+    await asyncio.gather(drive, return_exceptions=True)
+    await world.finish(key)
+    assert [request.model for request in world.model.requests] == ["first", "second", "second"]
 
 
-def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:
+async def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:
     """Half-way through a run: the history has calls of the first model, and is one that the second takes."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [ASKS, fails(retryable=False), says("Done.")])
-        key = world.ledger.submit("hello", options("first", "second"))
-        await world.finish(key)
-        assert world.ledger.run(key).output_text == "Done."
-        own, others = (msgspec.json.encode(request.messages) for request in world.model.requests[1:])
-        assert own.count(b'"seal"') == 2
-        assert b'"reasoning_content":"hm"' in own
-        assert b"seal" not in others
-        assert b'"reasoning_content":""' in others, "servers that want the field find it"
-
-    virtual_time.run(main())
+    world = World(VERDICTS, [ASKS, fails(retryable=False), says("Done.")])
+    key = world.ledger.submit("hello", options("first", "second"))
+    await world.finish(key)
+    assert world.ledger.run(key).output_text == "Done."
+    own, others = (msgspec.json.encode(request.messages) for request in world.model.requests[1:])
+    assert own.count(b'"seal"') == 2
+    assert b'"reasoning_content":"hm"' in own
+    assert b"seal" not in others
+    assert b'"reasoning_content":""' in others, "servers that want the field find it"
 
 
 def test_fallbacks_are_few_and_have_names() -> None:

@@ -273,28 +273,22 @@ def test_the_model_is_given_what_one_expects_and_what_a_strict_server_takes(play
     virtual_time.run(main())
 
 
-def test_a_fork_does_nothing_again_of_what_its_past_has_done() -> None:
+async def test_a_fork_does_nothing_again_of_what_its_past_has_done() -> None:
     """Calls of the past are neither made, nor counted by the run that goes on."""
 
-    async def main() -> None:
-        player = Player()
-        await player.runs(0, "looks")
-        asked = list(player.world.registry.order)
-        for _ in range(6):
-            await player.forks(0, 0)
-            await player.runs(len(player.talks) - 1, "says")
-        assert player.world.registry.order == asked
-
-    virtual_time.run(main())
+    player = Player()
+    await player.runs(0, "looks")
+    asked = list(player.world.registry.order)
+    for _ in range(6):
+        await player.forks(0, 0)
+        await player.runs(len(player.talks) - 1, "says")
+    assert player.world.registry.order == asked
 
 
-def test_a_fork_of_nothing_is_refused() -> None:
-    async def main() -> None:
-        player = Player()
-        await player.runs(0, "fails")
-        with pytest.raises(PawlError):
-            await player.ledger.fork_conversation(
-                ME, RequestId(""), ConversationId(player.talks[0].conversation_id), number=0
-            )
-
-    virtual_time.run(main())
+async def test_a_fork_of_nothing_is_refused() -> None:
+    player = Player()
+    await player.runs(0, "fails")
+    with pytest.raises(PawlError):
+        await player.ledger.fork_conversation(
+            ME, RequestId(""), ConversationId(player.talks[0].conversation_id), number=0
+        )

@@ -8,7 +8,6 @@ from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
 from pawl.agent_loop.domain.run import FailureClass, RunFailure, RunState, StopCause
 from pawl.chassis.ids import RunKey
 from pawl.job.v1.ledger_pb2 import CommitRunRequest
-from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS
@@ -44,51 +43,42 @@ def size(step: CommitRunRequest) -> int:
     return results + arguments + sum(len(message.text) for message in step.messages) + len(step.loop_state)
 
 
-def test_a_large_inbox_goes_into_several_steps() -> None:
-    async def main() -> None:
-        world, key = await waiting()
-        await bring_everything(world, key)
+async def test_a_large_inbox_goes_into_several_steps() -> None:
+    world, key = await waiting()
+    await bring_everything(world, key)
 
-        await world.drive()
+    await world.drive()
 
-        assert max(map(size, world.ledger.steps)) <= BYTES_MAX
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        assert {call.state for call in world.ledger.calls(key)} == {CallState.SUCCEEDED}
-        assert [len(message.text) for message in world.ledger.messages(key)][-4:-1] == [LARGEST // 4] * 3
-
-    virtual_time.run(main())
+    assert max(map(size, world.ledger.steps)) <= BYTES_MAX
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    assert {call.state for call in world.ledger.calls(key)} == {CallState.SUCCEEDED}
+    assert [len(message.text) for message in world.ledger.messages(key)][-4:-1] == [LARGEST // 4] * 3
 
 
-def test_a_stopped_run_with_a_large_inbox_ends() -> None:
+async def test_a_stopped_run_with_a_large_inbox_ends() -> None:
     """What was taken before the stop is kept."""
 
-    async def main() -> None:
-        world, key = await waiting()
-        await bring_everything(world, key)
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    world, key = await waiting()
+    await bring_everything(world, key)
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
 
-        await world.drive()
+    await world.drive()
+
+    assert max(map(size, world.ledger.steps)) <= BYTES_MAX
+    assert world.ledger.run(key).state is RunState.CANCELLED
+    assert {call.state for call in world.ledger.calls(key)} == {CallState.SUCCEEDED}
+    assert sum(len(message.text) == LARGEST // 4 for message in world.ledger.messages(key)) == 3
+
+
+async def test_a_run_with_many_large_calls_is_ended_in_several_steps() -> None:
+    for failure in (None, RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message="broken")):
+        world, key = await waiting(arguments_bytes=250 * 1024)
+        if failure is None:
+            await world.ledger.send(key, Cancel(cause=StopCause.USER))
+        else:
+            some = world.ledger.calls(key)[0]
+            await world.ledger.send(key, ToolResult(call_id=some.call_id, result=CallResult(content_json=b"1")))
+        await Drive(await world.claim(), world.dependencies, failure=failure).run()
 
         assert max(map(size, world.ledger.steps)) <= BYTES_MAX
-        assert world.ledger.run(key).state is RunState.CANCELLED
-        assert {call.state for call in world.ledger.calls(key)} == {CallState.SUCCEEDED}
-        assert sum(len(message.text) == LARGEST // 4 for message in world.ledger.messages(key)) == 3
-
-    virtual_time.run(main())
-
-
-def test_a_run_with_many_large_calls_is_ended_in_several_steps() -> None:
-    async def main() -> None:
-        for failure in (None, RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message="broken")):
-            world, key = await waiting(arguments_bytes=250 * 1024)
-            if failure is None:
-                await world.ledger.send(key, Cancel(cause=StopCause.USER))
-            else:
-                some = world.ledger.calls(key)[0]
-                await world.ledger.send(key, ToolResult(call_id=some.call_id, result=CallResult(content_json=b"1")))
-            await Drive(await world.claim(), world.dependencies, failure=failure).run()
-
-            assert max(map(size, world.ledger.steps)) <= BYTES_MAX
-            assert world.ledger.run(key).state is (RunState.FAILED if failure else RunState.CANCELLED)
-
-    virtual_time.run(main())
+        assert world.ledger.run(key).state is (RunState.FAILED if failure else RunState.CANCELLED)

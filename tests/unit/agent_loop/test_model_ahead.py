@@ -119,51 +119,45 @@ def test_a_refused_step_is_planned_again_without_it_and_the_model_is_asked_anew(
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)
 
 
-def test_what_was_forgotten_at_a_takeover_counts_beside_what_was_lost() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten"), says("Done.")])
-        key = world.ledger.submit("hello")
-        lost = asyncio.ensure_future(world.drive())
-        await asyncio.sleep(10.0)
-        lost.cancel()
-        await asyncio.wait([lost])
-        steps = 0
+async def test_what_was_forgotten_at_a_takeover_counts_beside_what_was_lost() -> None:
+    world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten"), says("Done.")])
+    key = world.ledger.submit("hello")
+    lost = asyncio.ensure_future(world.drive())
+    await asyncio.sleep(10.0)
+    lost.cancel()
+    await asyncio.wait([lost])
+    steps = 0
 
-        async def fault(method: str, done: bool) -> None:
-            nonlocal steps
-            if method == "CommitRun" and not done and not steps:
-                steps += 1
-                await asyncio.sleep(1.0)
-                raise InboxChanged
+    async def fault(method: str, done: bool) -> None:
+        nonlocal steps
+        if method == "CommitRun" and not done and not steps:
+            steps += 1
+            await asyncio.sleep(1.0)
+            raise InboxChanged
 
-        world.ledger.fault = fault
-        await world.finish(key)
-        assert (len(world.model.requests), world.ledger.run(key).output_text) == (3, "Done.")
-        assert world.ledger.run(key).usage.model_calls == 3
-
-    virtual_time.run(main())
+    world.ledger.fault = fault
+    await world.finish(key)
+    assert (len(world.model.requests), world.ledger.run(key).output_text) == (3, "Done.")
+    assert world.ledger.run(key).usage.model_calls == 3
 
 
-def test_what_was_forgotten_just_before_the_run_is_handed_over_counts() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten")])
-        key = world.ledger.submit("hello")
-        lost = asyncio.ensure_future(world.drive())
-        await asyncio.sleep(10.0)
-        lost.cancel()
-        await asyncio.wait([lost])
-        drive = Drive(await world.claim(), world.dependencies)
+async def test_what_was_forgotten_just_before_the_run_is_handed_over_counts() -> None:
+    world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten")])
+    key = world.ledger.submit("hello")
+    lost = asyncio.ensure_future(world.drive())
+    await asyncio.sleep(10.0)
+    lost.cancel()
+    await asyncio.wait([lost])
+    drive = Drive(await world.claim(), world.dependencies)
 
-        async def fault(method: str, done: bool) -> None:
-            if method == "CommitRun" and not done:
-                world.ledger.fault = None
-                await asyncio.sleep(1.0)
-                drive.hand_over()
-                raise InboxChanged
+    async def fault(method: str, done: bool) -> None:
+        if method == "CommitRun" and not done:
+            world.ledger.fault = None
+            await asyncio.sleep(1.0)
+            drive.hand_over()
+            raise InboxChanged
 
-        world.ledger.fault = fault
-        assert await drive.run() is Left.HANDED_OVER
-        assert len(world.model.requests) == 2
-        assert world.ledger.run(key).usage.model_calls == 1
-
-    virtual_time.run(main())
+    world.ledger.fault = fault
+    assert await drive.run() is Left.HANDED_OVER
+    assert len(world.model.requests) == 2
+    assert world.ledger.run(key).usage.model_calls == 1
