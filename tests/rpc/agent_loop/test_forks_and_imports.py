@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
-
-import grpc
-import pytest
 
 from pawl.agent.v1 import agent_pb2, steps_pb2, undo_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
-from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
-from pawl.chassis.rpc_server import RpcServer
 from pawl.client.history import history
 from pawl.event.v1 import message_pb2
-from tests.rpc.agent_loop.conftest import ME, STRANGERS
+from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -33,12 +27,6 @@ GOOD = history(
         {"role": "assistant", "content": "12 degrees"},
     ]
 )
-
-
-@pytest.fixture
-async def conversations(server: RpcServer) -> AsyncIterator[ConversationServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield ConversationServiceStub(channel)
 
 
 async def imported(conversations: ConversationServiceAsyncStub, **fields: Any) -> Any:
@@ -89,60 +77,6 @@ async def test_the_run_of_an_import_has_ended_for_whoever_watches_it(
     assert not [event async for response in watched for event in response.events]
     steps = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id=run_id), metadata=ME)
     assert not [change async for response in steps for change in response.changes]
-
-
-@pytest.mark.parametrize(
-    ("method", "request_", "expected"),
-    [
-        ("ForkConversation", pb.ForkConversationRequest(), "INVALID_ID"),
-        ("ForkConversation", pb.ForkConversationRequest(conversation_id="absent"), "CONVERSATION_NOT_FOUND"),
-        ("ForkConversation", pb.ForkConversationRequest(conversation_id="c", number=2**63), "INVALID_FIELD"),
-        ("ForkConversation", pb.ForkConversationRequest(conversation_id="c", request_id="a b"), "INVALID_ID"),
-        ("ImportConversation", pb.ImportConversationRequest(), "INVALID_HISTORY"),
-        ("ImportConversation", pb.ImportConversationRequest(messages=GOOD[:2]), "INVALID_HISTORY"),
-        ("ImportConversation", pb.ImportConversationRequest(messages=GOOD[:1]), "INVALID_HISTORY"),
-        ("ImportConversation", pb.ImportConversationRequest(messages=GOOD, title="a\nb"), "INVALID_FIELD"),
-        ("ImportConversation", pb.ImportConversationRequest(messages=GOOD, conversation_key="x" * 201), "TOO_LARGE"),
-        ("ImportConversation", pb.ImportConversationRequest(messages=GOOD, request_id="a b"), "INVALID_ID"),
-    ],
-)
-async def test_bad_requests_are_refused(
-    conversations: ConversationServiceAsyncStub, method: str, request_: Any, expected: str
-) -> None:
-    assert await reason(getattr(conversations, method)(request_, metadata=ME)) == expected
-    assert not (await conversations.ListConversations(pb.ListConversationsRequest(), metadata=ME)).conversations
-
-
-async def test_requests_about_what_is_there_are_refused(
-    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
-) -> None:
-    started = await stub.StartRun(agent_pb2.StartRunRequest(text="Hello", conversation_key="k"), metadata=ME)
-    conversation_id = started.run.conversation_id
-    forked = pb.ForkConversationRequest(conversation_id=conversation_id)
-    assert await reason(conversations.ForkConversation(forked, metadata=ME)) == "FORK_POINT_OPEN"
-    taken = pb.ImportConversationRequest(messages=GOOD, conversation_key="k")
-    assert await reason(conversations.ImportConversation(taken, metadata=ME)) == "CONVERSATION_EXISTS"
-
-
-@pytest.mark.parametrize("stranger", STRANGERS)
-async def test_strangers_fork_nothing(conversations: ConversationServiceAsyncStub, stranger: Any) -> None:
-    """I13."""
-    mine = (await imported(conversations)).conversation_id
-    request = pb.ForkConversationRequest(conversation_id=mine)
-    assert await reason(conversations.ForkConversation(request, metadata=stranger)) == "CONVERSATION_NOT_FOUND"
-
-
-async def test_the_same_request_has_its_effect_once(conversations: ConversationServiceAsyncStub) -> None:
-    """I2."""
-    made = await imported(conversations, request_id="r1")
-    assert await imported(conversations, request_id="r1") == made
-    other = pb.ImportConversationRequest(messages=GOOD, request_id="r1", title="other")
-    assert await reason(conversations.ImportConversation(other, metadata=ME)) == "REQUEST_ID_REUSED"
-    request = pb.ForkConversationRequest(request_id="r2", conversation_id=made.conversation_id)
-    forked = await conversations.ForkConversation(request, metadata=ME)
-    assert await conversations.ForkConversation(request, metadata=ME) == forked
-    request.number = 2
-    assert await reason(conversations.ForkConversation(request, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
 async def test_a_fork_of_forks_has_a_bound(conversations: ConversationServiceAsyncStub, ledger: PlayedLedger) -> None:

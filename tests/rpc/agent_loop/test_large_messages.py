@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent.v1 import agent_pb2
 from pawl.agent_loop.rpc import convert
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ME
-from tests.rpc.agent_loop.errors import failure
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
-
-
-async def test_too_many_results_are_not_looked_at_one_by_one(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    """A message full of results must not keep the process busy."""
-    await ledger.add_run()
-    results = [types_pb2.ToolResult(call_id="a.b", content_json=b"1")] * 1000
-    request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", results=results)
-    assert (await failure(stub.SubmitToolResults(request, metadata=ME))).metadata == {"field": "results"}
-
-
-async def test_each_state_of_a_filter_is_looked_at_once(
-    stub: AgentServiceAsyncStub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A filter of millions must not keep the process busy."""
-    looked_at: list[int] = []
-    real = convert._RUN_STATES.read
-
-    def read(number: int) -> RunState:
-        looked_at.append(number)
-        return real(number)
-
-    monkeypatch.setattr(convert, "_RUN_STATES", SimpleNamespace(read=read))
-    states = [run_pb2.RUN_STATE_FAILED, run_pb2.RUN_STATE_COMPLETED] * 1000
-    await stub.ListRuns(agent_pb2.ListRunsRequest(states=states), metadata=ME)
-    assert len(looked_at) == 2
 
 
 async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent.v1.agents_pb2 import UpdateAgentRequest
-from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
-from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.checker import FakeChecker
@@ -26,12 +22,6 @@ if TYPE_CHECKING:
 
 DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 NO_TOOLS = run_pb2.RunOptions(without_tools=True)
-
-
-@pytest.fixture
-async def agents(server: RpcServer) -> AsyncIterator[AgentRegistryServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield AgentRegistryServiceStub(channel)
 
 
 def tool(name: str = "show", description: str = "Show it.") -> tool_pb2.ToolDefinition:
@@ -162,23 +152,6 @@ async def test_a_start_that_is_sent_again_starts_one_run(stub: AgentServiceAsync
     assert (again.run_id, len(ledger.runs)) == (first.run_id, 1)
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"front_end_tools": [tool(f"t{number}") for number in range(65)]}, "INVALID_FIELD"),
-        ({"front_end_tools": [tool("big", "x" * 70_000)]}, "TOO_LARGE"),
-        ({"front_end_tools": [tool()], "options": NO_TOOLS}, "INVALID_FIELD"),
-        ({"front_end_tools": [tool()], "agent": "bare"}, "INVALID_FIELD"),
-    ],
-)
-async def test_what_cannot_come_along_is_refused(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any, expected: str
-) -> None:
-    await save_bare(agents)
-    assert await reason(stub.StartRun(agent_pb2.StartRunRequest(text="go", **fields), metadata=ME)) == expected
-    assert ledger.runs == {}
-
-
 @pytest.mark.parametrize("fields", [{"options": NO_TOOLS}, {"agent": "bare"}])
 async def test_runs_that_are_to_have_no_tools_have_none_of_the_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
@@ -201,12 +174,6 @@ async def test_an_agent_that_selects_tools_leaves_in_what_its_caller_brings(
     asked = agent_pb2.StartRunRequest(text="go", agent="clerk", front_end_tools=[tool()])
     run = (await stub.StartRun(asked, metadata=ME)).run
     assert (list(run.options.tool_names), list(run.own_tools.names)) == (["mail"], ["show"])
-
-
-async def test_a_hello_with_more_than_a_run_can_have_is_refused(stub: AgentServiceAsyncStub) -> None:
-    client = Client(stub)
-    await client.send(hello=session_pb2.Hello(front_end_tools=[tool("big", "x" * 70_000)]))
-    assert await reason(client.end()) == "TOO_LARGE"
 
 
 async def test_an_edit_of_a_call_is_checked_by_the_definition_that_came_along(

@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-import pytest
-
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2, types_pb2
 from pawl.agent_loop.wiring import ClientSide
 from pawl.event.v1 import event_pb2, message_pb2
 from tests.fakes.images import PNG
@@ -50,26 +48,6 @@ async def test_a_message_keeps_its_parts_and_what_is_shown_of_it_is_small(stub: 
     assert added[0].message_added.message.parts == message.parts
 
 
-async def test_parts_alone_are_a_message(stub: AgentServiceAsyncStub) -> None:
-    assert (await start(stub, "", IMAGE)).run_id
-
-
-@pytest.mark.parametrize(
-    ("text", "part", "expected"),
-    [
-        ("", message_pb2.Part(), "INVALID_FIELD"),
-        ("", message_pb2.Part(image=message_pb2.ImagePart(data=b"<svg>")), "INVALID_FIELD"),
-        ("", message_pb2.Part(image=message_pb2.ImagePart(data=PNG + bytes(1024 * 1024))), "TOO_LARGE"),
-        ("", message_pb2.Part(file=message_pb2.FilePart(document_name="absent")), "DOCUMENT_NOT_FOUND"),
-    ],
-)
-async def test_a_part_that_cannot_be_meant_starts_nothing(
-    stub: AgentServiceAsyncStub, text: str, part: message_pb2.Part, expected: str
-) -> None:
-    request = agent_pb2.StartRunRequest(text=text, parts=[part], conversation_key="k")
-    assert await reason(stub.StartRun(request, metadata=ME)) == expected
-
-
 async def test_what_enters_a_run_is_a_text(stub: AgentServiceAsyncStub) -> None:
     run = await start(stub)
     request = agent_pb2.SendMessageRequest(
@@ -91,25 +69,6 @@ async def test_a_request_is_the_same_although_its_document_has_changed(
     assert first.run_id == again.run_id
     other = agent_pb2.StartRunRequest(request_id="r1", text="Look", parts=[IMAGE])
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
-
-
-async def test_a_session_starts_runs_with_parts(stub: AgentServiceAsyncStub) -> None:
-    stream = stub.Session(metadata=ME)
-    await stream.write(session_pb2.SessionRequest(frame_id="1", hello=session_pb2.Hello(client_id="c", calls_max=1)))
-    await stream.write(session_pb2.SessionRequest(frame_id="2", start=session_pb2.Start(text="Look", parts=[IMAGE])))
-    async for frame in stream:
-        if frame.WhichOneof("frame") == "receipt" and frame.receipt.frame_id == "2":
-            assert frame.receipt.status == types_pb2.RECEIPT_STATUS_ACCEPTED
-            run_id = frame.receipt.run_id
-            break
-    stream.cancel()
-    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id=run_id), metadata=ME)).run
-    assert len((await messages(stub, run.conversation_id))[0].parts) == 2
-
-
-async def test_whoami_says_which_parts_there_may_be(stub: AgentServiceAsyncStub) -> None:
-    answer = await stub.WhoAmI(whoami_pb2.WhoAmIRequest(), metadata=ME)
-    assert list(answer.deployment.part_kinds) == ["text", "file", "image"]
 
 
 async def test_a_message_whose_document_is_gone_may_have_come_before(

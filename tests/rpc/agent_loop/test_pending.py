@@ -21,7 +21,6 @@ from pawl.chassis.ids import StoreId, UserId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import ADMIN, ME
-from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger, waiting_call
 
 if TYPE_CHECKING:
@@ -35,25 +34,6 @@ OF_STORE = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
 def pending(servicer: AgentServicer, ledger: PlayedLedger) -> None:
     """Let time pass while the list is watched."""
     servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
-
-
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (OF_STORE, "PERMISSION_DENIED"),
-        (agent_pb2.PendingFilter(scope=7), "INVALID_FIELD"),  # type: ignore[arg-type]  # of a later version
-        (agent_pb2.PendingFilter(states=[99]), "INVALID_FIELD"),  # type: ignore[list-item]  # of a later version
-        (agent_pb2.PendingFilter(conversation_id="a b"), "INVALID_ID"),
-        (agent_pb2.PendingFilter(tool_name="x" * 257), "INVALID_FIELD"),
-        (agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE, conversation_id="conv_1"), "INVALID_FIELD"),
-    ],
-)
-async def test_who_may_not_ask_or_asks_for_nothing_that_there_is_is_refused(
-    stub: AgentServiceAsyncStub, wanted: agent_pb2.PendingFilter, expected: str
-) -> None:
-    assert await reason(stub.ListPending(agent_pb2.ListPendingRequest(filter=wanted), metadata=ME)) == expected
-    stream: Any = stub.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted), metadata=ME)
-    assert await reason(stream.read()) == expected
 
 
 async def test_an_admin_sees_what_awaits_an_approval_of_all_users(

@@ -46,10 +46,6 @@ async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> N
     assert (await client.stream.read()).receipt == types_pb2.Receipt(frame_id="f1", status=ACCEPTED)
 
 
-async def test_a_client_without_an_id_gets_one(stub: AgentServiceAsyncStub) -> None:
-    assert (await Client(stub).hello("")).startswith("cli_")
-
-
 @pytest.mark.parametrize(
     ("frame", "expected"),
     [
@@ -94,13 +90,6 @@ async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
     assert await outgoing.get() == event(1024 * 1024 // 2)
     await waiting
     assert outgoing.qsize() == 2
-
-
-async def test_a_second_hello_ends_the_stream(stub: AgentServiceAsyncStub) -> None:
-    client = Client(stub)
-    await client.hello()
-    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
-    assert await reason(client.end()) == "HELLO_REQUIRED"
 
 
 async def test_a_stream_that_is_closed_before_its_hello_is_refused(stub: AgentServiceAsyncStub) -> None:
@@ -237,16 +226,6 @@ async def test_after_a_detach_nothing_more_comes(
     await ledger.append()
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
     assert not [kept for kept in client._kept if kept.HasField("event")]
-
-
-async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.finish()
-    client = Client(stub)
-    await client.hello()
-    await client.attach(after_seq=2)
-    end = (await client.next("end")).end
-    assert (end.last_seq, end.state) == (2, run_pb2.RUN_STATE_COMPLETED)
 
 
 @pytest.mark.parametrize(
