@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, jobs_pb2, session_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2, jobs_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
 from pawl.chassis.ids import StoreId
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
 from pawl.job_store.domain.usage import Used, UsedOnDay
 from tests.fakes.agents import MemoryAgents
-from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -68,18 +67,6 @@ async def test_a_run_is_driven_by_the_agent_and_says_so(
     assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
 
 
-async def test_a_session_names_an_agent_too(agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(start=session_pb2.Start(text="Go", agent="clerk"))
-    assert receipt.status == ACCEPTED
-    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id=receipt.run_id), metadata=ME)).run
-    assert run.agent.name == "clerk"
-    refused = await client.ask(start=session_pb2.Start(text="Go", agent="nobody"))
-    assert refused.reason == "AGENT_NOT_FOUND"
-
-
 async def test_options_of_a_run_narrow_its_agent_only(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
@@ -131,18 +118,6 @@ async def test_what_an_agent_forbids_now_it_may_have_started_before(
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-async def test_who_may_not_see_an_agent_now_sees_no_older_version_either(agents: AgentRegistryServiceAsyncStub) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    await agents.UpdateAgent(clerk(allowed_roles=["legal"]), metadata=ADMIN)
-    for version in (0, 1, 2):
-        get = pb.GetAgentRequest(name="clerk", version=version)
-        assert await reason(agents.GetAgent(get, metadata=ME)) == "AGENT_NOT_FOUND"
-        assert (await agents.GetAgent(get, metadata=ADMIN)).agent.version == (version or 2)
-    older = pb.ListAgentVersionsRequest(name="clerk")
-    assert await reason(agents.ListAgentVersions(older, metadata=ME)) == "AGENT_NOT_FOUND"
-    assert len((await agents.ListAgentVersions(older, metadata=ADMIN)).agents) == 2
-
-
 async def test_who_may_not_use_an_agent_does_not_find_it(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
@@ -174,18 +149,6 @@ async def test_a_store_replaces_the_default(agents: AgentRegistryServiceAsyncStu
     assert elsewhere.options.instructions == "Be brief."
     await agents.DeleteAgent(pb.DeleteAgentRequest(name="default"), metadata=ADMIN)
     assert not (await stub.StartRun(start(agent=""), metadata=ME)).run.HasField("agent")
-
-
-async def test_pages_of_agents(agents: AgentRegistryServiceAsyncStub) -> None:
-    for name in ("a", "b"):
-        await agents.UpdateAgent(clerk(name), metadata=ADMIN)
-    first = await agents.ListAgents(pb.ListAgentsRequest(page_size=1), metadata=ME)
-    assert [agent.definition.name for agent in first.agents] == ["default", "a"]
-    rest = pb.ListAgentsRequest(page_token=first.next_page_token)
-    assert [agent.definition.name for agent in (await agents.ListAgents(rest, metadata=ME)).agents] == ["b"]
-    assert await reason(agents.ListAgents(pb.ListAgentsRequest(page_token="x"), metadata=ME)) == "INVALID_PAGE_TOKEN"
-    wrong = pb.ListAgentVersionsRequest(name="a", page_token="x")
-    assert await reason(agents.ListAgentVersions(wrong, metadata=ME)) == "INVALID_PAGE_TOKEN"
 
 
 def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, operator_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, operator_pb2
 from pawl.agent.v1 import jobs_pb2 as pb
-from pawl.agent_loop.domain.command import Cancel, Decide, Pause
+from pawl.agent_loop.domain.command import Cancel, Pause
 from pawl.agent_loop.domain.run import RunState, StopCause
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
-from pawl.job_store.domain.approval import Series
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
@@ -48,16 +47,6 @@ async def _run(ledger: PlayedLedger) -> None:
 
 async def listed(jobs: JobServiceAsyncStub, metadata: Any = ME, **wanted: Any) -> list[str]:
     return [job.job_id for job in (await jobs.ListJobs(pb.ListJobsRequest(**wanted), metadata=metadata)).jobs]
-
-
-async def test_a_long_series_counts_the_iterations_that_are_not_kept(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    job_id = await add_job(ledger, 1)
-    await ledger.add_call("iteration_5001", call_pb2.CALL_STATE_SUCCEEDED, run_id=job_id, tool_name="probe")
-    ledger.put_run(job_id, trimmed_rounds=5000, trimmed_failures=3)
-    job = (await jobs.GetJob(pb.GetJobRequest(job_id=job_id), metadata=ME)).job
-    assert (job.iterations, job.failures, job.trimmed_iterations) == (5001, 3, 5000)
 
 
 async def test_a_user_starts_a_job_that_reports_to_a_conversation(
@@ -98,29 +87,6 @@ async def test_a_user_starts_a_job_that_reports_to_a_conversation(
     assert await reason(jobs.StartJob(request, metadata=ME)) == "REQUEST_ID_REUSED"
     request.request_id = "s2"
     assert await reason(jobs.StartJob(request, metadata=ME)) == "TOOL_NOT_FOUND"
-
-
-async def test_a_job_whose_user_says_nothing_of_it_tells_what_its_tool_says(jobs: JobServiceAsyncStub) -> None:
-    """ASYNC-5"""
-    for said, told in (
-        (run_pb2.JOB_REPORTS_UNSPECIFIED, (run_pb2.JOB_REPORTS_DIGEST, 600)),
-        (run_pb2.JOB_REPORTS_END, (run_pb2.JOB_REPORTS_END, 0)),
-    ):
-        request = pb.StartJobRequest(tool_name="digest", interval_seconds=60, iterations_max=5, reports=said)
-        definition = (await jobs.StartJob(request, metadata=ME)).job.definition
-        assert (definition.reports, definition.report_seconds) == told
-
-
-async def test_a_job_that_is_started_for_a_key_finds_its_conversation_or_makes_it(
-    jobs: JobServiceAsyncStub, checker: FakeChecker
-) -> None:
-    request = pb.StartJobRequest(conversation_key="build", tool_name="probe")
-    first, second = [(await jobs.StartJob(request, metadata=ME)).job for _ in range(2)]
-    assert first.conversation_id == second.conversation_id != ""
-    assert first.job_id != second.job_id
-    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules for it hold from the first on"
-    both = pb.StartJobRequest(conversation_key="build", conversation_id="conv_1", tool_name="probe")
-    assert await reason(jobs.StartJob(both, metadata=ME)) == "INVALID_FIELD"
 
 
 async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
@@ -199,49 +165,6 @@ async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Pl
     assert await reason(jobs.ResumeJob(pb.ResumeJobRequest(job_id=job_id), metadata=ME)) == "RUN_ENDED"
 
 
-async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_shown(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
-    end = datetime.fromtimestamp(clock.now() + 600, UTC)
-    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end)
-    await add_job(ledger, 1)
-    for number, edited_end in enumerate([None, end + timedelta(hours=1)]):
-        waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
-        await ledger.add_call(f"call_{number}", waits, run_id="job_1", tool_name="probe", series=shown)
-        edited = call_pb2.Series(interval_seconds=5, iterations_max=4)
-        if edited_end is not None:
-            edited.end_time.FromDatetime(edited_end)
-        decision = types_pb2.CallDecision(
-            call_id=f"call_{number}",
-            kind=call_pb2.DECISION_KIND_EDIT,
-            digest="shown",
-            arguments_json=b"{}",
-            for_series=True,
-            edited_series=edited,
-        )
-        await stub.Decide(agent_pb2.DecideRequest(run_id="job_1", decision=decision), metadata=APPROVER)
-        command = ledger.commands[-1]
-        assert isinstance(command, Decide)
-        assert command.edited_series is not None
-        assert datetime.fromtimestamp(command.edited_series.end_time or 0, UTC) == (edited_end or end)
-
-
-async def test_all_open_jobs_of_a_conversation_are_stopped_and_named(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    await ledger.add_run("run_2", conversation_id="conv_2")
-    for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1"), (4, "conv_1")):
-        await clock.advance(1)
-        await add_job(ledger, number, of=of)
-    await ledger.finish("job_3")
-    request = pb.StopJobsRequest(request_id="r1", conversation_id="conv_1")
-    for _ in range(2):
-        assert [job.job_id for job in (await jobs.StopJobs(request, metadata=ME)).jobs] == ["job_4", "job_1"]
-    assert len(ledger.commands) == 2
-    assert (await jobs.GetJob(pb.GetJobRequest(job_id="job_2"), metadata=ME)).job.state == run_pb2.RUN_STATE_QUEUED
-
-
 async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_them_with_it(
     stub: AgentServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
@@ -266,25 +189,6 @@ async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_t
     assert (await stub.CancelRun(agent_pb2.CancelRunRequest(run_id="job_4", cancel_jobs=True), metadata=ME)).jobs == []
 
 
-async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    """ASYNC-7: each is named by the request that has stopped it, also when that is sent again."""
-
-    async def stopped(request_id: str) -> list[str]:
-        request = pb.StopJobsRequest(request_id=request_id, conversation_id="conv_1")
-        return [job.job_id for job in (await jobs.StopJobs(request, metadata=ME)).jobs]
-
-    await add_job(ledger, 1)
-    assert await stopped("r1") == ["job_1"]
-    job = (await jobs.GetJob(pb.GetJobRequest(job_id="job_1"), metadata=ME)).job
-    assert job.state == run_pb2.RUN_STATE_CANCELLING
-    await clock.advance(1)
-    await add_job(ledger, 2)
-    assert await stopped("r2") == ["job_2"]
-    assert [await stopped(request_id) for request_id in ("r1", "r3", "")] == [["job_1"], [], []]
-
-
 async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody_else(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
@@ -306,29 +210,3 @@ async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody
         assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_OPERATOR)
     assert ledger.runs["run_1"].run.state != run_pb2.RUN_STATE_CANCELLING
     assert ledger.commands == 2 * [Cancel(cause=StopCause.OPERATOR, reason="on fire")]
-
-
-async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_whenever_it_is_sent_again(
-    jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    """ASYNC-7: also once they have ended, and by no other request."""
-
-    async def ended(request_id: str, reason: str = "on fire") -> list[str]:
-        end = operator_pb2.EndJobsRequest(request_id=request_id, reason=reason)
-        return list((await operators.EndJobs(end, metadata=BOSS)).job_ids)
-
-    for number in (1, 2):
-        await clock.advance(1)
-        await add_job(ledger, number)
-    stop = pb.StopJobRequest(job_id="job_2", request_id="s1")
-    await jobs.StopJob(stop, metadata=ME)
-    assert await ended("e1") == ["job_1"]
-    assert [await ended(request_id) for request_id in ("e2", "e2", "", "s1")] == [[], [], [], []]
-    await clock.advance(1)
-    await add_job(ledger, 3)
-    assert await ended("e1") == ["job_3", "job_1"], "it goes on where it was"
-    for job_id in ("job_1", "job_2", "job_3"):
-        await ledger.change(job_id, RunState.CANCELLED)
-    assert [await ended(request_id) for request_id in ("e1", "e2")] == [["job_3", "job_1"], []]
-    again = operator_pb2.EndJobsRequest(request_id="e1", reason="another")
-    assert await reason(operators.EndJobs(again, metadata=BOSS)) == "REQUEST_ID_REUSED"

@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from pawl.agent.v1 import agent_pb2, agents_pb2, conversation_pb2, session_pb2
-from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
+from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.chassis.rpc_server import RpcServer
-from pawl.event.v1 import agent_pb2 as agent_values
 from pawl.event.v1 import conversation_pb2 as values
 from pawl.event.v1 import run_pb2
 from tests.rpc.agent_loop.client import ACCEPTED, Client
-from tests.rpc.agent_loop.conftest import ADMIN, ME, STRANGERS
+from tests.rpc.agent_loop.conftest import ME, STRANGERS
 from tests.rpc.agent_loop.errors import reason
 
 if TYPE_CHECKING:
@@ -76,16 +74,3 @@ async def test_conversations_get_labels_and_are_found_by_them(stub: AgentService
             assert len((await conversations.ListConversations(request, metadata=ME)).conversations) == count
         update.labels.CopyFrom(values.Labels())
         assert not (await conversations.UpdateConversation(update, metadata=ME)).conversation.labels
-
-
-async def test_agents_have_labels_and_are_found_by_them(server: RpcServer) -> None:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        agents = AgentRegistryServiceStub(channel)
-        for name, labels in (("clerk", {"team": "sales"}), ("counter", {"team": "sales", "size": "small"})):
-            definition = agent_values.AgentDefinition(name=name, labels=labels)
-            request = agents_pb2.UpdateAgentRequest(definition=definition)
-            assert dict((await agents.UpdateAgent(request, metadata=ADMIN)).agent.definition.labels) == labels
-            assert not (await agents.UpdateAgent(request, metadata=ADMIN)).created
-        for wanted, names in (({"team": "sales"}, ["clerk", "counter"]), ({"size": "small"}, ["counter"])):
-            page = await agents.ListAgents(agents_pb2.ListAgentsRequest(labels=wanted), metadata=ME)
-            assert [agent.definition.name for agent in page.agents] == names

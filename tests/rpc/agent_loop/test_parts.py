@@ -69,14 +69,3 @@ async def test_a_request_is_the_same_although_its_document_has_changed(
     assert first.run_id == again.run_id
     other = agent_pb2.StartRunRequest(request_id="r1", text="Look", parts=[IMAGE])
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
-
-
-async def test_a_message_whose_document_is_gone_may_have_come_before(
-    stub: AgentServiceAsyncStub, clients: ClientSide
-) -> None:
-    run = await start(stub, "Look", FILE, request_id="r1")
-    documents: Any = clients.messages._documents
-    del documents.documents["handbook.md"]
-    assert (await start(stub, "Look", FILE, request_id="r1")).run_id == run.run_id
-    again = agent_pb2.StartRunRequest(text="Look", parts=[FILE], request_id="r2")
-    assert await reason(stub.StartRun(again, metadata=ME)) == "DOCUMENT_NOT_FOUND"

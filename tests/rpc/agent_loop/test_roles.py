@@ -47,12 +47,6 @@ async def roles_in_the_loop(worker: WorkerLedgerClient) -> tuple[str, ...]:
     return (await worker.load(claim)).run.user_roles
 
 
-async def test_a_run_has_the_roles_that_its_user_had(clients: tuple[PublicLedgerClient, WorkerLedgerClient]) -> None:
-    public, worker = clients
-    await public.submit_message(ADMIN, message())
-    assert await roles_in_the_loop(worker) == ("admin", "member")
-
-
 async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_own(
     clients: tuple[PublicLedgerClient, WorkerLedgerClient],
 ) -> None:

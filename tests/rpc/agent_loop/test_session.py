@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -19,8 +18,9 @@ from pawl.agent_loop.domain.command import Cancel
 from pawl.chassis.ids import CallId, ClientId, RunId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client, until
 from tests.rpc.agent_loop.conftest import APPROVER, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -33,11 +33,6 @@ UNKNOWN = types_pb2.RECEIPT_STATUS_UNKNOWN
 DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
-
-
 async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> None:
     client = Client(stub)
     await client.send(hello=session_pb2.Hello(client_id="cli_a"))
@@ -46,28 +41,33 @@ async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> N
     assert (await client.stream.read()).receipt == types_pb2.Receipt(frame_id="f1", status=ACCEPTED)
 
 
-@pytest.mark.parametrize(
-    ("frame", "expected"),
-    [
+async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub) -> None:
+    tool = session_pb2.ClientTool
+    frames: list[tuple[dict[str, Any], str]] = [
         ({"heartbeat": session_pb2.ClientHeartbeat()}, "HELLO_REQUIRED"),
         ({"attach": session_pb2.Attach(run_id="run_1")}, "HELLO_REQUIRED"),
         ({}, "INVALID_FIELD"),
         ({"hello": session_pb2.Hello(client_id="a b")}, "INVALID_ID"),
         ({"hello": session_pb2.Hello(calls_max=65)}, "INVALID_FIELD"),
-        ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool()])}, "INVALID_FIELD"),
-        ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool(name="x" * 257)])}, "INVALID_FIELD"),
-        # They are kept as long as the stream is there, and take twenty times the room that they take in the frame.
-        (
-            {"hello": session_pb2.Hello(tools=2 * [session_pb2.ClientTool(name="x", versions=range(5001))])},
-            "INVALID_FIELD",
-        ),
+        ({"hello": session_pb2.Hello(tools=[tool()])}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(tools=[tool(name="x" * 257)])}, "INVALID_FIELD"),
+        # They are kept as long as the stream exists, and take twenty times the room that they take in the frame.
+        ({"hello": session_pb2.Hello(tools=2 * [tool(name="x", versions=range(5001))])}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(front_end_tools=[big_tool()])}, "TOO_LARGE"),
         ({"hello": session_pb2.Hello(), "frame_id": "a b"}, "INVALID_ID"),
-    ],
-)
-async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub, frame: Any, expected: str) -> None:
+    ]
+    for frame, expected in frames:
+        client = Client(stub)
+        await client.send(**frame)
+        assert await reason(client.end()) == expected, frame
     client = Client(stub)
-    await client.send(**frame)
-    assert await reason(client.end()) == expected
+    assert (await client.hello("")).startswith("cli_")
+    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
+    assert await reason(client.end()) == "HELLO_REQUIRED"
+
+
+def big_tool() -> tool_pb2.ToolDefinition:
+    return tool_pb2.ToolDefinition(name="big", description="x" * 70_000)
 
 
 async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
@@ -96,22 +96,6 @@ async def test_a_stream_that_is_closed_before_its_hello_is_refused(stub: AgentSe
     client = Client(stub)
     await client.stream.done_writing()
     assert await reason(client.end()) == "HELLO_REQUIRED"
-
-
-async def test_bytes_that_are_no_frame_end_the_stream(server: RpcServer) -> None:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        stream: Any = channel.stream_stream("/pawl.agent.v1.AgentService/Session")(
-            metadata=(("authorization", "Bearer key-of-me-0123456789"),)
-        )
-        hello = session_pb2.SessionRequest(frame_id="f1", hello=session_pb2.Hello())
-        await stream.write(hello.SerializeToString())
-        await stream.write(b"\xff\xff\xff")
-
-        async def end() -> None:
-            while await stream.read() is not grpc.aio.EOF:
-                pass
-
-        assert await reason(end()) == "MALFORMED_REQUEST"
 
 
 async def test_a_started_run_is_attached_from_its_first_event(
@@ -194,25 +178,6 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
-async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """EVT-1: the same as WatchRun shows."""
-    await ledger.add_run()
-    await ledger.append(count=4)
-    await ledger.finish()
-    ledger.trim()
-    client = Client(stub)
-    await client.hello()
-    for after_seq in range(5):
-        await client.attach(after_seq=after_seq)
-        assert (await client.next("gap", "event", "end")).gap == ledger.gap("run_1", after_seq)
-        assert await client.events(1) == [6]
-        assert (await client.next("end")).end.last_seq == 6
-    await client.attach(after_seq=5)
-    assert (await client.next("gap", "event", "end")).event.seq == 6
-
-
 async def test_after_a_detach_nothing_more_comes(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches
 ) -> None:
@@ -228,9 +193,13 @@ async def test_after_a_detach_nothing_more_comes(
     assert not [kept for kept in client._kept if kept.HasField("event")]
 
 
-@pytest.mark.parametrize(
-    ("frame", "status", "expected"),
-    [
+async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    frames: list[tuple[dict[str, Any], Any, str]] = [
         ({}, REFUSED, "INVALID_FIELD"),
         ({"attach": session_pb2.Attach(run_id="no-such")}, UNKNOWN, "RUN_NOT_FOUND"),
         ({"attach": session_pb2.Attach(run_id="a b")}, REFUSED, "INVALID_ID"),
@@ -259,16 +228,10 @@ async def test_after_a_detach_nothing_more_comes(
         ),
         ({"decision": types_pb2.CallDecision(run_id="run_1", call_id="call_1")}, REFUSED, "INVALID_FIELD"),
         ({"frame_id": "a b", "cancel": session_pb2.Cancel(run_id="run_1")}, REFUSED, "INVALID_ID"),
-    ],
-)  # fmt: skip
-async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, frame: Any, status: Any, expected: str
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(**frame)
-    assert (receipt.status, receipt.reason) == (status, expected)
+    ]
+    for frame, status, expected in frames:
+        receipt = await client.ask(**frame)
+        assert (receipt.status, receipt.reason) == (status, expected), frame
     assert (await client.attach()).status == ACCEPTED
 
 
@@ -373,15 +336,6 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(
     assert len(server._interceptor.streams) == 0
 
 
-async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: RpcServer, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
-    await client.attach()
-    server._interceptor.stop_calls(drainable=False)
-    assert await reason(client.end()) == "SHUTTING_DOWN"
-
-
 async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
@@ -416,18 +370,11 @@ class TestSilence:
     def times(self) -> SessionTimes:
         return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=2.0)
 
-    async def test_a_silent_server_sends_life_signs(self, stub: AgentServiceAsyncStub) -> None:
-        client = Client(stub)
-        await client.hello()
-        assert (await client.next("heartbeat")).HasField("heartbeat")
-
     async def test_a_silent_client_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)
         await client.hello()
         assert await reason(client.end()) == "DEADLINE_EXCEEDED"
-
-    async def test_a_client_that_never_says_hello_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
-        assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED"
+        assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED", "also before its hello"
 
     async def test_a_client_with_a_heartbeat_stays(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)

@@ -12,7 +12,6 @@ from pawl.agent_loop.domain.undo import undo_call_id
 from pawl.chassis.ids import CallId
 from pawl.event.v1 import call_pb2, run_pb2
 from tests.rpc.agent_loop.conftest import ADMIN, ME, OFFICE
-from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -79,19 +78,6 @@ async def test_an_undo_is_a_run_in_the_same_conversation(stub: AgentServiceAsync
     assert (undoing.conversation_id, undoing.user_id) == ("conv_1", "me")
     assert undoing.undo == run_pb2.Undo(run_id="run_1", user_id="me")
     assert undoing.options.limits.run_timeout_seconds == 300.0
-
-
-async def test_one_call_can_be_undone_alone(stub: AgentServiceAsyncStub) -> None:
-    request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_1")
-    undoing = (await stub.UndoCall(request, metadata=ME)).run
-
-    assert undoing.undo == run_pb2.Undo(run_id="run_1", call_id="call_1", user_id="me")
-
-
-async def test_a_call_that_is_not_of_the_run_is_not_found(stub: AgentServiceAsyncStub) -> None:
-    request = undo_pb2.UndoCallRequest(run_id="run_1", call_id="call_9")
-
-    assert await reason(stub.UndoCall(request, metadata=ME)) == "CALL_NOT_FOUND"
 
 
 async def test_an_admin_undoes_in_the_name_of_the_user_and_the_run_says_so(stub: AgentServiceAsyncStub) -> None:

@@ -17,7 +17,7 @@ from pawl.chassis.auth import service_principal, user_principal
 from pawl.chassis.ids import CredentialId, StoreId, UserId
 from pawl.chassis.roles import CALLERS, ROLES, Role
 from tests.fakes.checker import FakeChecker
-from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, DELEGATE, ME, OFFICE, OPERATOR
+from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, DELEGATE, ME, OPERATOR
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -39,12 +39,6 @@ async def test_a_caller_is_told_who_it_is(stub: AgentServiceAsyncStub) -> None:
     assert not caller.HasField("expire_time")
     assert "/pawl.agent.v1.AgentService/StartRun" in caller.methods
     assert "/pawl.agent.v1.OperatorService/EndRun" not in caller.methods
-
-
-async def test_a_delegate_is_told_for_whom_it_acts(stub: AgentServiceAsyncStub) -> None:
-    caller = (await ask(stub, OFFICE)).caller
-    assert (caller.user_id, caller.delegate_user_id, list(caller.roles)) == ("root", "office", ["admin"])
-    assert caller.decision_right == pb.DECISION_RIGHT_UNSPECIFIED, "this one does not decide"
 
 
 @pytest.mark.parametrize(
@@ -76,14 +70,6 @@ async def test_a_caller_is_told_what_the_deployment_offers(stub: AgentServiceAsy
 def introducing(checker: FakeChecker, agents: Agents) -> Introductions:
     defaults = RunDefaults(model="m")
     return Introductions(checker=checker, agents=agents, defaults=defaults, takes_images=False, version="1")
-
-
-async def test_the_number_of_tools_is_left_out_while_the_registry_is_away(agents: Agents) -> None:
-    checker = FakeChecker()
-    checker.is_away = True
-    introductions = introducing(checker, agents)
-    told = await introductions.introduce(user_principal(StoreId("acme"), UserId("ann"), frozenset()))
-    assert not convert.INTRODUCTION.write(told).deployment.HasField("tool_count")
 
 
 async def test_a_key_of_the_deployment_has_no_store_no_tools_and_no_agents(agents: Agents) -> None:

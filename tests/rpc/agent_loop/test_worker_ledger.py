@@ -27,7 +27,7 @@ from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.step import LeaseAction, Step
 from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
-from pawl.errors import CallNotFound, LeaseLost
+from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from tests.fakes import virtual_time
@@ -196,19 +196,6 @@ async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, 
     for user_id, call_id in (("another", written.call_id), (USER, "call_of_nobody")):
         with pytest.raises(CallNotFound):
             await client.call(StoreId(STORE), UserId(user_id), CallId(call_id))
-
-
-async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLedgerClient) -> None:
-    """I4."""
-    await submit(replica)
-    first = await claim(client)
-    await client.commit(first, "cmt_1", Step(lease_action=LeaseAction.RELEASE))
-    second = await claim(client)
-    assert second.epoch == first.epoch + 1
-    with pytest.raises(LeaseLost):
-        await client.commit(first, "cmt_2", Step(active_seconds=1.0))
-    with pytest.raises(LeaseLost):
-        await client.load(first)
 
 
 async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica, client: WorkerLedgerClient) -> None:
