@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
@@ -202,3 +202,17 @@ def agents(channel: grpc.aio.Channel) -> AgentRegistryServiceAsyncStub:
 @pytest.fixture
 def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
     return ConversationServiceStub(channel)
+
+
+@pytest.fixture
+def api(channel: grpc.aio.Channel) -> Any:
+    """Calls the method that takes this type of request; of a stream, awaits the first response."""
+    services = AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, JobServiceStub, OperatorServiceStub
+    stubs = [service(channel) for service in services]
+
+    def call(request: Any, metadata: Any = ME) -> Any:
+        name = type(request).__name__.removesuffix("Request")
+        answer = next(getattr(stub, name) for stub in stubs if hasattr(stub, name))(request, metadata=metadata)
+        return answer.read() if isinstance(answer, grpc.aio.UnaryStreamCall) else answer
+
+    return call

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, session_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
+from pawl.client.history import history
+from pawl.event.v1 import message_pb2
 from tests.rpc.agent_loop.client import Client
 from tests.rpc.agent_loop.conftest import ME
+from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
@@ -52,3 +56,79 @@ async def test_conversations_are_listed_found_named_and_archived(
     assert await listed(archived=True) == await listed(query="kim") == [ids[0]]
     assert await start(stub, "Lunch is on again", conversation_id=ids[0]) == ids[0]
     assert ids[0] in await listed(archived=False)
+
+
+# ForkConversation and ImportConversation, as a client sees them, and each way in which they are refused.
+
+
+GOOD = history(
+    [
+        {"role": "user", "content": "How warm is it?"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+        {"role": "assistant", "content": "12 degrees"},
+    ]
+)
+
+
+async def imported(conversations: ConversationServiceAsyncStub, **fields: Any) -> Any:
+    request = pb.ImportConversationRequest(messages=GOOD, **fields)
+    return (await conversations.ImportConversation(request, metadata=ME)).conversation
+
+
+async def shown(stub: AgentServiceAsyncStub, conversation_id: str) -> list[message_pb2.Message]:
+    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
+    return list((await stub.ListMessages(request, metadata=ME)).messages)
+
+
+async def test_a_history_is_imported_with_ids_of_ours_and_can_be_forked(
+    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
+) -> None:
+    made = await imported(conversations, title="Oslo", conversation_key="k")
+    assert (made.title, made.last_message_number) == ("Oslo", 3)
+    messages = await shown(stub, made.conversation_id)
+    assert [message.text for message in messages] == ["How warm is it?", "", "12 degrees"]
+    assert all(message.imported for message in messages)
+    (call_id,) = messages[1].call_ids
+    assert call_id != "call_1"
+    calls = agent_pb2.ListCallsRequest(run_id=messages[1].run_id)
+    (call,) = (await stub.ListCalls(calls, metadata=ME)).calls
+    assert (call.call_id, call.provider_call_id, call.imported, call.user_id) == (call_id, "call_1", True, "me")
+    request = pb.ForkConversationRequest(conversation_id=made.conversation_id, number=2)
+    forked = (await conversations.ForkConversation(request, metadata=ME)).conversation
+    assert (forked.forked_conversation_id, forked.forked_number, forked.title) == (made.conversation_id, 2, "Oslo")
+    assert await shown(stub, forked.conversation_id) == messages[:2]
+    assert not (await stub.ListRuns(agent_pb2.ListRunsRequest(), metadata=ME)).runs
+
+
+async def test_nothing_of_an_import_can_be_undone(
+    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
+) -> None:
+    made = await imported(conversations)
+    run_id = (await shown(stub, made.conversation_id))[0].run_id
+    (call,) = (await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id=run_id), metadata=ME)).calls
+    assert (call.state, "elsewhere" in call.reason) == (undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE, True)
+
+
+async def test_the_run_of_an_import_has_ended_for_whoever_watches_it(
+    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
+) -> None:
+    made = await imported(conversations)
+    run_id = (await shown(stub, made.conversation_id))[0].run_id
+    watched = stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id), metadata=ME)
+    assert not [event async for response in watched for event in response.events]
+    steps = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id=run_id), metadata=ME)
+    assert not [change async for response in steps for change in response.changes]
+
+
+async def test_a_fork_of_forks_has_a_bound(conversations: ConversationServiceAsyncStub, ledger: PlayedLedger) -> None:
+    conversation_id = (await imported(conversations)).conversation_id
+    for _ in range(64):
+        request = pb.ForkConversationRequest(conversation_id=conversation_id)
+        conversation_id = (await conversations.ForkConversation(request, metadata=ME)).conversation.conversation_id
+        ledger.add_answer(conversation_id)
+    request = pb.ForkConversationRequest(conversation_id=conversation_id)
+    assert await reason(conversations.ForkConversation(request, metadata=ME)) == "PAST_TOO_LONG"

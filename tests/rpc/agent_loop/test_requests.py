@@ -3,22 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from typing import TYPE_CHECKING, Any
 
-from pawl.agent.v1 import agent_pb2, types_pb2
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2, types_pb2
+from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
 from pawl.agent_loop.domain.call import DecisionKind
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.domain.run import RunState
+from pawl.agent_loop.rpc import convert
+from pawl.agent_loop.rpc.servicer import AgentServicer
+from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.ids import CallId
+from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.event.v1 import conversation_pb2 as values
+from tests.fakes.checker import FakeChecker
+from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.conftest import APPROVER, ME
+from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.rpc.agent_loop.conftest import APPROVER, ME, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
 
 DIGEST = "digest of call_1"
 
@@ -204,3 +222,188 @@ async def test_lists_pass_through(stub: AgentServiceAsyncStub, ledger: PlayedLed
     request = agent_pb2.ListMessagesRequest(conversation_id=run.conversation_id)
     messages = await stub.ListMessages(request, metadata=ME)
     assert [message.text for message in messages.messages] == ["Hello"]
+
+
+# Messages as large as gRPC lets them be: none keeps a replica busy, and none is too large for a client.
+
+
+async def test_what_waits_fits_into_a_message(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    """A client with gRPC's own limit of 4 MiB can read every run; the calls left out come as others are settled."""
+    await ledger.add_run()
+    for number in range(8):
+        await ledger.offer(f"call_{number}")
+        ledger.put_call(f"call_{number}", arguments=b"x" * 500_000)
+    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id="run_1"), metadata=ME)).run
+    assert [call.call_id for call in run.pending_calls] == [f"call_{number}" for number in range(4)]
+
+
+@pytest.mark.parametrize(("pending", "left"), [(0, (0, 4)), (1, (1, 3)), (4, (4, 0)), (7, (4, 0))])
+def test_calls_that_go_on_fit_into_a_message_behind_those_that_wait(pending: int, left: tuple[int, int]) -> None:
+    calls = [call_pb2.Call(call_id=f"call_{number}", arguments_json=b"x" * 500_000) for number in range(8)]
+    run = run_pb2.Run(run_id="run_1", pending_calls=calls[:pending], active_calls=calls[pending:])
+    shown = convert.run_message(run)
+    assert (len(shown.pending_calls), len(shown.active_calls)) == left
+    assert [*shown.pending_calls, *shown.active_calls] == calls[:4]
+    assert len(run.active_calls) == 8 - pending, "the run itself stays as it is"
+
+
+# Messages with more than a text, at the door.
+
+
+IMAGE = message_pb2.Part(image=message_pb2.ImagePart(data=PNG))
+FILE = message_pb2.Part(file=message_pb2.FilePart(document_name="handbook.md"))
+
+
+async def start(stub: AgentServiceAsyncStub, text: str = "Look", *parts: message_pb2.Part, **fields: Any) -> Any:
+    request = agent_pb2.StartRunRequest(text=text, parts=parts, **fields)
+    return (await stub.StartRun(request, metadata=ME)).run
+
+
+async def messages(stub: AgentServiceAsyncStub, conversation_id: str) -> list[message_pb2.Message]:
+    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
+    return list((await stub.ListMessages(request, metadata=ME)).messages)
+
+
+async def test_a_message_keeps_its_parts_and_what_is_shown_of_it_is_small(stub: AgentServiceAsyncStub) -> None:
+    run = await start(stub, "Look", IMAGE, FILE, message_pb2.Part(text="What is it?"))
+    (message,) = await messages(stub, run.conversation_id)
+    assert (message.role, message.text) == (message_pb2.ROLE_USER, "Look\n\nWhat is it?")
+    assert [part.WhichOneof("kind") for part in message.parts] == ["text", "image", "file", "text"]
+    image, file = message.parts[1].image, message.parts[2].file
+    assert (image.data, image.media_type, image.size_bytes) == (b"", "image/png", len(PNG))
+    assert image.sha256 == hashlib.sha256(PNG).hexdigest()
+    assert (file.text, file.size_bytes) == ("", len("Water the plants."))
+    watching = stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run.run_id), metadata=ME)
+    added: list[event_pb2.RunEvent] = []
+    async for answer in watching:
+        added += [event for event in answer.events if event.type == "message.added"]
+        if added:
+            break
+    watching.cancel()
+    assert added[0].message_added.message.parts == message.parts
+
+
+async def test_what_enters_a_run_is_a_text(stub: AgentServiceAsyncStub) -> None:
+    run = await start(stub)
+    request = agent_pb2.SendMessageRequest(
+        conversation_id=run.conversation_id, parts=[IMAGE], policy=types_pb2.MESSAGE_POLICY_STEER
+    )
+    assert await reason(stub.SendMessage(request, metadata=ME)) == "INVALID_FIELD"
+    request.policy = types_pb2.MESSAGE_POLICY_QUEUE
+    assert (await stub.SendMessage(request, metadata=ME)).run.queue_position == 1
+
+
+async def test_a_request_is_the_same_although_its_document_has_changed(
+    stub: AgentServiceAsyncStub, clients: ClientSide
+) -> None:
+    """I2: and the message keeps the text that it came with."""
+    first = await start(stub, "Look", FILE, request_id="r1")
+    documents: Any = clients.messages._documents
+    documents.documents["handbook.md"] = "Do not water the plants."
+    again = await start(stub, "Look", FILE, request_id="r1")
+    assert first.run_id == again.run_id
+    other = agent_pb2.StartRunRequest(request_id="r1", text="Look", parts=[IMAGE])
+    assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
+
+
+# Labels, and the filters of lists, as clients see them.
+
+
+APPROVAL = run_pb2.WAIT_KIND_APPROVAL
+
+
+async def listed(stub: AgentServiceAsyncStub, metadata: Any = ME, **fields: Any) -> list[str]:
+    response = await stub.ListRuns(agent_pb2.ListRunsRequest(**fields), metadata=metadata)
+    return [run.run_id for run in response.runs]
+
+
+async def test_runs_are_started_with_labels_by_requests_and_frames_and_found_by_them(
+    stub: AgentServiceAsyncStub,
+) -> None:
+    request = agent_pb2.StartRunRequest(text="Go", labels={"env": "prod", "team": "a"})
+    first = (await stub.StartRun(request, metadata=ME)).run
+    assert dict(first.labels) == {"env": "prod", "team": "a"}
+    client = Client(stub)
+    await client.hello()
+    receipt = await client.ask(start=session_pb2.Start(text="Go", labels={"env": "prod"}))
+    assert receipt.status == ACCEPTED
+    message = agent_pb2.SendMessageRequest(conversation_id=first.conversation_id, text="And?", labels={"team": "b"})
+    third = (await stub.SendMessage(message, metadata=ME)).run
+    assert await listed(stub, labels={"env": "prod"}) == [receipt.run_id, first.run_id]
+    assert await listed(stub, labels={"env": "prod", "team": "a"}) == [first.run_id]
+    assert await listed(stub, labels={"team": "b"}) == [third.run_id]
+    assert not await listed(stub, labels={"env": "test"})
+    for stranger in STRANGERS:
+        assert not await listed(stub, stranger, labels={"env": "prod"})
+
+
+async def test_runs_are_found_by_agent_parent_and_what_they_wait_for(stub: AgentServiceAsyncStub) -> None:
+    run = (await stub.StartRun(agent_pb2.StartRunRequest(text="Go"), metadata=ME)).run
+    assert await listed(stub, agent="default") == [run.run_id]
+    assert not await listed(stub, agent="clerk")
+    assert not await listed(stub, parent_run_id=run.run_id)
+    assert not await listed(stub, waits=[APPROVAL])
+    queued = agent_pb2.ListRunsRequest(waits=[APPROVAL], states=[run_pb2.RUN_STATE_QUEUED])
+    for refused in (queued, agent_pb2.ListRunsRequest(waits=[99])):  # type: ignore[list-item]  # it is none
+        assert await reason(stub.ListRuns(refused, metadata=ME)) == "INVALID_FIELD"
+    for field in ("agent", "parent_run_id"):
+        refused = agent_pb2.ListRunsRequest(**{field: "no id"})  # type: ignore[arg-type]  # a field
+        assert await reason(stub.ListRuns(refused, metadata=ME)) == "INVALID_ID"
+
+
+async def test_conversations_get_labels_and_are_found_by_them(stub: AgentServiceAsyncStub, server: RpcServer) -> None:
+    run = (await stub.StartRun(agent_pb2.StartRunRequest(text="Go", labels={"a": "run"}), metadata=ME)).run
+    async with grpc.aio.insecure_channel(server.address) as channel:
+        conversations = ConversationServiceStub(channel)
+        update = conversation_pb2.UpdateConversationRequest(conversation_id=run.conversation_id)
+        update.labels.labels["env"] = "prod"
+        assert dict((await conversations.UpdateConversation(update, metadata=ME)).conversation.labels) == {
+            "env": "prod"
+        }
+        for wanted, count in (({"env": "prod"}, 1), ({"a": "run"}, 0)):
+            request = conversation_pb2.ListConversationsRequest(labels=wanted)
+            assert len((await conversations.ListConversations(request, metadata=ME)).conversations) == count
+        update.labels.CopyFrom(values.Labels())
+        assert not (await conversations.UpdateConversation(update, metadata=ME)).conversation.labels
+
+
+# What a deployment fills in is no part of a request.
+
+
+async def test_a_deploy_with_other_defaults_leaves_requests_as_they_are(
+    stub: AgentServiceAsyncStub, clients: ClientSide, servicer: AgentServicer, ledger: PlayedLedger
+) -> None:
+    """I2: what a request left open is no part of it."""
+    asked = run_pb2.RunOptions(temperature=0.5, limits=run_pb2.RunLimits(rounds_max=3))
+    request = agent_pb2.StartRunRequest(request_id="r1", text="Hello", options=asked)
+    before = (await stub.StartRun(request, metadata=ME)).run
+    limits = Limits(run_timeout_seconds=100.0)
+    servicer._messages = Messages(
+        ledger=ledger,
+        agents=clients.agents,
+        defaults=RunDefaults(model="a-newer-model", limits=limits),
+        checker=FakeChecker(),
+        documents=FakeChecker(),
+        takes_images=False,
+        tools=FakeChecker(),
+    )
+    again = (await stub.StartRun(request, metadata=ME)).run
+    assert (again.run_id, again.options.model) == (before.run_id, "the-model")
+    request.options.limits.rounds_max = 4
+    assert await reason(stub.StartRun(request, metadata=ME)) == "REQUEST_ID_REUSED"
+
+
+def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:
+    asked = run_pb2.RunOptions(model="m", temperature=0.5, tool_names=["a"])
+    asked.limits.rounds_max = 3
+    asked.limits.run_timeout_seconds = 2.5
+    message = wire.ASKED.write(convert.options(asked))
+    assert message.limits == asked.limits
+    assert (message.model, message.temperature, list(message.tool_names)) == ("m", 0.5, ["a"])
+    assert not message.HasField("output_tokens_max")
+
+
+@pytest.mark.parametrize("asked", [run_pb2.RunOptions(), run_pb2.RunOptions(limits=run_pb2.RunLimits())])
+def test_a_request_without_limits_has_the_same_bytes_in_every_version(asked: run_pb2.RunOptions) -> None:
+    """I2: job-store tells requests apart by their bytes, and versions before wrote no empty limits."""
+    assert not wire.ASKED.write(convert.options(asked)).HasField("limits")
