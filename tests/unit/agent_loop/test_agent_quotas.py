@@ -7,13 +7,12 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, NONE_SECONDS_MAX, AgentQuotas
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
 from pawl.agent_loop.domain.event import Warned
-from pawl.agent_loop.domain.run import PinnedAgent, Run, RunOptions, RunState, TokenBudgetPolicy, WaitKind
+from pawl.agent_loop.domain.run import PinnedAgent, RunOptions, RunState, TokenBudgetPolicy, WaitKind
 from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import MethodNotFound
 from tests.fakes.ledger import STORE
@@ -66,35 +65,6 @@ async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> No
     assert world.ledger.time() >= world.agents.usage.day_end_time
     assert world.ledger.run(key).output_text == "Done."
     assert len(world.model.requests) == 1
-
-
-async def test_it_pauses_also_by_a_clock_for_which_the_day_has_ended() -> None:
-    world = World(VERDICTS, [says("Done.")])
-    await give(world, 100)
-    use(world, 100)
-    key = submit(world)
-    world.agents.usage.day_end_time = world.ledger.time() - timedelta(seconds=2)
-
-    assert await world.drive() is Left.PARKED
-
-    claim_at = world.ledger.row(key).claim_at
-    assert claim_at is not None
-    assert claim_at > world.ledger.time() + timedelta(seconds=0.5)
-
-
-async def test_it_looks_again_whenever_it_is_woken() -> None:
-    world = World(VERDICTS, [says("Done.")])
-    await give(world, 100)
-    use(world, 100)
-    key = submit(world)
-    await world.drive()
-    early = world.ledger.time()
-    for more in (100, 200):
-        await give(world, more)
-        world.ledger.tables.runs[key] = replace(world.ledger.row(key), claim_at=early)
-        left = await world.drive()
-        assert left is (Left.ENDED if more > 100 else Left.PARKED)
-    assert world.ledger.time() < world.agents.usage.day_end_time
 
 
 async def test_a_run_may_ask_to_fail_instead() -> None:
@@ -168,13 +138,6 @@ async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_lef
     assert not quotas.must_be_read(run, 60, 99.9 + ENOUGH_SECONDS_MAX)
     assert quotas.must_be_read(run, 0, 100.0 + ENOUGH_SECONDS_MAX)
     assert quotas.must_be_read(run, 40, 100.1), "its own runs have used the rest"
-
-
-async def test_drafts_and_the_default_of_the_deployment_have_none() -> None:
-    world = World(VERDICTS, [])
-    run: Run = world.ledger.run(submit(world))
-    for agent in (None, PinnedAgent(name="draft/clerk", version=1)):
-        assert not AgentQuotas().must_be_read(replace(run, agent=agent), 0, 0.0)
 
 
 async def test_beside_a_ledger_of_the_version_before_there_are_none() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from pawl.agent_loop.domain.agents import (
     DEFAULT,
@@ -25,7 +25,7 @@ from pawl.agent_loop.domain.agents import (
     options_of,
     select,
 )
-from pawl.agent_loop.domain.limits import CEILINGS, NONE_IS_ZERO, Limits
+from pawl.agent_loop.domain.limits import NONE_IS_ZERO, Limits
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import RoundLimitPolicy, RunOptions, ToolChoice, ToolChoiceMode
 from pawl.errors import InvalidField, PawlError, ToolNotFound
@@ -188,13 +188,6 @@ def test_an_agent_whose_patterns_matched_nothing_has_no_tools() -> None:
     empty = AgentVersion(definition=definition(tools=ToolSelection(patterns=("x*",))), version=1)
     assert run_of(empty).without_tools
     assert delegated(empty, RunOptions(tool_names=("look",))).without_tools
-
-
-def test_limits_that_the_deployment_has_lowered_since_hold() -> None:
-    found = agent(limits={"rounds_max": 50, "total_tokens_max": 0})
-    lower = RunDefaults(model="m", ceilings=Limits(**asdict(CEILINGS) | {"rounds_max": 20, "total_tokens_max": 100}))
-    options = complete(options_of(found, AskedOptions(), lower.ceilings), lower)
-    assert (options.limits.rounds_max, options.limits.total_tokens_max) == (20, 100)
 
 
 def test_the_default_of_the_deployment_says_what_it_gives() -> None:

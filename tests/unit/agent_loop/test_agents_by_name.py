@@ -60,18 +60,6 @@ async def test_a_call_names_an_agent_to_which_that_of_its_run_delegates() -> Non
     assert world.ledger.run(key).output_text == "Done."
 
 
-async def test_a_run_below_that_names_no_agent_is_of_the_one_above() -> None:
-    world = world_of(top=[calls(agent("part")), says("Done.")], part=[says("Yes.")])
-    await agents_of(world, a=clerk("a"))
-    key = world.ledger.submit("top", agent=PinnedAgent(name="a", version=1))
-
-    await finish(world, key)
-
-    found = child_of(world, key).agent
-    assert found is not None
-    assert (found.name, found.version) == ("a", 1)
-
-
 @pytest.mark.parametrize("named", ["b", "c", "gone", "closed", "nobody"])
 async def test_an_agent_that_may_not_be_given_tasks_is_an_error_for_the_model(named: str) -> None:
     world = world_of(top=[calls(agent("part", agent=named)), says("Done.")])

@@ -193,10 +193,3 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     is_silent = reports is JobReports.NONE
     assert ("you are not told" in call.result.note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent
-
-
-async def test_a_tool_that_tells_nothing_of_its_jobs_begins_no_turn() -> None:
-    story = Story(calls(background("quiet", _interval=60, _stopAfter=3)), says("Begun."))
-    story.say("do it")
-    await story.until(lambda: story.is_over)
-    assert (story.jobs[0].state, story.jobs[0].round, story.turns) == (RunState.COMPLETED, 3, [])

@@ -9,25 +9,12 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Loaded
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.step import Step
-from pawl.chassis.ids import WorkerId
 from pawl.errors import DependencyUnavailable
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls
 from tests.unit.agent_loop.scenario import VERDICTS, at_work, end_of
 from tests.unit.agent_loop.test_jobs import Story, background
 from tests.unit.agent_loop.test_worker import Hopeless
-
-
-async def test_what_came_with_a_claim_is_how_the_run_was_then() -> None:
-    """The answer to a claim may come when a drive of the run has long begun, and reads the run again."""
-
-    world = World(VERDICTS, [])
-    world.ledger.submit("hello")
-    ((claim, loaded),) = (await world.ledger.claim(WorkerId("worker"), runs_max=1, lease_seconds=10.0)).items()
-    assert loaded is not None
-    assert loaded.run.active_seconds == 0.0
-    await world.ledger.commit(claim, "cmt_1", Step(active_seconds=3.0))
-    assert (await world.ledger.load(claim)).run.active_seconds == 3.0
 
 
 async def test_what_came_with_a_claim_is_nothing_to_a_drive_that_follows_another_one() -> None:

@@ -11,12 +11,10 @@ from pawl.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
 from pawl.agent_loop.domain.event import CallFragment, OutputDelta
 from pawl.agent_loop.domain.model import (
     CallPiece,
-    Finished,
     Piece,
     ReasoningPiece,
     RefusalPiece,
     TextPiece,
-    UsageReport,
 )
 
 HEAD = OutputDelta(round=1, model_attempt=1)
@@ -41,12 +39,6 @@ def test_100_pieces_at_once_give_at_most_11_outputs() -> None:
     assert "".join(output.text for output in outputs) == "x" * 100
 
 
-def test_100_pieces_20_ms_apart_give_at_most_22_outputs() -> None:
-    outputs = play([(5.0 + 0.02 * number, TextPiece(text="x")) for number in range(100)])
-    assert len(outputs) <= 22
-    assert "".join(output.text for output in outputs) == "x" * 100
-
-
 def test_the_first_piece_is_due_at_once() -> None:
     coalescer = Coalescer(HEAD)
     coalescer.add(TextPiece(text="H"))
@@ -54,15 +46,6 @@ def test_the_first_piece_is_due_at_once() -> None:
     assert coalescer.take(7.0) == (replace(HEAD, text="H"),)
     coalescer.add(TextPiece(text="i"))
     assert coalescer.due_at() == pytest.approx(7.1)
-
-
-def test_nothing_held_is_never_due() -> None:
-    coalescer = Coalescer(HEAD)
-    assert coalescer.due_at() is None
-    coalescer.add(UsageReport())
-    coalescer.add(Finished(reason="stop"))
-    assert coalescer.due_at() is None
-    assert coalescer.take(0.0) == ()
 
 
 def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_written() -> None:

@@ -7,8 +7,8 @@ from contextlib import suppress
 
 from pawl.agent_loop.domain import completing
 from pawl.agent_loop.domain.call import Call, CallResult, CallState
-from pawl.agent_loop.domain.command import Cancel, Completed
-from pawl.agent_loop.domain.run import Run, RunState, StopCause, WaitKind
+from pawl.agent_loop.domain.command import Completed
+from pawl.agent_loop.domain.run import Run, RunState, WaitKind
 from pawl.agent_loop.domain.state import State
 from pawl.agent_loop.domain.tool import ExecutionResult, Outcome
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
@@ -75,29 +75,6 @@ def test_news_that_comes_before_the_registry_has_said_that_the_call_waits_is_not
     assert run.started == [call.call_id] * 3
     run.ends(call.call_id)
     assert (run.calls[0].state, run.base.loop.completions) == (CallState.SUCCEEDED, {})
-
-
-async def test_a_call_that_waits_can_be_stopped() -> None:
-    story = Story(calls(background("slow")), says("Begun."))
-    job, call = await waiting_job(story)
-    await story.world.ledger.send(story.key(job), Cancel(cause=StopCause.USER))
-    await story.until(lambda: story.is_over, seconds_max=100.0)
-    assert story.world.registry.cancelled == [call.call_id]
-    assert story.calls(job)[0].state is CallState.CANCELLED
-    await story.world.ledger.note_completion(story.key(job), call.call_id)
-    assert story.world.ledger.run(story.key(job)).state is RunState.CANCELLED
-
-
-async def test_a_call_in_the_foreground_waits_within_its_own_time() -> None:
-    story = Story(calls("slow"), says("Printed."), seconds=1.0)
-    story.world.registry.awaited["slow"] = 4.0
-    key = story.say("print it")
-    await story.until(lambda: WaitKind.COMPLETION in story.world.ledger.run(key).waits)
-    (call,) = story.calls(story.world.ledger.run(key))
-    story.world.registry.completed[call.call_id] = DONE
-    await story.world.ledger.note_completion(key, call.call_id)
-    await story.until(lambda: story.is_over)
-    assert story.world.ledger.run(key).output_text == "Printed."
 
 
 def test_a_call_that_nobody_completes_waits_for_nobody_whatever_the_clock_says() -> None:

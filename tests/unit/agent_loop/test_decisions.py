@@ -222,79 +222,6 @@ def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
     assert position > 0
 
 
-async def test_a_call_that_expires_beside_another_one_is_recorded_with_its_time() -> None:
-    """The drive has the run all the while: it reads since when a client holds the call."""
-
-    world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
-    options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
-    key = world.ledger.submit("hello", options=options)
-    running = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
-    await asyncio.sleep(3.0)
-    await held(world, key)
-    assert await running is Left.ENDED
-    (note,) = world.registry.returned
-    assert note.state is CallState.EXPIRED
-    assert 5.0 < note.duration_seconds < 10.0
-
-
-async def test_a_result_that_was_faster_than_the_end_of_its_call_is_all_that_is_recorded() -> None:
-    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-    key = world.ledger.submit("hello")
-    assert await world.drive() is Left.PARKED
-    show = await held(world, key)
-    await world.ledger.send(key, Steer(text="in blue, please"))
-
-    async def submit(request: str, carried_out: bool) -> None:
-        if request == "CommitRun" and not carried_out:
-            world.ledger.fault = None
-            await world.ledger.send(key, ToolResult(call_id=show.call_id, result=CallResult(content_json=b'"shown"')))
-
-    world.ledger.fault = submit
-    await world.finish(key)
-    assert [note.state for note in world.registry.returned] == [CallState.SUCCEEDED]
-
-
-async def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> None:
-    """The drive learns of that lease from the ledger only, after the step."""
-
-    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-    key = world.ledger.submit("hello")
-    assert await world.drive() is Left.PARKED
-    await world.ledger.send(key, Steer(text="in blue, please"))
-
-    async def lease(request: str, carried_out: bool) -> None:
-        if request == "CommitRun" and not carried_out:
-            world.ledger.fault = None
-            await held(world, key)
-
-    world.ledger.fault = lease
-    await world.finish(key)
-    assert [note.state for note in world.registry.returned] == [CallState.CANCELLED]
-
-
-async def test_a_call_that_was_given_up_rounds_ago_is_recorded_when_the_registry_is_back() -> None:
-    looks = [calls(f'look {{"n":{number}}}') for number in range(4)]
-    registry = AwayOnce(VERDICTS)
-    registry.times = 5
-    world = with_registry(World(VERDICTS, [calls('show {"n":1}'), *looks, says("Done.")]), registry)
-    key = world.ledger.submit("hello")
-    assert await world.drive() is Left.PARKED
-    show = await held(world, key)
-    await world.ledger.send(key, Steer(text="in blue, please"))
-    await world.finish(key)
-    assert registry.times == 0
-    assert [(note.call_id, note.state) for note in registry.returned] == [(show.call_id, CallState.CANCELLED)]
-
-
-async def test_a_run_goes_on_to_wait_when_a_call_expires_that_nobody_took() -> None:
-    world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}'), says("Done.")])
-    options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
-    key = world.ledger.submit("hello", options=options)
-    assert await world.drive() is Left.PARKED
-    assert await world.drive() is Left.PARKED
-    assert [call.state for call in world.ledger.calls(key)] == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
-
-
 async def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
     """A user's stop waits seconds, not for the registry to come back."""
 
@@ -309,26 +236,6 @@ async def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
     assert world.ledger.run(key).state is RunState.CANCELLED
     assert world.clock.monotonic() - began < 10.0
     assert world.registry.returned == []
-
-
-async def test_a_call_that_no_client_held_is_not_recorded() -> None:
-    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-    key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=10.0)))
-    assert await world.drive() is Left.PARKED
-    assert await world.drive() is Left.ENDED
-    assert [call.state for call in world.ledger.calls(key)] == [CallState.EXPIRED]
-    assert world.registry.returned == []
-
-
-async def test_a_run_without_front_end_calls_reports_no_results() -> None:
-    async def unexpected(*_: object) -> None:
-        raise AssertionError
-
-    world = World(VERDICTS, [calls('write {"n":1}', 'mail {"n":1}', 'ask {"n":1}'), says("Done.")])
-    key = world.ledger.submit("hello")
-    world.registry.record_results = unexpected  # type: ignore[method-assign,assignment]
-    await world.finish(key)
-    assert world.ledger.run(key).state is RunState.COMPLETED
 
 
 async def test_a_registry_that_keeps_no_chain_stops_nobody() -> None:

@@ -168,18 +168,6 @@ def _is_summary(request: ModelRequest) -> bool:
     return "Summarise" in str(request.messages[0]["content"])
 
 
-async def test_a_message_names_the_output_that_it_replaces() -> None:
-    world = World(VERDICTS, [says("One two three four.", chunks=25)])
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    events = world.ledger.events(key)
-    places = [seq for seq, event in enumerate(events, 1) if isinstance(event, OutputDelta)]
-    message = world.ledger.messages(key)[-1]
-    assert (message.first_output_seq, message.last_output_seq) == (places[0], places[-1])
-
-
 async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
     world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
     key = world.ledger.submit("hello")
@@ -324,13 +312,6 @@ async def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolC
     key = world.ledger.submit("hello", RunOptions(tool_choice=choice))
     await world.finish(key)
     assert [request.tool_choice for request in world.model.requests] == [sent, None]
-
-
-async def test_a_run_offers_the_tools_that_it_named_and_no_others() -> None:
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello", RunOptions(tool_names=("look", "ask")))
-    await world.finish(key)
-    assert [tool["function"]["name"] for tool in world.model.requests[0].tools] == ["look", "ask"]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, R
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
-from tests.fakes.model import calls, fails, says
+from tests.fakes.model import fails, says
 from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
 
 
@@ -229,24 +229,6 @@ async def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
     assert {delta.model_attempt for delta in deltas} == {1, 2}
 
 
-async def test_a_call_is_asked_for_again_under_its_id_and_with_what_went_before() -> None:
-    """I5: the registry tells by the id whether it ran."""
-
-    world = World(VERDICTS, [calls("write")], seconds=5.0)
-    key = world.ledger.submit("hello")
-    first = asyncio.create_task(world.drive("first"))
-    await asyncio.sleep(2.0)
-    first.cancel()
-    await asyncio.wait([first])
-
-    await world.finish(key)
-
-    (call,) = world.ledger.calls(key)
-    asked = [(execution.call_id, execution.earlier_attempts) for execution in world.registry.asked]
-    assert asked == [(call.call_id, 0), (call.call_id, 1)]
-    assert world.registry.effects == {call.call_id: 1}
-
-
 async def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_the_run() -> None:
     """LOOP-7, C11: one retry layer, four attempts."""
 
@@ -302,15 +284,6 @@ async def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_c
     assert len(reasons) == takeovers + 3
     run = world.ledger.run(key)
     assert run.state is (RunState.COMPLETED if failures == 3 else RunState.FAILED)
-
-
-async def test_what_a_failed_attempt_showed_is_replaced_and_never_doubled() -> None:
-    world = World(VERDICTS, [fails(after=says("Once upon", chunks=2)[:2]), says("The end.")])
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    assert shown_text(world, key, 1) == "The end."
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, Internal])
@@ -398,22 +371,6 @@ async def test_an_internal_error_that_never_ends_is_believed_after_some_minutes(
     assert 170 < world.clock.now() - began < 200
 
 
-async def test_only_internal_errors_in_a_row_count() -> None:
-    """Minutes without an answer are no internal error."""
-
-    world = everything()
-    key = world.ledger.submit("hello")
-    end, errors = world.clock.now() + 1000.0, itertools.cycle([Internal] * 50 + [DependencyUnavailable])
-
-    async def fault(request: str, done: bool) -> None:
-        if request != "ClaimRuns" and world.clock.now() < end:
-            raise next(errors)
-
-    world.ledger.fault = fault
-    await world.finish(key)
-    check_whole(world, key)
-
-
 @pytest.mark.parametrize("jump", [130.0, 100_000.0, -130.0, -100_000.0])
 def test_the_clock_of_the_database_may_jump_before_any_answer(jump: float) -> None:
     """Active time is counted by the worker's own clock, which does not jump."""
@@ -453,12 +410,3 @@ async def test_a_round_that_takes_too_long_ends_in_time_whatever_the_clock_of_th
     assert failure is not None
     assert failure.reason == "ROUND_TIMEOUT"
     assert 115 < world.clock.now() - 1000 < 125
-
-
-async def test_a_model_call_that_waits_for_its_retry_has_the_rest_of_its_round() -> None:
-    world = World(VERDICTS, [[20.0, *fails()], says("Done.")])
-    key = world.ledger.submit("hello")
-    await world.finish(key)
-    first, second = (request.deadline_seconds for request in world.model.requests)
-    assert first == pytest.approx(120.0, abs=0.5)
-    assert second == pytest.approx(120.0 - 20.0 - 0.75, abs=0.5)

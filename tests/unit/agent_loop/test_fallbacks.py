@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import msgspec
 import pytest
 from hypothesis import given
@@ -28,7 +26,6 @@ from pawl.agent_loop.domain.model import (
     Problem,
     ProviderState,
     ReasoningPiece,
-    TextPiece,
 )
 from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
 from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState
@@ -166,17 +163,6 @@ async def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
     again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
     await world.finish(again)
     assert world.model.requests[4].model == "first", "another run begins with the first"
-
-
-async def test_a_worker_that_dies_does_not_take_the_run_back_to_the_first_model() -> None:
-    world = down("first", otherwise=[TextPiece(text="half"), 5.0, *says("Done.")])
-    key = world.ledger.submit("hello", options("first", "second", attempts_max=1))
-    drive = asyncio.create_task(world.drive("one"))
-    await asyncio.sleep(3.0)
-    drive.cancel()
-    await asyncio.gather(drive, return_exceptions=True)
-    await world.finish(key)
-    assert [request.model for request in world.model.requests] == ["first", "second", "second"]
 
 
 async def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:

@@ -18,7 +18,7 @@ from pawl.agent_loop.domain import imports
 from pawl.agent_loop.domain.imports import HistoryCall, HistoryMessage, HistoryRole
 from pawl.chassis.auth import Principal
 from pawl.chassis.ids import CallId, ConversationId, RequestId, RunKey, StoreId, UserId
-from pawl.errors import ForkPointOpen, PawlError
+from pawl.errors import ForkPointOpen
 from tests.fakes import virtual_time
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World
@@ -271,24 +271,3 @@ def test_the_model_is_given_what_one_expects_and_what_a_strict_server_takes(play
         await player.finish()
 
     virtual_time.run(main())
-
-
-async def test_a_fork_does_nothing_again_of_what_its_past_has_done() -> None:
-    """Calls of the past are neither made, nor counted by the run that goes on."""
-
-    player = Player()
-    await player.runs(0, "looks")
-    asked = list(player.world.registry.order)
-    for _ in range(6):
-        await player.forks(0, 0)
-        await player.runs(len(player.talks) - 1, "says")
-    assert player.world.registry.order == asked
-
-
-async def test_a_fork_of_nothing_is_refused() -> None:
-    player = Player()
-    await player.runs(0, "fails")
-    with pytest.raises(PawlError):
-        await player.ledger.fork_conversation(
-            ME, RequestId(""), ConversationId(player.talks[0].conversation_id), number=0
-        )

@@ -97,12 +97,6 @@ def test_the_model_finds_its_call_under_the_name_that_it_used() -> None:
     assert (kept.tool_name, told[1]["tool_calls"][0]["function"]["name"]) == ("search", "ask_browser")
 
 
-def test_instructions_come_first() -> None:
-    run = replace(RUN, options=RunOptions(instructions="Be brief."))
-    told = history.of_run(State(run=run, messages=(user("hi"),)))
-    assert told[0] == {"role": "system", "content": "Be brief."}
-
-
 def test_neighbours_of_the_same_role_are_joined() -> None:
     """C15: a message that came while the run was stopped follows the one before."""
     told = history.of_run(state(user("hi"), user("and?"), assistant("Well", interrupted=True), user("go on")))
@@ -147,22 +141,11 @@ def test_no_line_of_another_user_passes_for_anything_else(others: list[tuple[Rol
     assert all(not line or line in labels or line.startswith("> ") for line in quoted)
 
 
-def test_an_empty_answer_leaves_no_message() -> None:
-    told = history.of_run(state(user("hi"), assistant(""), user("hello?")))
-    assert [message["role"] for message in told] == ["user"]
-
-
 def test_an_error_reaches_the_model_as_an_error() -> None:
     """FE-5, LOOP-7."""
     failed = replace(call("a"), result=settle.error("TOOL_TIMEOUT", "too slow"))
     (content,) = contents([failed], 1000)
     assert json.loads(content) == {"error": "too slow", "reason": "TOOL_TIMEOUT"}
-
-
-def test_an_error_of_a_front_end_in_any_form_reaches_the_model_as_an_error() -> None:
-    failed = replace(call("a"), result=CallResult(content_json=b'["no","panel"]', is_error=True))
-    (content,) = contents([failed], 1000)
-    assert json.loads(content) == {"error": ["no", "panel"], "reason": "TOOL_ERROR"}
 
 
 def test_a_note_goes_with_the_result() -> None:
@@ -208,12 +191,6 @@ def test_reasoning_goes_back_only_where_the_server_sent_some() -> None:
     assert not {"reasoning", "reasoning_content"} & set(never[1])
 
 
-def test_opaque_reasoning_state_goes_back_as_it_came() -> None:
-    opaque = replace(assistant("", "a"), provider_state_json=b'{"reasoning_details":[{"data":"gAAAA=="}]}')
-    told = history.of_run(state(user("hi"), opaque, calls=(call("a"),)))
-    assert b'"reasoning_details":[{"data":"gAAAA=="}]' in msgspec.json.encode(told[1])
-
-
 def test_unknown_fields_of_messages_and_calls_go_back_byte_for_byte() -> None:
     """LOOP-11: number formats, escapes and white space included; what Pawl knows itself is not replaced."""
     odd = rb'{"sig": 1e2,  "t":"\u00e9", "n":1.0}'
@@ -228,10 +205,6 @@ def test_unknown_fields_of_messages_and_calls_go_back_byte_for_byte() -> None:
     assert b"forged" not in message
     assert [asked["id"] for asked in told[1]["tool_calls"]] == ["a", "b"]
     assert set(told[1]["tool_calls"][1]) == {"id", "type", "function"}
-
-
-def test_a_small_history_is_not_summarised() -> None:
-    assert history.summarise_to(state(user("hi", 1), assistant("hello", number=2))) == 0
 
 
 @settings(max_examples=100)
@@ -273,9 +246,3 @@ def test_the_newest_summary_comes_before_what_it_does_not_stand_for() -> None:
     assert texts[-1] == "three\n\nfour"
     assert "old" not in history.to_summarise(full, 4)
     assert "new" in history.to_summarise(full, 4)
-
-
-def test_what_is_summarised_fits_into_the_context() -> None:
-    full = state(user("x" * 50_000, 1), user("last", 2), limits=Limits(context_bytes_max=10_000))
-    assert history.summarise_to(full) == 1
-    assert len(history.to_summarise(full, 1).encode()) <= 10_000

@@ -7,15 +7,14 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.domain import jobs, monitor
+from pawl.agent_loop.domain import jobs
 from pawl.agent_loop.domain.call import CallResult
-from pawl.agent_loop.domain.loop_state import JobCursor
 from pawl.agent_loop.domain.run import JobReports, Notice, RunState
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import RunId
 from tests.fakes.model import calls
 from tests.unit.agent_loop.test_jobs import Story, background
-from tests.unit.agent_loop.test_monitors import job, looked
+from tests.unit.agent_loop.test_monitors import job
 
 
 async def test_a_job_that_waits_for_something_asks_the_model_once_it_is_so() -> None:
@@ -35,18 +34,6 @@ async def test_a_job_that_waits_for_something_asks_the_model_once_it_is_so() -> 
     assert len(story.world.model.requests) == requests + 1
     ((notice,),) = [told for n in range(requests, requests + 1) for told in [story.told(n)[0]]]
     assert notice["result"] == {"met": True, "result": {"items": [{"price": 19.5}]}}
-
-
-async def test_a_job_that_waits_in_vain_says_so_at_its_end() -> None:
-    asked = background("look", _interval=60, _stopAfter=3, _duration=60, _until={"equals": "done"})
-    story = Story(calls(asked), seconds=0.1)
-    story.world.registry.results["look"] = CallResult(content_json=b'"not yet"')
-    story.say("tell me when it is done")
-    await story.until(lambda: story.is_over)
-    assert story.jobs[0].round == 3
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    (told,) = [json.loads(message.notices_json) for message in messages if message.notices_json]
-    assert told[0]["result"] == {"met": False, "result": "not yet"}
 
 
 def told(story: Story) -> list[Any]:
@@ -97,31 +84,6 @@ async def test_a_digest_is_told_in_place_of_each_iteration() -> None:
     assert sums.pop(4) == [{"from": 1, "to": 4, "result": '"up"'}]
     assert sums.pop(None) == [{"from": 5, "to": 7, "result": '"up"'}]
     assert sums.keys() <= {7}, "told beside the end, if it was told before"
-
-
-def test_a_digest_that_waits_is_told_when_the_job_has_looked_again() -> None:
-    asked: Any = {"reports": JobReports.DIGEST, "report_seconds": 2.5}
-    what, cursor, output, outputs = job(**asked), JobCursor(), "", []
-    for number in range(1, 9):
-        call = looked(number, number, number - 1.0)
-        judged = monitor.judged(what, cursor, call, str(number))
-        seen, tells = monitor.tells(what, cursor, judged, call, str(number))
-        output = monitor.told(what, cursor, judged, str(number), output, ends_digest=tells)
-        outputs.append(json.loads(output))
-        cursor = seen
-    first = outputs[3]["iterations"]
-    assert [each["result"] for each in first] == ["1", "2", "3", "4"]
-    assert [each.get("digest_before") for each in outputs] == [
-        None,
-        None,
-        None,
-        None,
-        first,
-        first,
-        None,
-        outputs[6]["iterations"],
-    ]
-    assert [each["from"] for each in outputs[6]["iterations"]] == [5, 6, 7]
 
 
 @pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])

@@ -212,14 +212,6 @@ async def test_a_failure_is_told_as_one_and_a_stop_never_as_success() -> None:
     assert (failed["state"], failed["error"]) == ("FAILED", "no such page")
 
 
-async def test_a_message_goes_before_a_turn_that_has_not_begun() -> None:
-    story = Story(calls(background("work")), says("Begun."), says("You asked, and it is done."))
-    story.say("do it")
-    await story.until(lambda: any(job.state in ENDED for job in story.jobs) or bool(story.turns))
-    if not story.turns:
-        raise AssertionError("the end of a job begins a turn in the same transaction")
-
-
 async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
     """ASYNC-3: iterations are due at the beginning plus whole intervals; a slow one skips what it missed."""
 
@@ -256,29 +248,6 @@ async def test_an_error_of_an_iteration_does_not_stop_a_series_and_its_end_is_to
         "result": {"error": "not there"},
     }
     assert {notice.get("iteration") for notice in told[:-1]} <= {1, 2, 3}
-
-
-async def test_a_series_ends_also_if_its_last_iteration_is_refused_as_soon_as_it_begins() -> None:
-    """It waited for its time until then: it goes on, and ends, in a step each."""
-
-    story = Story(calls(background("hire", task="", _interval=10, _stopAfter=2)))
-    story.say("watch it")
-    await story.until(lambda: story.is_over)
-    (job,) = story.jobs
-    assert (job.state, job.round, job.failure) == (RunState.COMPLETED, 2, None)
-    assert [call.state for call in story.calls(job)] == [CallState.FAILED] * 2
-
-
-async def test_only_a_change_is_told_where_that_is_asked_for() -> None:
-    story = Story(calls(background("look", _interval=10, _stopAfter=5, _reports="change")), seconds=0.1)
-    story.world.registry.results["look"] = CallResult(content_json=b'{"price":30}')
-    story.say("watch it")
-    await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= 3)
-    story.world.registry.results["look"] = CallResult(content_json=b'{"price":19}')
-    await story.until(lambda: story.is_over)
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-    assert [notice["result"]["price"] for notice in told if "iteration" in notice] == [30, 19]
 
 
 async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:

@@ -55,21 +55,6 @@ async def test_a_large_inbox_goes_into_several_steps() -> None:
     assert [len(message.text) for message in world.ledger.messages(key)][-4:-1] == [LARGEST // 4] * 3
 
 
-async def test_a_stopped_run_with_a_large_inbox_ends() -> None:
-    """What was taken before the stop is kept."""
-
-    world, key = await waiting()
-    await bring_everything(world, key)
-    await world.ledger.send(key, Cancel(cause=StopCause.USER))
-
-    await world.drive()
-
-    assert max(map(size, world.ledger.steps)) <= BYTES_MAX
-    assert world.ledger.run(key).state is RunState.CANCELLED
-    assert {call.state for call in world.ledger.calls(key)} == {CallState.SUCCEEDED}
-    assert sum(len(message.text) == LARGEST // 4 for message in world.ledger.messages(key)) == 3
-
-
 async def test_a_run_with_many_large_calls_is_ended_in_several_steps() -> None:
     for failure in (None, RunFailure(failure_class=FailureClass.INTERNAL, reason="INTERNAL", message="broken")):
         world, key = await waiting(arguments_bytes=250 * 1024)

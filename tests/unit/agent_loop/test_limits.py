@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
 from pawl.agent_loop.settings import AgentLoopSettings
 from pawl.errors import InvalidField
-from pawl.event.v1 import run_pb2
 
 
 def settings(ceilings: str) -> AgentLoopSettings:
@@ -20,11 +18,6 @@ def settings(ceilings: str) -> AgentLoopSettings:
 @pytest.mark.parametrize(("own", "held"), [(0, 10), (5, 5), (99, 99), (600, 100)])
 def test_the_timeout_of_a_tool_holds_up_to_the_ceiling(own: float, held: float) -> None:
     assert Limits().seconds_of_tool(own) == held
-
-
-@pytest.mark.parametrize(("own", "held"), [(0, 86_400), (60, 60), (2 * 86_400, 2 * 86_400), (1e9, 30 * 86_400)])
-def test_the_time_of_a_question_holds_up_to_the_ceiling(own: float, held: float) -> None:
-    assert Limits().seconds_of_question(own) == held
 
 
 def test_a_run_narrows_what_tools_say_of_themselves_by_the_ceiling_alone() -> None:
@@ -67,10 +60,3 @@ def test_what_is_no_ceiling_stops_the_start(text: str) -> None:
 def test_a_deployment_s_ceilings_are_those_of_tools() -> None:
     limits = settings("tool_timeout_seconds=600").run_defaults.limits
     assert (limits.seconds_of_tool(599), limits.seconds_of_tool(0)) == (599, 10)
-
-
-def test_a_run_of_the_version_before_keeps_its_limits() -> None:
-    message = run_pb2.Run(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(tool_timeout_seconds=10)))
-    message.options.tool_choice.mode = run_pb2.ToolChoice.MODE_AUTO
-    limits = wire.LIMITS.read(message.options.limits)
-    assert limits.seconds_of_tool(99) == 10

@@ -182,13 +182,6 @@ async def test_mails_with_other_numbers_are_read_from_their_end_on(clock: Manual
     assert (ledger.fired, ledger.noted) == ([], [("in", other, "", False)])
 
 
-async def test_a_trigger_that_has_changed_has_its_mails_read_again(clock: ManualClock) -> None:
-    view = MailboxView(place=PLACE, mails=(mail(11), mail(12), mail(13)))
-    ledger = Ledger("in", gone=(12,))
-    await played(ledger, Reader(**{"in": view}), clock)
-    assert ([uid for _, uid, *_ in ledger.fired], ledger.noted) == ([11, 12], [])
-
-
 async def test_only_an_admin_makes_one_and_only_of_a_mailbox_that_answers(clock: ManualClock) -> None:
     ledger, reader = Ledger(), Reader(good=MailboxView(place=PLACE), bad=MailboxUnreachable())
     triggers, _ = parts(ledger, reader, clock)

@@ -57,19 +57,6 @@ def shown(world: World, key: RunKey) -> str:
     return "".join(event.text for event in world.ledger.events(key) if isinstance(event, OutputDelta))
 
 
-def test_the_model_is_asked_while_the_step_is_written_and_shows_nothing() -> None:
-    async def hook(world: World, key: RunKey) -> None:
-        assert len(world.model.requests) == 1
-        assert not shown(world, key)
-
-    async def check(world: World, key: RunKey) -> None:
-        assert len(world.model.requests) == 1
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        assert shown(world, key) == "Done."
-
-    played([says("Done.")], check, at_step=1, hook=hook)
-
-
 def test_its_calls_are_not_checked_before_it_is_durable() -> None:
     async def hook(world: World, key: RunKey) -> None:
         assert len(world.model.requests) == 1
@@ -117,28 +104,6 @@ def test_a_refused_step_is_planned_again_without_it_and_the_model_is_asked_anew(
         assert states_told(world.ledger.log(key))[-1] == "COMPLETED"
 
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)
-
-
-async def test_what_was_forgotten_at_a_takeover_counts_beside_what_was_lost() -> None:
-    world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten"), says("Done.")])
-    key = world.ledger.submit("hello")
-    lost = asyncio.ensure_future(world.drive())
-    await asyncio.sleep(10.0)
-    lost.cancel()
-    await asyncio.wait([lost])
-    steps = 0
-
-    async def fault(method: str, done: bool) -> None:
-        nonlocal steps
-        if method == "CommitRun" and not done and not steps:
-            steps += 1
-            await asyncio.sleep(1.0)
-            raise InboxChanged
-
-    world.ledger.fault = fault
-    await world.finish(key)
-    assert (len(world.model.requests), world.ledger.run(key).output_text) == (3, "Done.")
-    assert world.ledger.run(key).usage.model_calls == 3
 
 
 async def test_what_was_forgotten_just_before_the_run_is_handed_over_counts() -> None:

@@ -116,17 +116,6 @@ def test_usage_may_come_anywhere(usage_chunk: Any, place: int) -> None:
     assert assemble(*chunks, DONE).usage == UsageReport(input_tokens=9, output_tokens=4)
 
 
-def test_cached_and_reasoning_tokens_are_counted() -> None:
-    usage = {
-        "prompt_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 5},
-        "completion_tokens": 4,
-        "completion_tokens_details": {"reasoning_tokens": 3},
-    }
-    expected = UsageReport(input_tokens=9, cached_input_tokens=5, output_tokens=4, reasoning_tokens=3)
-    assert assemble(STOP, {"usage": usage}, DONE).usage == expected
-
-
 @pytest.mark.parametrize("usage", [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}])
 def test_usage_that_cannot_be_read_counts_as_nothing(usage: Any) -> None:
     assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport()
@@ -168,14 +157,6 @@ def test_a_whole_completion_instead_of_a_stream_is_an_answer() -> None:
 @pytest.mark.parametrize("reason", ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"])
 def test_any_finish_reason_ends_an_answer(reason: str) -> None:
     assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason)
-
-
-def test_the_end_marker_alone_ends_an_answer_that_has_something_in_it() -> None:
-    assert read(delta(content="Hi"), DONE) == [TextPiece(text="Hi"), Finished(reason="")]
-
-
-def test_a_finish_reason_alone_ends_an_answer() -> None:
-    assert read(delta(content="Hi"), STOP) == [TextPiece(text="Hi"), Finished(reason="stop")]
 
 
 def test_nothing_after_the_end_counts() -> None:

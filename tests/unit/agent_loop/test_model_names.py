@@ -29,13 +29,6 @@ def back(names: Names, *pieces: Piece) -> list[Piece]:
     return [given for piece in pieces for given in names.inward(piece)] + list(names.last([]))
 
 
-def test_a_dot_goes_out_as_two_underscores_and_comes_back_as_a_dot() -> None:
-    names = Names(["time.now", "ask_user"])
-    assert names.outward("time.now") == "time__now"
-    assert back(names, CallPiece(index=0, name="time__now")) == [CallPiece(index=0, name="time.now")]
-    assert back(names, CallPiece(index=0, name="ask_user")) == [CallPiece(index=0, name="ask_user")]
-
-
 def test_a_tool_that_has_the_name_already_keeps_it_and_the_other_gets_a_digest() -> None:
     names = Names(["a.b", "a__b"])
     other = names.outward("a.b")
@@ -92,10 +85,6 @@ def test_tools_history_and_choice_are_renamed_together() -> None:
     assert [out.tools[0]["function"]["name"], out.messages[0]["tool_calls"][0]["function"]["name"]] == ["a__b", "a__b"]
     assert out.tool_choice["function"]["name"] == "a__b"
     assert request.tools[0]["function"]["name"] == "a.b", "what is shared is not changed"
-
-
-def test_a_request_without_a_dot_goes_out_as_it_is() -> None:
-    assert names_of(a_request("ask_user")) is None
 
 
 def test_a_name_with_one_dot_is_kept_and_any_other_is_made_harmless() -> None:

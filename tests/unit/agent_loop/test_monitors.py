@@ -85,23 +85,6 @@ def test_without_a_pause_each_edge_fires_once(seen: list[bool]) -> None:
     assert cursor.fired == edges
 
 
-def test_what_is_still_so_after_the_pause_fires_then_and_what_was_so_only_meanwhile_does_not() -> None:
-    watch, cursor, fired = watched({"below": 5}, pause=10), JobCursor(), []
-    for now, value in [(0, 1), (2, 9), (4, 1), (6, 9), (8, 1), (10, 1), (12, 1), (30, 9)]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-        fired.append(cursor.fired)
-    assert fired == [1, 1, 1, 1, 1, 2, 2, 2]
-
-
-def test_what_has_to_be_so_for_a_time_fires_once_it_has_been_and_not_while_it_flickers() -> None:
-    """Edges stay edges: after that it fires again only once it was not so."""
-    watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
-    for now, value in [(0, 1), (4, 9), (5, 1), (12, 1), (14, 1), (15, 1), (30, 1), (31, 9), (32, 1), (42, 1)]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-        fired.append(cursor.fired)
-    assert fired == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2]
-
-
 @given(st.lists(st.tuples(st.booleans(), _SECONDS), max_size=30), _SECONDS)
 def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, float]], hold: float) -> None:
     watch, cursor, now, since = watched("value", hold=hold), JobCursor(), 0.0, None
@@ -139,21 +122,6 @@ def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way(
     assert found is not None
     assert found.is_met(after, found.seen(before)) is differ
     assert found.is_met(before, found.seen(after)) is differ
-
-
-def test_a_clock_that_goes_back_has_nothing_be_so_for_a_time() -> None:
-    watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
-    for now, value in [(1000, 1), (1001, 1), (500, 1), (509, 1), (510, 1)]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-        fired.append(cursor.fired)
-    assert fired == [0, 0, 0, 0, 1]
-
-
-def test_what_cannot_be_judged_neither_begins_nor_ends_the_time_that_something_is_so() -> None:
-    watch, cursor = watched("value.price < 5", hold=10), JobCursor()
-    for now, value in [(0, {"price": 1}), (5, {}), (10, {"price": 1})]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-    assert cursor.fired == 1
 
 
 def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> None:
@@ -237,13 +205,3 @@ def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its
     for number in range(1, 21):
         many = monitor.judged(what, many, looked(number, number), str(number))
     assert (len(many.digest), many.digest_left_out, many.digest[-1].said) == (monitor.DIGESTED_MAX, 12, "20")
-
-
-def test_each_tenth_iteration_is_told_where_that_is_asked_for() -> None:
-    what, cursor, told = job(report_iterations=10), JobCursor(), []
-    for number in range(1, 31):
-        call = looked(number, number)
-        after_it = monitor.judged(what, cursor, call, "1")
-        cursor, tells = monitor.tells(what, cursor, after_it, call, "1")
-        told += [number] * tells
-    assert told == [10, 20, 30]

@@ -16,8 +16,8 @@ from pawl.agent_loop.domain.agents import AgentDefinition, AgentVersion
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
-from pawl.agent_loop.domain.model import Finished, ModelRequest, RefusalPiece, TextPiece
-from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.model import Finished, TextPiece
+from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import (
     FailureClass,
     ReasoningEffort,
@@ -29,8 +29,7 @@ from pawl.agent_loop.domain.run import (
 )
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
-from pawl.errors import InvalidField, InvalidSchema, PawlError, TooLarge
-from pawl.event.v1 import message_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -94,13 +93,6 @@ def test_the_final_answer_of_the_round_limit_is_checked_too(policy: RoundLimitPo
     assert (run.state, run.failure.reason) == (RunState.FAILED, output.OUTPUT_INVALID)
 
 
-def test_a_refusal_stays_a_refusal() -> None:
-    world, key = played([RefusalPiece(text="I will not."), Finished(reason="stop")])
-    run = world.ledger.run(key)
-    assert (run.state, run.output_text, run.output_json) == (RunState.COMPLETED, "I will not.", b"")
-    assert not world.registry.outputs
-
-
 def test_an_answer_that_was_cut_off_does_not_pass() -> None:
     world, key = played([TextPiece(text='{"a":1,"b"'), Finished(reason="length")], says(GOOD))
     assert world.ledger.run(key).output_text == GOOD
@@ -155,21 +147,6 @@ def test_of_an_earlier_run_the_model_reads_what_was_wrong_and_not_its_schema() -
     assert "minProperties" not in told[-1]["content"]
 
 
-def test_a_summary_is_not_asked_for_in_the_form() -> None:
-    long = "x" * 20_000
-
-    async def main() -> list[ModelRequest]:
-        world = World(VERDICTS, [calls('look {"n":1}', text=long), says("In short."), says(GOOD)])
-        options = RunOptions(response_format=FORM, limits=Limits(context_bytes_max=10_000))
-        key = world.ledger.submit("hello", options)
-        await world.finish(key)
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        return world.model.requests
-
-    requests = virtual_time.run(main())
-    assert [request.response_format is None for request in requests] == [False, True, False]
-
-
 def test_the_effort_goes_with_each_request_in_the_server_s_word() -> None:
     world, _ = played(calls('look {"n":1}'), says(GOOD), reasoning_effort=ReasoningEffort.XHIGH)
     assert {request.reasoning_effort for request in world.model.requests} == {"xhigh"}
@@ -183,11 +160,6 @@ def test_an_effort_of_a_newer_version_leaves_the_run_to_it() -> None:
         wire.OPTIONS.read(message)
 
 
-def test_the_first_message_of_a_run_with_a_form_is_the_user_s() -> None:
-    message = message_pb2.Message(role=message_pb2.ROLE_USER_EXTENDED, text="hi")
-    assert wire.MESSAGE.read(message).role is Role.USER
-
-
 def test_the_form_is_for_the_run_that_was_asked_for_it() -> None:
     """An agent that is given a task has a form of its own, or none."""
     own = RunOptions(response_format=FORM, reasoning_effort=ReasoningEffort.LOW)
@@ -198,20 +170,3 @@ def test_the_form_is_for_the_run_that_was_asked_for_it() -> None:
     assert (given_plain.response_format, given_plain.reasoning_effort) == (None, ReasoningEffort.LOW)
     assert given_formal.response_format == replace(FORM, name="sum")
     assert given_formal.reasoning_effort is ReasoningEffort.HIGH
-
-
-@pytest.mark.parametrize(
-    ("form", "error"),
-    [
-        (replace(FORM, name="no spaces"), InvalidField),
-        (replace(FORM, name="x" * 65), InvalidField),
-        (ResponseFormat(), InvalidField),
-        (ResponseFormat(schema_json=b'{"type":'), InvalidSchema),
-        (ResponseFormat(schema_json=b'{"a":1,"a":2}'), InvalidSchema),
-        (ResponseFormat(schema_json=b" " * 70_000), TooLarge),
-    ],
-)
-def test_a_form_that_cannot_be_meant_is_refused(form: ResponseFormat, error: type[PawlError]) -> None:
-    with pytest.raises(error):
-        complete(AskedOptions(response_format=form), RunDefaults(model="m"))
-    assert complete(AskedOptions(response_format=FORM), RunDefaults(model="m")).response_format == FORM

@@ -13,9 +13,8 @@ from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion
+from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
-from pawl.agent_loop.domain.tool import TOOLS_MAX
 from pawl.errors import LeaseLost
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -65,31 +64,6 @@ def test_names_of_tools_choose_among_those_of_the_register(names: tuple[str, ...
         assert offered(world) == ["show", *(name for name in names if name != "show")]
 
     world_test(test, says("Done."))
-
-
-def test_one_that_was_registered_meanwhile_is_none_of_the_run() -> None:
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        await world.finish(key)
-        assert offered(world).count("show") == 1
-        (call,) = world.ledger.calls(key)
-        assert call.state is CallState.SUCCEEDED
-        assert world.registry.effects == {}
-
-    world_test(test, calls("show"), says("Done."), show=tool())
-
-
-def test_they_push_those_of_the_register_out_and_never_the_other_way_round() -> None:
-    own = [own_tool(f"own_{number}") for number in range(64)]
-
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=own)
-        await world.finish(key)
-        names = [each.name for each in world.ledger.run(key).tools]
-        assert len(names) == TOOLS_MAX
-        assert names[:64] == [each.name for each in own]
-
-    world_test(test, says("Done."), **{f"tool_{number}": tool() for number in range(100)})
 
 
 def test_another_worker_goes_on_with_them() -> None:
@@ -176,15 +150,6 @@ def test_a_worker_of_the_version_before_leaves_such_a_run_to_others() -> None:
                 msgspec.json.decode(state, type=LoopStateBefore)
 
     world_test(test, calls("show"), says("Done."))
-
-
-def test_every_other_run_has_the_number_that_the_version_before_reads() -> None:
-    assert msgspec.json.decode(loop_state.write(LoopState()), type=LoopStateBefore).version == 1
-
-
-def test_a_state_of_yet_another_version_is_of_a_newer_one() -> None:
-    with pytest.raises(NewerVersion, match="version"):
-        loop_state.read(b'{"version":"something else"}')
 
 
 def test_a_ledger_that_does_not_know_the_tools_is_asked_again_later() -> None:

@@ -19,7 +19,7 @@ from pawl.agent_loop.domain.parts import FilePart, ImagePart, Part
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.errors import InvalidField, PawlError, TooLarge, UnsupportedPart
+from pawl.errors import InvalidField, PawlError, TooLarge
 from pawl.event.v1 import message_pb2
 from tests.fakes.images import IMAGES, PNG
 from tests.fakes.provider import check_history
@@ -103,13 +103,6 @@ def test_a_part_that_cannot_be_meant_is_refused(text: str, given_parts: list[Par
         parts.checked(text, given_parts, takes_images=True)
 
 
-def test_models_that_take_no_images_are_sent_none() -> None:
-    with pytest.raises(UnsupportedPart) as refused:
-        parts.checked("look", [image()], takes_images=False)
-    assert refused.value.metadata == {"part": "image"}
-    assert parts.checked("look", [file()], takes_images=False)
-
-
 def test_what_a_client_says_of_a_document_s_text_is_not_believed() -> None:
     (part,) = parts.checked("", [file("Do not water the plants.")], takes_images=False)
     assert part.file == FilePart(document_name="handbook.md")
@@ -166,12 +159,6 @@ def test_a_summary_is_written_of_words() -> None:
     assert "What is this?" in summarised
     assert f"An image was here (image/png, {len(PNG) + 5000} bytes)" in summarised
     assert "base64" not in summarised
-
-
-def test_an_image_that_was_not_loaded_is_told_of() -> None:
-    gone = Part(image=ImagePart(media_type="image/png", size_bytes=7, sha256="ab"))
-    (message,) = history.of_run(state_of(said(gone)))
-    assert "not shown any more" in message["content"]
 
 
 @given(PARTS)

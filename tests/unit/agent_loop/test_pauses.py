@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pytest
 
-from pawl.agent_loop.domain import loop_state, settle
+from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.command import Cancel, Pause
 from pawl.agent_loop.domain.run import RunState, StopCause, WaitKind
@@ -84,18 +84,6 @@ async def test_a_rule_that_denies_an_iteration_pauses_the_series_and_its_convers
     await story.until(lambda: story.is_over)
     assert (ledger.run(key).state, ledger.run(key).round) == (RunState.COMPLETED, 4)
     assert "paused" not in ledger.run(key).output_text
-
-
-async def test_a_rule_that_denies_a_call_that_is_made_once_ends_its_job() -> None:
-    """Nothing would be left to resume."""
-
-    story = Story(calls(background("look")), seconds=1.0)
-    denied = settle.error("PERMISSION_DENIED", "rule rule_1 denies it")
-    story.world.registry.results["look"] = denied
-    story.say("do it once")
-    await story.until(lambda: story.is_over)
-    (job,) = story.jobs
-    assert (job.state, job.failure.reason if job.failure else "") == (RunState.FAILED, "PERMISSION_DENIED")
 
 
 def test_a_worker_that_knows_no_pause_lets_a_paused_job_go() -> None:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from msgspec.structs import replace
 
-from pawl.agent_loop.domain import loop_state, proposals
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import (
     CallResolution,
 )
-from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.domain.event import RoundStarted, Warned
 from pawl.agent_loop.domain.fact import CallExecuted
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
-from pawl.agent_loop.domain.model import Problem
-from pawl.agent_loop.domain.retry import delay
 from pawl.agent_loop.domain.run import (
     BatchOrder,
     FailureClass,
@@ -26,7 +22,6 @@ from pawl.agent_loop.domain.run import (
     WaitKind,
 )
 from pawl.agent_loop.domain.state import MODEL
-from pawl.agent_loop.domain.tool import Disposition, Verdict
 from pawl.chassis.ids import CallId
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
@@ -131,13 +126,6 @@ class TestRounds:
         assert [event.reason for event in run.told if isinstance(event, Warned)] == ["ROUND_LIMIT_NEAR", "FINAL_ROUND"]
         assert run.run.state is RunState.COMPLETED
 
-    def test_counters_hold_over_a_takeover(self) -> None:
-        """C7: counters that restarted on resume."""
-        run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=1)))
-        run.is_taken_over()
-        run.ends(run.calls[0].call_id)
-        assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
-
 
 class TestSurplus:
     """LOOP-5."""
@@ -172,12 +160,6 @@ class TestProposals:
         assert [call.state for call in run.calls[1:]] == [CallState.FAILED] * 2
         assert {call.result.error_reason for call in run.calls[1:] if call.result} == {"TOOL_NOT_FOUND"}
 
-    @pytest.mark.parametrize(("own", "seconds"), [(0.0, 10.0), (3.0, 3.0), (99.0, 99.0), (200.0, 100.0)])
-    def test_a_tool_s_own_timeout_holds_up_to_the_ceiling(self, own: float, seconds: float) -> None:
-        run = started(("serial",))
-        verdict = Verdict(call_id=CallId(""), disposition=Disposition.RUN, timeout_seconds=own)
-        assert proposals.judged(run.calls[0], verdict, RunOptions(), 0.0).timeout_seconds == seconds
-
 
 class TestStuckLoops:
     """LOOP-5, D2."""
@@ -191,18 +173,6 @@ class TestStuckLoops:
         assert run.run.failure.failure_class is FailureClass.STUCK
         assert len(run.started) == 3
         assert [call.state for call in run.calls] == [CallState.SUCCEEDED] * 3 + [CallState.CANCELLED]
-
-    def test_identical_calls_count_over_a_takeover(self) -> None:
-        run = Simulation([answer("serial", arguments=["{}"]) for _ in range(6)])
-        run.turn()
-        while run.run.state is not RunState.FAILED:
-            if MODEL in run.under_way:
-                run.model_answers()
-            else:
-                state = loop_state.read(loop_state.write(run.base.loop))
-                run.base = replace(run.base, loop=state)
-                run.ends(run.calls[-1].call_id)
-        assert len(run.started) == 3
 
     def test_an_alternating_pattern_is_caught_at_its_third_turn(self) -> None:
         names = [answer("serial", arguments=[f'{{"n":{n % 2}}}']) for n in range(8)]
@@ -230,29 +200,6 @@ class TestStuckLoops:
 
 class TestPeople:
     """HITL-1 to HITL-3, FE-4."""
-
-    def test_several_questions_each_get_their_own_answer(self) -> None:
-        """C3."""
-        run = started(("ask", "serial", "ask"))
-        assert run.run.waits == (WaitKind.ANSWER,)
-        run.decides(run.calls[2], DecisionKind.ANSWER)
-        assert run.run.state is RunState.WAITING
-        run.decides(run.calls[0], DecisionKind.ANSWER)
-        assert running(run) == [1]
-        run.ends(run.calls[1].call_id)
-        assert MODEL in run.under_way
-        assert all(call.state is CallState.SUCCEEDED for call in run.calls)
-
-    def test_the_model_is_told_that_a_reviewer_edited_the_call(self) -> None:
-        run = started(("gated",))
-        run.decides(run.calls[0], DecisionKind.EDIT)
-        edited = run.calls[0]
-        assert (edited.arguments_json, edited.approved_digest) == (b'{"edited":true}', "e")
-        run.ends(edited.call_id)
-        result = run.calls[0].result
-        assert result is not None
-        assert "A reviewer edited this call" in result.note
-        assert '{"edited":true}' in result.note
 
     def test_a_rejection_reaches_the_model_with_its_reason(self) -> None:
         run = started(("gated",))
@@ -388,16 +335,6 @@ class TestTakeover:
         assert run.started == [run.calls[0].call_id] * 2
         assert run.calls[0].attempt == 2
 
-    def test_a_model_call_is_made_again_for_each_worker_that_is_lost(self) -> None:
-        """The ledger counts the workers that die, and quarantines the run; to the loop they are no failures."""
-        run = Simulation([])
-        run.turn()
-        for _ in range(10):
-            run.is_taken_over()
-        assert MODEL in run.under_way
-        assert run.model_calls == 11
-        assert [event.model_attempt for event in run.told if isinstance(event, RoundRetrying)] == list(range(1, 11))
-
     def test_a_settled_call_does_not_change_any_more(self) -> None:
         """C5: a cancelled execution overwritten as completed."""
         run = started(("serial", "front"))
@@ -406,45 +343,3 @@ class TestTakeover:
         run.facts.append(CallExecuted(call_id=run.calls[0].call_id, ended=OK))
         run.turn()
         assert run.calls == before
-
-
-class TestTimeouts:
-    """LOOP-6, D4."""
-
-    def test_a_round_that_takes_too_long_fails_the_run(self) -> None:
-        run = started(("serial",))
-        run.passes(121, parked=False)
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "ROUND_TIMEOUT"
-        assert run.calls[0].state is CallState.CANCELLED
-
-    def test_waiting_for_people_is_not_active_time(self) -> None:
-        run = started(("ask",))
-        run.passes(80_000)
-        run.decides(run.calls[0], DecisionKind.ANSWER)
-        assert MODEL in run.under_way
-
-
-class TestRetries:
-    """LOOP-7."""
-
-    PROBLEM = Problem(reason="HTTP_503", failure_class=FailureClass.PROVIDER, retryable=True, message="no")
-
-    def test_waits_double_from_one_second_to_ten(self) -> None:
-        waits = [delay(self.PROBLEM, failures=n, attempts_max=9, left=100, jitter=0) for n in range(1, 7)]
-        assert waits == [1, 2, 4, 8, 10, 10]
-
-    def test_jitter_shortens_a_wait_by_half_at_most(self) -> None:
-        assert delay(self.PROBLEM, failures=1, attempts_max=4, left=100, jitter=1) == 0.5
-
-    def test_the_server_s_own_wish_is_honoured(self) -> None:
-        problem = replace(self.PROBLEM, retry_after_seconds=30)
-        assert delay(problem, failures=1, attempts_max=4, left=100, jitter=1) == 30
-
-    def test_a_wish_beyond_the_round_ends_the_call(self) -> None:
-        problem = replace(self.PROBLEM, retry_after_seconds=3600)
-        assert delay(problem, failures=1, attempts_max=4, left=100, jitter=0) is None
-
-    def test_the_last_attempt_and_what_cannot_be_retried_are_final(self) -> None:
-        assert delay(self.PROBLEM, failures=4, attempts_max=4, left=100, jitter=0) is None
-        assert delay(replace(self.PROBLEM, retryable=False), failures=1, attempts_max=4, left=100, jitter=0) is None

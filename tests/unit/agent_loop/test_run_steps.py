@@ -120,20 +120,6 @@ def test_a_run_is_told_in_steps() -> None:
     ]
 
 
-def test_reasoning_is_there_while_it_is_written() -> None:
-    live = steps_of(whole_run()[:6]).all()
-
-    assert [(step.step_id, step.status, step.content) for step in live] == [
-        ("1-reasoning", StepStatus.ACTIVE, "First I look.\n\u00e9")
-    ]
-
-
-def test_what_is_written_with_calls_is_planning_as_soon_as_calls_are_written() -> None:
-    kinds = [steps_of(whole_run()[:end]).all()[-1].type for end in (7, 8)]
-
-    assert kinds == [StepType.ANSWER, StepType.PLANNING]
-
-
 def test_what_an_attempt_that_failed_wrote_is_void() -> None:
     steps = Steps()
     log = [logged_event(event) for event in whole_run()]

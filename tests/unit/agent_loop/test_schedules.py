@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -118,16 +118,6 @@ async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
-async def test_what_is_due_after_a_fire_waits_for_no_pause(clock: ManualClock) -> None:
-    class Hesitant(Ledger):
-        async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
-            return (await super().claim_schedules(schedules_max))[0], 1.0
-
-    ledger = Hesitant([due("first")], [due("second")], [due("third")])
-    await played(ledger, clock, 0.5)
-    assert [text for text, _ in ledger.fired] == ["first", "second", "third"]
-
-
 class Slow(Ledger):
     """Takes its time for each fire, and takes down how many it was asked for at once, by the second."""
 
@@ -153,22 +143,6 @@ async def test_of_many_that_are_due_few_fire_at_once_and_more_when_it_takes_long
     assert len(set(ledger.fired)) == len(ledger.fired) == 6 * 64 + 1 + 20
     last = max(ledger.most)
     assert ledger.most == {0: 4, 1: 4, 2: 8, 3: 16, 4: 32, 5: 32, last: 4}
-
-
-@pytest.mark.parametrize(("wait_seconds", "looks"), [(0.25, 4), (1.0, 1)])
-async def test_it_asks_again_when_the_next_one_is_due(clock: ManualClock, wait_seconds: float, looks: int) -> None:
-    ledger = Ledger(wait_seconds=wait_seconds)
-    asked = 0
-    claim: Callable[[int], Any] = ledger.claim_schedules
-
-    async def counted(schedules_max: int) -> Any:
-        nonlocal asked
-        asked += 1
-        return await claim(schedules_max)
-
-    ledger.claim_schedules = counted  # type: ignore[method-assign]
-    await played(ledger, clock, 0.9)
-    assert asked == looks
 
 
 async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:

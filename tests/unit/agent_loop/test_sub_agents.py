@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import ModelRequest
 from pawl.agent_loop.domain.run import (
@@ -22,7 +20,6 @@ from pawl.agent_loop.domain.run import (
     RunState,
     StopCause,
     TokenBudgetPolicy,
-    Usage,
     WaitKind,
 )
 from pawl.chassis.ids import RunId, RunKey, StoreId
@@ -107,31 +104,6 @@ async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
 
 
-async def test_a_parent_waits_without_a_worker_and_its_parked_time_does_not_count() -> None:
-    world = world_of(top=[calls(agent("part"))], part=[calls("mail")])
-    key = world.ledger.submit("top")
-
-    await world.drive()
-    row, run = world.ledger.row(key), world.ledger.run(key)
-    assert (row.worker_id, row.claim_at) == (None, None)
-    assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.AGENT,))
-    await asyncio.sleep(200)
-    await finish(world, key)
-
-    assert world.ledger.run(key).active_seconds < 100
-
-
-async def test_tokens_of_the_agent_count_for_its_parent() -> None:
-    world = world_of(top=[calls(agent("part"))], part=[calls("look"), says("Yes.")])
-    key = world.ledger.submit("top")
-
-    await finish(world, key)
-
-    child, run = child_of(world, key), world.ledger.run(key)
-    assert child.usage.model_calls == 2
-    assert run.usage == child.usage + Usage(input_tokens=20, output_tokens=10, model_calls=2)
-
-
 async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> (
     None
 ):
@@ -151,17 +123,6 @@ async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of
     assert call.result.error_reason == "AGENT_FAILED"
     assert run.usage.total_tokens == 15 + child.usage.total_tokens
     assert run.state is RunState.WAITING
-
-
-async def test_the_worker_looks_at_once_for_the_run_that_does_a_call() -> None:
-    world = world_of(top=[calls(agent("part"), "look"), says("Done.")], part=[says("It is blue.")])
-    looks: list[int] = []
-    world.dependencies = replace(world.dependencies, run_due=lambda: looks.append(len(world.ledger.tables.runs)))
-    world.ledger.submit("top")
-
-    await world.drive()
-
-    assert looks == [2]
 
 
 async def test_agents_of_one_batch_follow_each_other_so_that_each_gets_what_is_left() -> None:
@@ -266,34 +227,6 @@ async def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None
     assert (middle.stop_cause, below.stop_cause) == (StopCause.PARENT, StopCause.PARENT)
     assert call.state is CallState.CANCELLED
     assert the_call(world, key) == call, "what its end would have said came too late"
-
-
-async def test_a_run_that_fails_cancels_its_agent() -> None:
-    """The parent is driven beside its agent by a call that runs, and runs into its timeout."""
-
-    world = world_of(top=[calls("look", agent("part"))], part=[calls("mail")])
-    world.registry.seconds = 50.0
-    key = world.ledger.submit("top", RunOptions(limits=Limits(run_timeout_seconds=20.0)))
-
-    await finish(world, key)
-    child = child_of(world, key)
-    await finish(world, key_of(child))
-
-    assert world.ledger.run(key).state is RunState.FAILED
-    assert child_of(world, key).state is RunState.CANCELLED
-
-
-async def test_a_long_answer_is_cut() -> None:
-    world = world_of(top=[calls(agent("part"))], part=[says("\x01" * 3 * OUTPUT_BYTES_MAX)])
-    key = world.ledger.submit("top")
-
-    await finish(world, key)
-
-    result = the_call(world, key).result
-    assert result is not None
-    assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
-    assert len(result.content_json) < 1024 * 1024
-    assert "beginning" in result.note
 
 
 async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:

@@ -87,17 +87,6 @@ async def test_a_ledger_that_is_away_or_older_stops_nothing(refuses: type[PawlEr
     await made(Ledger(tasks(2), refuses=refuses), FakeModel([]))
 
 
-async def test_no_more_than_four_are_made_at_once() -> None:
-    most = 0
-    model = FakeModel([[1.0, *says("Warmth")] for _ in range(20)])
-    making = asyncio.create_task(made(Ledger(tasks(20)), model))
-    for _ in range(100):
-        await asyncio.sleep(0.1)
-        most = max(most, model.streaming)
-    await making
-    assert (most, len(model.requests)) == (4, 20)
-
-
 @pytest.mark.parametrize("makes_titles", [False, True])
 async def test_only_the_end_of_a_run_that_has_answered_asks_for_one(makes_titles: bool) -> None:
     world = World(VERDICTS, [says("Done."), fails(retryable=False)])

@@ -147,28 +147,6 @@ async def test_a_trigger_that_changes_is_checked_again_under_the_same_event(cloc
         await triggers_of(Ledger(due(), changes=99), clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
 
 
-@pytest.mark.parametrize(
-    ("now", "key"),
-    [
-        ({"conversation_key": "new"}, "new"),
-        ({}, ""),
-        ({"conversation_pointer": "/order"}, "old"),
-    ],
-)
-async def test_what_has_waited_fires_in_the_conversation_that_its_trigger_has_by_now(
-    clock: ManualClock, now: dict[str, Any], key: str
-) -> None:
-    """What a pointer finds was found when the event came."""
-    event = TriggerEvent(event_id="e", lane="", data=b"{}", conversation_key="old")
-    ledger = Ledger(due(), waiting=[[(due(**now), event)]])
-    firing = asyncio.create_task(triggers_of(ledger, clock).fire_forever())
-    await clock.advance(0.5)
-    firing.cancel()
-    await asyncio.gather(firing, return_exceptions=True)
-    ((_, message, _),) = ledger.fired
-    assert message.conversation_key == key
-
-
 async def test_what_has_waited_fires_and_one_that_cannot_be_fired_now_keeps_none_from_it(clock: ManualClock) -> None:
     event = TriggerEvent(event_id="e", lane="", data=b"{}", conversation_key="key")
     waiting = [[(due("gone{{event}}"), event), (due("busy{{event}}"), event), (due("good{{event}}"), event)]]

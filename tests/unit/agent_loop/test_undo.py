@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import ENDED, RunState, StopCause, Undo
 from pawl.agent_loop.domain.undo import UndoState
 from pawl.chassis.ids import CallId, RunKey, StoreId, UserId
-from pawl.errors import DependencyUnavailable, RunNotFound
+from pawl.errors import RunNotFound
 from tests.fakes.ledger import STORE, USER
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -112,21 +112,6 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
     ]
 
 
-async def test_an_undo_leaves_a_conversation_that_the_next_run_goes_on_with() -> None:
-    world = new_world()
-    key = await finished(world)
-    by = await undo_of(world, key)
-    after = world.ledger.submit("and now?", conversation_id=world.ledger.run(key).conversation_id)
-
-    await world.finish(by)
-    await world.finish(after)
-
-    # The fake model refuses histories that a strict provider refuses.
-    told = [message.get("content") for message in world.model.requests[-1].messages]
-    assert told[-3:] == [f"[Undo of run {key.run_id}]", world.ledger.run(by).output_text, "and now?"]
-    assert not any("inverse" in str(message) for message in world.model.requests[-1].messages)
-
-
 async def test_nothing_is_undone_twice() -> None:
     world = new_world()
     key = await finished(world)
@@ -142,17 +127,6 @@ async def test_nothing_is_undone_twice() -> None:
     ]
     assert world.ledger.run(second).output_text.count("was undone before") == 2
     assert Counter(world.registry.effects.values()) == {1: len(world.registry.effects)}
-
-
-async def test_one_call_is_undone_alone() -> None:
-    world = new_world()
-    key = await finished(world)
-    chosen = world.ledger.calls(key)[0].call_id
-
-    by = await undo_of(world, key, chosen)
-    await world.finish(by)
-
-    assert [call.undoes_call_id for call in world.ledger.calls(by)] == [chosen]
 
 
 async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_is_tried_again() -> None:
@@ -181,19 +155,6 @@ async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_i
     assert "could not be undone now: The user refused to approve this call. Reason: keep it" in (
         world.ledger.run(by).output_text
     )
-
-
-async def test_an_inverse_that_was_answered_instead_of_run_has_undone_nothing() -> None:
-    world = new_world()
-    world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
-    key = await finished(world)
-    by = await undo_of(world, key, world.ledger.calls(key)[0].call_id)
-    await world.drive()
-    answer = Decide(call_id=world.ledger.calls(by)[0].call_id, kind=DecisionKind.ANSWER, answer="never mind")
-    await world.ledger.send(by, answer)
-    await world.finish(by)
-
-    assert UndoState.FAILED in {state for _, state in await report(world, key, by)}
 
 
 async def test_an_inverse_whose_tool_is_gone_cannot_run_and_the_others_do() -> None:
@@ -298,55 +259,6 @@ async def disturb(world: World, by: RunKey, chance: random.Random) -> None:
     await asyncio.wait([driving], timeout=chance.choice([0.0015, 0.003, 0.5, 1.2, 30.0]))
     driving.cancel()
     await asyncio.gather(driving, return_exceptions=True)
-
-
-async def test_an_inverse_costs_two_commits() -> None:
-    world = new_world([calls(*(f'write {{"n":{n}}}' for n in range(10))), says("Done.")])
-    key = await finished(world)
-    before = len(world.ledger.steps)
-    by = await undo_of(world, key)
-    await world.finish(by)
-
-    assert len(world.ledger.calls(by)) == 10
-    # The plan goes first, without which a crash would not know what was planned.
-    assert len(world.ledger.steps) - before <= 2 * 10 + 2
-
-
-async def test_an_undo_waits_for_a_ledger_and_a_registry_that_do_not_answer() -> None:
-    world = new_world()
-    key = await finished(world)
-    by = await undo_of(world, key)
-    failures = iter([True] * 4)
-
-    async def fault(name: str, done: bool) -> None:
-        if name == "ListCalls" and next(failures, False):
-            raise DependencyUnavailable
-
-    world.ledger.fault = fault
-    world.registry.unreachable = 3
-    await world.finish(by)
-
-    assert len(world.ledger.calls(by)) == 2
-
-
-async def test_a_cancelled_undo_says_what_it_has_undone() -> None:
-    world = new_world()
-    world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)
-    key = await finished(world)
-    by = await undo_of(world, key)
-    await world.drive()
-    await world.respond(by)
-    await world.drive()
-    await world.ledger.send(by, Cancel(cause=StopCause.USER))
-    await world.finish(by)
-
-    run = world.ledger.run(by)
-    assert run.state is RunState.CANCELLED
-    assert "1 of 3 calls with effects was undone" in run.output_text
-    assert [state for name, state in await report(world, key, by) if name == "write"] == [
-        UndoState.UNDONE,
-        UndoState.FAILED,
-    ]
 
 
 async def test_what_the_user_says_during_an_undo_stops_it_and_is_answered() -> None:

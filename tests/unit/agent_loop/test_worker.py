@@ -13,7 +13,7 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim, Loaded
 from pawl.agent_loop.app.run_tasks import WorkerDependencies
 from pawl.agent_loop.app.worker import WorkerLimits
-from pawl.agent_loop.domain.call import CallState, Question
+from pawl.agent_loop.domain.call import Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
@@ -134,19 +134,6 @@ async def test_the_process_that_a_run_came_through_takes_it_and_what_it_cannot_t
         await hints.tell()
         await asyncio.sleep(0.35)
         assert world.ledger.row(key).worker_id == "second"
-
-
-async def test_a_worker_that_no_message_comes_through_claims_what_it_hears_of_at_once() -> None:
-    world, hints = World(VERDICTS, [long()]), Hints()
-    worker = world.worker()
-    worker._limits = WorkerLimits(hearsay_seconds=0.0)
-    async with at_work(worker):
-        await worker.listen(hints)
-        await asyncio.sleep(0.1)
-        key = world.ledger.submit("hello")
-        await hints.tell()
-        await asyncio.sleep(0.1)
-        assert world.ledger.row(key).worker_id == "worker"
 
 
 async def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
@@ -317,22 +304,6 @@ async def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
 
 
-async def test_a_crash_with_open_calls_settles_them() -> None:
-    world = World(VERDICTS, [calls('ask {"n":1}', 'ask {"n":2}')])
-    key = world.ledger.submit("hello")
-    await world.drive()
-    await world.respond(key)
-
-    class Crashing(Drive):
-        async def run(self, loaded: Loaded | None = None) -> Left:
-            raise ZeroDivisionError
-
-    async with at_work(world.worker(new_drive=lambda claim: Crashing(claim, world.dependencies))):
-        await end_of(world, key)
-
-    assert all(call.state in {CallState.SUCCEEDED, CallState.CANCELLED} for call in world.ledger.calls(key))
-
-
 class Hopeless(Drive):
     """Can neither drive its run nor end it."""
 
@@ -382,40 +353,3 @@ async def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_r
         await end_of(world, key)
     assert world.ledger.row(key).epoch == 1
     assert world.meter.left == ["crashed", "ended"]
-
-
-async def test_a_run_that_the_ledger_says_is_still_held_after_it_was_left_is_driven_again() -> None:
-    """As after a failover that lost the step with which it was left."""
-
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello")
-
-    class Forgotten(Drive):
-        async def run(self, loaded: Loaded | None = None) -> Left:
-            return Left.PARKED
-
-    drives = iter([Forgotten])
-    async with at_work(world.worker(new_drive=lambda claim: next(drives, Drive)(claim, world.dependencies))):
-        await end_of(world, key)
-    assert world.meter.left == ["parked", "ended"]
-    assert world.ledger.row(key).epoch == 1
-
-
-async def test_a_drive_that_ends_in_no_way_that_anybody_foresaw_leaves_nothing_held() -> None:
-    """The claim goes whatever the task raised, and the next renewal drives the run again."""
-
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello")
-    worker = world.worker()
-    as_before, fails = worker._drive, iter([True])
-
-    async def burst(drive: Drive, loaded: Loaded | None) -> str:
-        if next(fails, False):
-            raise ZeroDivisionError
-        return await as_before(drive, loaded)
-
-    worker._drive = burst  # type: ignore[method-assign]
-    async with at_work(worker):
-        await end_of(world, key)
-    assert world.meter.left == ["crashed", "ended"]
-    assert world.meter.held == 0
