@@ -17,6 +17,7 @@ from pawl.tool_registry.builtin.jobs import Jobs, job_tools
 from tests.fakes.manual_clock import ManualClock
 from tests.fakes.model import calls, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story, background
 
 NO_JOBS: Jobs = None  # type: ignore[assignment]  # they are described, not called
@@ -27,9 +28,8 @@ async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> N
     key = story.say("do it", RunOptions(without_background=True))
     await story.until(lambda: story.is_over)
     (call,) = story.calls(story.world.ledger.run(key))
-    assert call.result is not None
     assert (call.state, story.jobs) == (CallState.SUCCEEDED, [])
-    assert "not in the background" in call.result.note
+    assert "not in the background" in present(call.result).note
     system = [message for message in story.world.model.requests[0].messages if message["role"] == "system"]
     assert system == []
 
@@ -39,9 +39,8 @@ async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_no
     key = story.say("do it")
     await story.until(lambda: story.is_over)
     here, work = story.calls(story.world.ledger.run(key))
-    assert here.result is not None
     assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
-    assert "not in the background: here does not run there" in here.result.note
+    assert "not in the background: here does not run there" in present(here.result).note
     assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
 
 
@@ -117,9 +116,8 @@ async def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint(asked: str
     key = story.say("do it")
     await story.until(lambda: story.is_over)
     (call,) = story.calls(story.world.ledger.run(key))
-    assert call.result is not None
     assert call.state is CallState.FAILED
-    assert hint in call.result.content_json.decode()
+    assert hint in present(call.result).content_json.decode()
     assert (story.jobs, story.world.registry.effects) == ([], {})
 
 
@@ -186,10 +184,8 @@ async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
     story.say("do it")
     await story.until(lambda: len(story.jobs) == 1)
     (job,) = story.jobs
-    assert job.job is not None
-    assert (job.job.reports, job.job.report_iterations) == (reports, iterations)
+    assert (present(job.job).reports, present(job.job).report_iterations) == (reports, iterations)
     (call,) = story.calls(story.runs[0])
-    assert call.result is not None
     is_silent = reports is JobReports.NONE
-    assert ("you are not told" in call.result.note) is is_silent
+    assert ("you are not told" in present(call.result).note) is is_silent
     assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent

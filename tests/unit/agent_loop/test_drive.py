@@ -30,7 +30,7 @@ from pawl.errors import IllegalTransition
 from tests.fakes.ledger import MemoryLedger
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
+from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text
 
 
 async def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
@@ -47,11 +47,7 @@ async def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
 async def test_a_tool_round_costs_two_commits() -> None:
     """The begin, and one step for each side of the batch."""
 
-    world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")])
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
+    world, key = await finished(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")])
     assert world.ledger.run(key).state is RunState.COMPLETED
     # Begin, answer with calls, results with the next round, first piece of the answer, end.
     assert len(world.ledger.steps) <= 6
@@ -85,8 +81,7 @@ async def test_a_model_that_repeats_itself_does_not_read_once_more(variants: int
     await world.finish(key)
 
     failure = world.ledger.run(key).failure
-    assert failure is not None
-    assert failure.reason == "STUCK_LOOP"
+    assert present(failure).reason == "STUCK_LOOP"
     states = [call.state for call in world.ledger.calls(key)]
     assert states == [CallState.SUCCEEDED] * (rounds - 1) + [CallState.CANCELLED]
     assert len(world.registry.order) == rounds - 1
@@ -201,11 +196,9 @@ async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> Non
 async def test_a_run_whose_model_is_cut_at_a_limit_has_failed(limits: Limits, reason: str) -> None:
     """LOOP-6: what the model had written is kept, and is no answer."""
 
-    world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
-    key = world.ledger.submit("hello", RunOptions(limits=limits))
-
-    await world.finish(key)
-
+    world, key = await finished(
+        VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]], options=RunOptions(limits=limits)
+    )
     run = world.ledger.run(key)
     assert (run.state, run.failure and run.failure.reason) == (RunState.FAILED, reason)
     message = world.ledger.messages(key)[-1]
@@ -263,8 +256,7 @@ async def test_the_run_time_limit_stops_the_work_itself() -> None:
     await world.drive()
 
     run = world.ledger.run(key)
-    assert run.failure is not None
-    assert (run.state, run.failure.reason) == (RunState.FAILED, "RUN_TIMEOUT")
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, "RUN_TIMEOUT")
     assert 15 <= world.clock.now() - began <= 25
     assert world.registry.running == 0
     assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
@@ -289,8 +281,7 @@ async def test_a_run_that_needed_attention_may_fail_right_after_it_got_it() -> N
     await world.drive()
 
     run = world.ledger.run(key)
-    assert run.failure is not None
-    assert run.failure.reason == "ROUND_LIMIT"
+    assert present(run.failure).reason == "ROUND_LIMIT"
 
 
 @pytest.mark.parametrize(
@@ -308,9 +299,7 @@ async def test_a_run_that_needed_attention_may_fail_right_after_it_got_it() -> N
 async def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolChoice, sent: object) -> None:
     """LOOP-10."""
 
-    world = World(VERDICTS, [calls("look")])
-    key = world.ledger.submit("hello", RunOptions(tool_choice=choice))
-    await world.finish(key)
+    world, _ = await finished(VERDICTS, [calls("look")], options=RunOptions(tool_choice=choice))
     assert [request.tool_choice for request in world.model.requests] == [sent, None]
 
 
@@ -323,13 +312,10 @@ async def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolC
     ids=["in the list", "as the choice"],
 )
 async def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunOptions) -> None:
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello", options)
-    await world.finish(key)
+    world, key = await finished(VERDICTS, [], options=options)
     failure = world.ledger.run(key).failure
-    assert failure is not None
-    assert (failure.reason, failure.failure_class) == ("TOOL_NOT_FOUND", "LIMIT")
-    assert "absent" in failure.message
+    assert (present(failure).reason, present(failure).failure_class) == ("TOOL_NOT_FOUND", "LIMIT")
+    assert "absent" in present(failure).message
 
 
 async def test_results_that_are_large_together_are_written_in_several_steps_and_nothing_runs_twice() -> None:

@@ -30,7 +30,7 @@ from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import fails, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
+from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, present, shown_text
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
@@ -241,8 +241,7 @@ async def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_t
 
     run = world.ledger.run(key)
     assert run.state is RunState.FAILED
-    assert run.failure is not None
-    assert (run.failure.reason, run.failure.failure_class) == ("PROVIDER_ERROR", "PROVIDER")
+    assert (present(run.failure).reason, present(run.failure).failure_class) == ("PROVIDER_ERROR", "PROVIDER")
     assert run.output_text == "Once upon"
     assert len(world.model.requests) == 4
     retries = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
@@ -309,9 +308,8 @@ async def test_a_run_that_never_reached_the_registry_says_so() -> None:
     await world.finish(key)
 
     failure = world.ledger.run(key).failure
-    assert failure is not None
-    assert failure.reason == "RUN_TIMEOUT"
-    assert "see whether tool-registry can be reached" in failure.message
+    assert present(failure).reason == "RUN_TIMEOUT"
+    assert "see whether tool-registry can be reached" in present(failure).message
 
 
 def test_handing_over_settles_nothing_and_loses_nothing() -> None:
@@ -407,6 +405,5 @@ async def test_a_round_that_takes_too_long_ends_in_time_whatever_the_clock_of_th
     world.ledger.tables.server.ahead_seconds = jump
     await driving
     failure = world.ledger.run(key).failure
-    assert failure is not None
-    assert failure.reason == "ROUND_TIMEOUT"
+    assert present(failure).reason == "ROUND_TIMEOUT"
     assert 115 < world.clock.now() - 1000 < 125

@@ -25,6 +25,7 @@ from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 
 VERDICTS = {
     "here": tool(without_background=True),
@@ -130,8 +131,7 @@ async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_e
     run = story.world.ledger.run(key)
     (call,) = story.calls(run)
     assert (run.state, run.output_text, call.state) == (RunState.COMPLETED, "Begun.", CallState.DETACHED)
-    assert call.result is not None
-    assert json.loads(call.result.content_json) == {
+    assert json.loads(present(call.result).content_json) == {
         "estimated_minutes": 10,
         "job_id": call.child_run_id,
         "state": "RUNNING",
@@ -223,8 +223,7 @@ async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
     messages = story.world.ledger.messages(story.key(story.runs[0]))
     told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
     assert [notice.get("missed") for notice in told] == [1, 2, 3, 3]
-    assert job.job is not None
-    begins = [(call.create_time or 0) - job.job.begin_time for call in story.calls(job)]
+    begins = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
     assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]
     assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
 
@@ -255,8 +254,7 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
     key = story.say("do it")
     await story.until(lambda: story.world.ledger.run(key).state in ENDED)
     (call,) = story.calls(story.world.ledger.run(key))
-    assert call.result is not None
-    assert json.loads(call.result.content_json)["state"] == "AWAITING_APPROVAL"
+    assert json.loads(present(call.result).content_json)["state"] == "AWAITING_APPROVAL"
     await story.until(lambda: any(each.state is CallState.AWAITING_APPROVAL for each in story.calls(story.jobs[0])))
     assert story.world.registry.effects == {}
     await story.until(lambda: story.is_over, approve=True)
@@ -323,9 +321,8 @@ async def test_what_makes_no_sense_is_refused_with_a_hint(asked: dict[str, objec
     key = story.say("do it")
     await story.until(lambda: story.is_over)
     (call,) = story.calls(story.world.ledger.run(key))
-    assert call.result is not None
-    assert (call.state, call.result.error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
-    assert hint in call.result.content_json.decode()
+    assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
+    assert hint in present(call.result).content_json.decode()
     assert story.world.registry.effects == {}
 
 

@@ -33,7 +33,7 @@ from pawl.event.v1 import run_pb2
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
-from tests.unit.agent_loop.scenario import VERDICTS
+from tests.unit.agent_loop.scenario import VERDICTS, present
 
 FORM = ResponseFormat(schema_json=b'{"type":"object","minProperties":2}')
 GOOD, BAD, WORSE = '{"a":1,"b":2}', '{"a":1}', "It is a."
@@ -75,10 +75,9 @@ def test_the_model_is_told_what_is_wrong_and_what_would_fit() -> None:
 def test_the_third_answer_that_does_not_fit_fails_the_run() -> None:
     world, key = played(says(WORSE), says(BAD), says(BAD), says(GOOD))
     run = world.ledger.run(key)
-    assert run.failure is not None
-    assert (run.state, run.failure.reason) == (RunState.FAILED, output.OUTPUT_INVALID)
-    assert run.failure.failure_class is FailureClass.LIMIT
-    assert "fewer than 2 members" in run.failure.message
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)
+    assert present(run.failure).failure_class is FailureClass.LIMIT
+    assert "fewer than 2 members" in present(run.failure).message
     assert (run.output_text, run.output_json, len(world.model.requests)) == (BAD, b"", 3)
 
 
@@ -89,8 +88,7 @@ def test_the_final_answer_of_the_round_limit_is_checked_too(policy: RoundLimitPo
     first = calls('look {"n":1}') if policy is RoundLimitPolicy.FINAL_ANSWER else says(BAD)
     world, key = played(first, last, says(GOOD), **options)
     run = world.ledger.run(key)
-    assert run.failure is not None
-    assert (run.state, run.failure.reason) == (RunState.FAILED, output.OUTPUT_INVALID)
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, output.OUTPUT_INVALID)
 
 
 def test_an_answer_that_was_cut_off_does_not_pass() -> None:
@@ -115,8 +113,7 @@ def test_a_run_completes_only_with_what_fits(answers: list[str], data: st.DataOb
     if run.state is RunState.COMPLETED:
         assert json.loads(run.output_json) == json.loads(GOOD)
     else:
-        assert run.failure is not None
-        assert run.failure.reason in {output.OUTPUT_INVALID, "ROUND_LIMIT", "STUCK_LOOP"}
+        assert present(run.failure).reason in {output.OUTPUT_INVALID, "ROUND_LIMIT", "STUCK_LOOP"}
     assert sum(bool(message.misfit) for message in world.ledger.messages(key)) <= output.TRIES_MAX
 
 

@@ -23,6 +23,7 @@ from pawl.agent_loop.domain.run import (
 )
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import CallId
+from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
 
@@ -97,16 +98,14 @@ class TestRounds:
         run.model_answers()
         assert run.calls[1].state is CallState.FAILED
         assert run.run.state is RunState.FAILED
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "ROUND_LIMIT"
+        assert present(run.run.failure).reason == "ROUND_LIMIT"
 
     def test_a_run_may_ask_to_fail_at_the_limit(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
         run = started(("serial",), options=options)
         run.ends(run.calls[0].call_id)
-        assert run.run.failure is not None
-        assert (run.run.state, run.run.failure.reason) == (RunState.FAILED, "ROUND_LIMIT")
-        assert run.run.failure.failure_class is FailureClass.LIMIT
+        assert (run.run.state, present(run.run.failure).reason) == (RunState.FAILED, "ROUND_LIMIT")
+        assert present(run.run.failure).failure_class is FailureClass.LIMIT
 
     def test_an_answer_in_the_last_round_is_an_answer(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
@@ -142,8 +141,7 @@ class TestSurplus:
         run.turn()
         run.model_answers()
         assert run.calls[0].state is CallState.FAILED
-        assert run.calls[0].result is not None
-        assert run.calls[0].result.error_reason == "INVALID_ARGUMENTS"
+        assert present(run.calls[0].result).error_reason == "INVALID_ARGUMENTS"
         assert len(run.calls[0].proposed_arguments) < 5000
 
 
@@ -168,9 +166,8 @@ class TestStuckLoops:
         run = Simulation([answer("serial", arguments=["{}"]) for _ in range(6)])
         run.turn()
         run.finishes()
-        assert run.run.failure is not None
-        assert (run.run.state, run.run.failure.reason) == (RunState.FAILED, "STUCK_LOOP")
-        assert run.run.failure.failure_class is FailureClass.STUCK
+        assert (run.run.state, present(run.run.failure).reason) == (RunState.FAILED, "STUCK_LOOP")
+        assert present(run.run.failure).failure_class is FailureClass.STUCK
         assert len(run.started) == 3
         assert [call.state for call in run.calls] == [CallState.SUCCEEDED] * 3 + [CallState.CANCELLED]
 
@@ -179,8 +176,7 @@ class TestStuckLoops:
         run = Simulation(names)
         run.turn()
         run.finishes()
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "STUCK_LOOP"
+        assert present(run.run.failure).reason == "STUCK_LOOP"
         assert len(run.started) == 5
 
     def test_going_back_and_forth_between_more_things_is_no_loop(self) -> None:
@@ -194,8 +190,7 @@ class TestStuckLoops:
         run = Simulation([answer("refused", arguments=["{}"]) for _ in range(6)])
         run.turn()
         run.finishes()
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "STUCK_LOOP"
+        assert present(run.run.failure).reason == "STUCK_LOOP"
 
 
 class TestPeople:
@@ -205,16 +200,14 @@ class TestPeople:
         run = started(("gated",))
         run.decides(run.calls[0], DecisionKind.REJECT)
         assert run.calls[0].state is CallState.REJECTED
-        assert run.calls[0].result is not None
-        assert b"because" in run.calls[0].result.content_json
+        assert b"because" in present(run.calls[0].result).content_json
         assert run.started == []
 
     def test_an_answer_may_take_the_place_of_a_gated_call(self) -> None:
         run = started(("gated",))
         run.decides(run.calls[0], DecisionKind.ANSWER)
         assert run.calls[0].state is CallState.SUCCEEDED
-        assert run.calls[0].result is not None
-        assert run.calls[0].result.content_json == b'{"answer":"yes"}'
+        assert present(run.calls[0].result).content_json == b'{"answer":"yes"}'
         assert run.started == []
 
     def test_an_approved_front_end_call_is_offered(self) -> None:
@@ -248,8 +241,7 @@ class TestPeople:
         run.decides(call, DecisionKind.APPROVE)
         run.ends(call.call_id)
         result = run.calls[0].result
-        assert result is not None
-        assert "No client ran front_falls_back" in result.note
+        assert "No client ran front_falls_back" in present(result).note
 
 
 class TestSteering:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import ModelRequest
+from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import (
     ENDED,
+    PinnedAgent,
     Run,
     RunOptions,
     RunState,
@@ -22,12 +26,14 @@ from pawl.agent_loop.domain.run import (
     TokenBudgetPolicy,
     WaitKind,
 )
-from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
-from tests.fakes.ledger import states_told
+from tests.fakes.ledger import STORE, USER, states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 
 VERDICTS = {
     "look": tool(effect="READ_ONLY", parallel=True),
@@ -94,8 +100,7 @@ async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
     run, call, child = world.ledger.run(key), the_call(world, key), child_of(world, key)
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
     assert call.state is CallState.SUCCEEDED
-    assert call.result is not None
-    assert json.loads(call.result.content_json) == {"answer": "It is blue."}
+    assert json.loads(present(call.result).content_json) == {"answer": "It is blue."}
     assert (child.parent_run_id, child.parent_call_id, child.depth) == (run.run_id, call.call_id, 1)
     assert child.conversation_id != run.conversation_id
     assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
@@ -119,8 +124,7 @@ async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of
     assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (185, 185)
     assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
     assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
-    assert call.result is not None
-    assert call.result.error_reason == "AGENT_FAILED"
+    assert present(call.result).error_reason == "AGENT_FAILED"
     assert run.usage.total_tokens == 15 + child.usage.total_tokens
     assert run.state is RunState.WAITING
 
@@ -152,8 +156,7 @@ async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> Non
     assert all(run.state is RunState.COMPLETED for run in runs)
     assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
     (refused,) = world.ledger.calls(key_of(runs[-1]))
-    assert refused.result is not None
-    assert refused.result.error_reason == "NOT_ALLOWED"
+    assert present(refused.result).error_reason == "NOT_ALLOWED"
 
 
 async def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent() -> None:
@@ -172,8 +175,7 @@ async def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_p
     )
     refused = world.ledger.calls(key)[1]
     assert (refused.state, refused.child_run_id) == (CallState.FAILED, "")
-    assert refused.result is not None
-    assert "shell" in refused.result.content_json.decode()
+    assert "shell" in present(refused.result).content_json.decode()
 
 
 async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run() -> None:
@@ -185,9 +187,8 @@ async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run
 
     call, run = the_call(world, key), world.ledger.run(key)
     assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
-    assert call.result is not None
-    assert (call.state, call.result.error_reason) == (CallState.FAILED, "AGENT_FAILED")
-    assert "The model server failed." in call.result.content_json.decode()
+    assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_FAILED")
+    assert "The model server failed." in present(call.result).content_json.decode()
 
 
 async def test_cancelling_an_agent_alone_tells_its_parent() -> None:
@@ -200,8 +201,7 @@ async def test_cancelling_an_agent_alone_tells_its_parent() -> None:
     await finish(world, key)
 
     call = the_call(world, key)
-    assert call.result is not None
-    assert (call.state, call.result.error_reason) == (CallState.FAILED, "AGENT_CANCELLED")
+    assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_CANCELLED")
     assert world.ledger.run(key).output_text == "Then not."
 
 
@@ -286,3 +286,86 @@ async def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> No
     for loop in loops:
         loop.cancel()
     await worker.hand_over()
+
+
+# Runs that give tasks to agents by name, over the real rules of the loop and of the ledger.
+
+
+ANN = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
+
+
+async def agents_of(world: World, **said: AgentDefinition) -> None:
+    """Save agents, those first to which others delegate; each selects the tools that it names."""
+    for definition in said.values():
+        await world.agents.put_agent(ANN, definition, definition.tools.names, validate_only=False)
+
+
+def clerk(
+    name: str, *tools: str, to: tuple[str, ...] = (), roles: tuple[str, ...] = (), **said: Any
+) -> AgentDefinition:
+    return AgentDefinition(
+        name=name,
+        options=AskedOptions(**said),
+        tools=ToolSelection(names=tools),
+        delegates_to=to,
+        allowed_roles=roles,
+    )
+
+
+async def test_a_call_names_an_agent_to_which_that_of_its_run_delegates() -> None:
+    """It has tools of its own, and limits that are the smaller ones."""
+
+    world = world_of(
+        top=[calls(agent("part", agent="b", instructions="Be quick.")), says("Done.")], part=[calls("mail")]
+    )
+    counter = clerk("b", "mail", instructions="Send it.", limits={"rounds_max": 7, "run_timeout_seconds": 9.0})
+    await agents_of(world, b=counter, a=clerk("a", "look", "run_agent", to=("b",)))
+    options = RunOptions(tool_names=("look", "run_agent"), instructions="Look.", limits=Limits(rounds_max=5))
+    key = world.ledger.submit("top", options, agent=PinnedAgent(name="a", version=1))
+
+    await finish(world, key)
+
+    child = child_of(world, key)
+    assert child.agent == PinnedAgent(name="b", version=1, gives_tools=True)
+    assert [tool.name for tool in child.tools] == ["mail"]
+    assert child.options.instructions == "Send it.\n\nBe quick."
+    assert (child.options.limits.rounds_max, child.options.limits.run_timeout_seconds) == (5, 9.0)
+    assert world.ledger.run(key).output_text == "Done."
+
+
+@pytest.mark.parametrize("named", ["b", "c", "gone", "closed", "nobody"])
+async def test_an_agent_that_may_not_be_given_tasks_is_an_error_for_the_model(named: str) -> None:
+    world = world_of(top=[calls(agent("part", agent=named)), says("Done.")])
+    closed = clerk("closed", roles=("boss",))
+    to = ("gone", "closed")
+    await agents_of(world, c=clerk("c"), gone=clerk("gone"), closed=closed, a=clerk("a", to=to), b=clerk("b"))
+    await world.agents.delete_agent(ANN, "gone")
+    pinned = None if named == "b" else PinnedAgent(name="a", version=1)
+    key = world.ledger.submit("top", agent=pinned)
+
+    await finish(world, key)
+
+    call = the_call(world, key)
+    assert (call.state, call.child_run_id) == (CallState.FAILED, "")
+    assert present(call.result).error_reason == "NOT_ALLOWED"
+    assert ("You may name: gone, closed" in present(call.result).content_json.decode()) is (pinned is not None)
+    assert world.ledger.run(key).state is RunState.COMPLETED
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool) -> None:
+    """A run keeps what its draft said of itself, and the draft is not kept for it."""
+
+    world = world_of(top=[calls(agent("part", agent="b")), says("Done.")], part=[says("Yes.")])
+    await agents_of(world, b=clerk("b"))
+    await world.agents.put_draft(ANN, clerk("d", to=("b",)), (), validate_only=False)
+    key = world.ledger.submit("top", agent=PinnedAgent(name="draft/d", version=1))
+    if not is_there:
+        await world.agents.delete_draft(ANN, "d")
+
+    await finish(world, key)
+
+    call = the_call(world, key)
+    assert call.state is (CallState.SUCCEEDED if is_there else CallState.FAILED)
+    assert bool(call.child_run_id) is is_there
+    assert world.ledger.run(key).output_text == "Done."

@@ -24,7 +24,7 @@ from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
-from tests.unit.agent_loop.scenario import at_work, end_of
+from tests.unit.agent_loop.scenario import at_work, end_of, present
 
 VERDICTS = {"write": tool(), "ask": tool("ASK", context="HUMAN", question=Question(question="Which?"))}
 
@@ -163,10 +163,9 @@ async def test_a_run_whose_lease_cannot_be_renewed_is_stopped_before_the_lease_e
     async with at_work(world.worker()):
         await asyncio.sleep(1)
         lease_end = world.ledger.row(key).claim_at
-        assert lease_end is not None
         while world.model.streaming:
             await asyncio.sleep(0.1)
-        assert world.clock.now() < lease_end.timestamp()
+        assert world.clock.now() < present(lease_end).timestamp()
         assert world.meter.left == ["lost"]
 
 
@@ -298,9 +297,8 @@ async def test_a_drive_that_crashes_fails_its_run_and_hurts_no_other() -> None:
 
     failed = world.ledger.run(keys[0])
     assert failed.state is RunState.FAILED
-    assert failed.failure is not None
-    assert failed.failure.reason == "INTERNAL"
-    assert "ZeroDivisionError" not in failed.failure.message
+    assert present(failed.failure).reason == "INTERNAL"
+    assert "ZeroDivisionError" not in present(failed.failure).message
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
 
 
