@@ -186,14 +186,6 @@ def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
     assert granted.end_time is None or 5.0 <= granted.end_time <= 5.0 + 365 * 86_400
 
 
-def test_numbers_stay_as_they_were_written() -> None:
-    """What is run is what the model wrote, but for the parameters."""
-    written = '{"id":18446744073709551615,"x":1.0,"y":1e2,"_executeAsync":true}'
-    reading = background.read(written, _SCHEMA)
-    assert reading.wish is not None
-    assert json.loads(reading.arguments) == {"id": 18446744073709551615, "x": 1.0, "y": 100.0}
-
-
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_a_tool_with_a_parameter_of_such_a_name_keeps_all_of_them(name: str) -> None:
     schema = json.dumps({"type": "object", "properties": {name: {}}}).encode()
@@ -252,11 +244,6 @@ def test_after_its_end_a_series_misses_nothing() -> None:
     assert job_program.missed(replace(job, end_time=180.0), slow) == 6
     assert job_program.missed(replace(job, end_time=180.0, delay_first=True), slow) == 5
     assert job_program.missed(replace(job, interval_seconds=0), slow) == 0
-
-
-def test_a_clock_that_was_set_back_makes_no_negative_number_of_missed_iterations() -> None:
-    job = Job(tool_name="look", arguments_json=b"{}", begin_time=100.0, interval_seconds=10, iterations_max=9)
-    assert job_program.missed(job, iteration(5, 90.0, 91.0)) == 0
 
 
 @pytest.mark.parametrize("written", ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}'])

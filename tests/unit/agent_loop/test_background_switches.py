@@ -13,14 +13,9 @@ from pawl.agent_loop.domain.jobs import wishes_of
 from pawl.agent_loop.domain.run import JobReports, RunOptions, RunState
 from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
-from pawl.tool_registry.builtin.jobs import Jobs, job_tools
-from tests.fakes.manual_clock import ManualClock
 from tests.fakes.model import calls, says
-from tests.fakes.registry import tool
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_jobs import Story, background
-
-NO_JOBS: Jobs = None  # type: ignore[assignment]  # they are described, not called
 
 
 async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> None:
@@ -49,7 +44,7 @@ async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None
 
     story = Story(calls(background("slow"), background("work")), says("Begun."), seconds=3000.0)
     story.say("do it")
-    await story.until(lambda: story.is_over, seconds_max=20_000.0)
+    await story.until(lambda: story.is_over, seconds_max=20_000.0, look_seconds=5.0)
     assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
     assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
     asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}
@@ -94,13 +89,12 @@ async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> N
     assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
 
 
-@pytest.mark.parametrize(
-    ("asked", "hint"),
-    [
+def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
+    schemas = {"look": b"{}", "work": b"{}"}
+    for asked, hint in (
         ("in_background {}", "`tool` is the name"),
         (by_tool("look", n=1), "There is no n"),
         (by_tool("look", interval=5), "interval needs an end: stop_after (times), duration"),
-        (by_tool("gone", arguments={}), "no tool"),
         (by_tool("wo rk", arguments={}), "There is no tool of that name"),
         (by_tool("look", arguments=[]), "an object"),
         (by_tool("look", arguments=0), "an object"),
@@ -108,34 +102,9 @@ async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> N
         ('in_background {"tool":"look","arguments":{"n":1180591620717411303424}}', "`tool` is the name"),
         (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "has no place in `arguments`"),
         (by_tool("look", arguments='{"_interval": 5}'), "has no place in `arguments`"),
-    ],
-)
-async def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint(asked: str, hint: str) -> None:
-    story = Story(calls(asked), says("I see."), as_tool=True)
-    story.world.registry.verdicts["gone"] = tool("REFUSE", error_reason="TOOL_NOT_FOUND", error_message="no tool")
-    key = story.say("do it")
-    await story.until(lambda: story.is_over)
-    (call,) = story.calls(story.world.ledger.run(key))
-    assert call.state is CallState.FAILED
-    assert hint in present(call.result).content_json.decode()
-    assert (story.jobs, story.world.registry.effects) == ([], {})
-
-
-def test_the_model_is_told_of_the_background_in_few_words() -> None:
-    """At most 400 tokens a request, of four bytes each: the instructions, and the tools for jobs."""
-    functions = []
-    for each in job_tools(NO_JOBS, ManualClock()):
-        definition = each.definition
-        function = {
-            "name": definition.name,
-            "description": definition.description,
-            "parameters": definition.arguments_schema,
-        }
-        functions.append({"type": "function", "function": function})
-    assert len(functions) == 2
-    for words, more in ((domain.INSTRUCTIONS, []), (domain.INSTRUCTIONS_OF_TOOL, [domain.FUNCTION])):
-        told = words + "".join(json.dumps(each, separators=(",", ":")) for each in [*functions, *more])
-        assert len(told.encode()) <= 4 * 400
+    ):
+        _, reading = domain.read_tool(asked.partition(" ")[2], schemas)
+        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
 @pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])

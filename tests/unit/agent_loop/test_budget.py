@@ -15,7 +15,6 @@ from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, NONE_SECONDS_MA
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
-from pawl.agent_loop.domain.command import Steer
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_ceilings
 from pawl.agent_loop.domain.model import UsageReport
@@ -31,7 +30,7 @@ from pawl.agent_loop.domain.run import (
 )
 from pawl.agent_loop.domain.state import MODEL
 from pawl.chassis.ids import RunKey, StoreId
-from pawl.errors import InvalidField, MethodNotFound
+from pawl.errors import InvalidField
 from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -123,29 +122,12 @@ class TestTopUps:
         run.tops_up(10)
         assert state(run) is RunState.RUNNING
 
-    def test_an_attempt_that_was_held_back_is_made_under_its_number(self) -> None:
-        run = with_budget(TOKENS_PER_ANSWER)
-        run.model_fails()
-        run.is_taken_over()
-        run.tops_up(1)
-        assert run.under_way == {MODEL}
-        assert present(run.base.loop.model_call).attempt == 2
-        assert len([event for event in run.told if isinstance(event, RoundRetrying)]) == 1
-
     def test_a_top_up_outlives_its_worker(self) -> None:
         run = used_up()
         run.tops_up(100)
         run.base = replace(run.base, loop=loop_state.read(loop_state.write(run.base.loop)))
         run.is_taken_over()
         assert budget.tokens(run.base) == TOKENS_PER_ANSWER + 100
-
-    def test_a_message_to_a_run_that_expires_before_its_next_attempt_is_kept(self) -> None:
-        run = with_budget(TOKENS_PER_ANSWER)
-        run.model_fails()
-        run.sends(Steer(text="and then?"))
-        run.passes(DAY_SECONDS)
-        assert run.run.state is RunState.EXPIRED
-        assert [message.text for message in run.base.messages] == ["hello", "half", "and then?"]
 
 
 class TestAccounting:
@@ -420,10 +402,3 @@ async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_lef
     assert not quotas.must_be_read(run, 60, 99.9 + ENOUGH_SECONDS_MAX)
     assert quotas.must_be_read(run, 0, 100.0 + ENOUGH_SECONDS_MAX)
     assert quotas.must_be_read(run, 40, 100.1), "its own runs have used the rest"
-
-
-async def test_beside_a_ledger_of_the_version_before_there_are_none() -> None:
-    """I23."""
-    world, reader = World(VERDICTS, []), Reader(error=MethodNotFound())
-    run = world.ledger.run(submit(world))
-    assert not (await AgentQuotas().read(run, reader.read, 0.0)).is_used_up

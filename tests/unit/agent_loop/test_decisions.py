@@ -11,26 +11,21 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.app import approvers
 from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import CallContext, Execution
-from pawl.agent_loop.app.public_values import DecisionRight
 from pawl.agent_loop.domain import options, proposals
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
-from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult, TopUp
+from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.run import ENDED, ApprovalExpiryPolicy, RunOptions, RunState, StopCause, WaitKind
 from pawl.agent_loop.domain.state import MODEL
 from pawl.agent_loop.domain.tool import Disposition, ExecutionPiece, RecordedDecision, RecordedResult, Verdict
-from pawl.chassis.auth import Principal
-from pawl.chassis.ids import CallId, CallKey, RunKey, StoreId, UserId
+from pawl.chassis.ids import CallId, CallKey, RunKey, UserId
 from pawl.errors import (
     DependencyUnavailable,
     InvalidField,
     LeaseLost,
-    MethodNotFound,
     PawlError,
-    PermissionDenied,
     RunEnded,
 )
 from tests.fakes import virtual_time
@@ -50,16 +45,6 @@ class Witness(FakeRegistry):
         assert not execution.approved_digest or execution.call_id in recorded
         async for piece in super().execute(context, execution):
             yield piece
-
-
-class OldRegistry(FakeRegistry):
-    """One of a version that keeps no chain."""
-
-    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
-        raise MethodNotFound
-
-    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        raise MethodNotFound
 
 
 class AwayOnce(FakeRegistry):
@@ -253,15 +238,6 @@ async def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
     assert world.registry.returned == []
 
 
-async def test_a_registry_that_keeps_no_chain_stops_nobody() -> None:
-    """Version N-1, while a deployment goes on."""
-
-    world = with_registry(everything(), OldRegistry(VERDICTS))
-    key = world.ledger.submit("hello")
-    await world.finish(key)
-    check_whole(world, key, state=RunState.COMPLETED)
-
-
 # Approvals by several people, and requests and questions that nobody sees to, in the loop (HITL-1, HITL-4).
 
 
@@ -345,49 +321,3 @@ def test_a_run_may_ask_for_more_approvals_than_the_deployment_and_not_for_fewer(
         assert options.complete(options.AskedOptions(approvals_required=asked), defaults).approvals_required == required
     with pytest.raises(InvalidField):
         options.complete(options.AskedOptions(approvals_required=6), defaults)
-
-
-@pytest.mark.parametrize(
-    ("roles", "right"),
-    [
-        ((), DecisionRight.OWN_RUNS),
-        (("member",), DecisionRight.QUESTIONS),
-        (("viewer", "operator"), DecisionRight.QUESTIONS),
-        (("member", "approver"), DecisionRight.STORE),
-        (("admin",), DecisionRight.STORE),
-    ],
-)
-def test_the_role_says_what_somebody_may_decide(roles: tuple[str, ...], right: DecisionRight) -> None:
-    """HITL-4, OPS-1"""
-    caller = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset(roles))
-    assert approvers.decision_right(caller) is right
-    if right is not DecisionRight.STORE:
-        with pytest.raises(PermissionDenied):
-            approvers.require_approver(caller)
-
-
-async def test_a_log_that_grows_before_every_step_is_no_reason_to_fail_a_run_that_several_people_approve() -> None:
-    """As with front ends that tell how far they are. Each approval is in the log: the step must know all of it."""
-
-    world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}', 'show {"n":2}'), says("Sent.")])
-    options = RunOptions(approvals_required=2, limits=Limits(total_tokens_max=1_000_000))
-    key = world.ledger.submit("hello", options)
-    assert await world.drive() is Left.PARKED
-    _, shown, _ = world.ledger.calls(key)
-    result = CallResult(content_json=b'"shown"')
-    await world.ledger.send(key, ToolResult(call_id=shown.call_id, result=result))
-    grown = 0
-
-    async def fault(name: str, done: bool) -> None:
-        nonlocal grown
-        if name == "CommitRun" and not done and grown < 50:
-            grown += 1
-            await world.ledger.send(key, TopUp(tokens=1))
-
-    world.ledger.fault = fault
-    assert await world.drive() is Left.PARKED
-    assert grown == 50
-    assert [call.state for call in world.ledger.calls(key)][:2] == [
-        CallState.AWAITING_APPROVAL,
-        CallState.SUCCEEDED,
-    ]

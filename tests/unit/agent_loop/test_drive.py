@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.call import CallResult, CallState
-from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve
+from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import ModelRequest
 from pawl.agent_loop.domain.run import (
-    RoundLimitPolicy,
     RunOptions,
     RunState,
     StopCause,
     ToolChoice,
     ToolChoiceMode,
-    UnknownOutcomePolicy,
 )
-from pawl.agent_loop.domain.step import Committed, Step
-from pawl.errors import IllegalTransition
-from tests.fakes.ledger import MemoryLedger
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text
@@ -69,48 +62,6 @@ async def test_a_round_that_only_reads_costs_one_commit() -> None:
     assert len(world.ledger.steps) <= 5
 
 
-@pytest.mark.parametrize(("variants", "rounds"), [(1, 4), (2, 6)])
-async def test_a_model_that_repeats_itself_does_not_read_once_more(variants: int, rounds: int) -> None:
-    """LOOP-5, D2."""
-
-    asked = [calls(f'look {{"n":{n % variants}}}') for n in range(8)]
-    world = World(VERDICTS, asked, seconds=0.01)
-    world.registry.reads_at_once = True
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    failure = world.ledger.run(key).failure
-    assert present(failure).reason == "STUCK_LOOP"
-    states = [call.state for call in world.ledger.calls(key)]
-    assert states == [CallState.SUCCEEDED] * (rounds - 1) + [CallState.CANCELLED]
-    assert len(world.registry.order) == rounds - 1
-
-
-async def test_a_ledger_of_the_version_before_is_told_of_a_read_that_it_may_begin() -> None:
-    class Older(MemoryLedger):
-        async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
-            known = {call.call_id for call in self.calls(claim.key)}
-            if any(call.settled and call.attempt and call.call_id not in known for call in step.calls):
-                raise IllegalTransition("a call cannot be created SUCCEEDED")
-            return await super().commit(claim, commit_id, step)
-
-    first, *others = (calls(f'look {{"n":{n}}}') for n in range(3))
-    world = World(VERDICTS, [first, says("forgotten"), *others, says("Done.")], seconds=0.01)
-    world.registry.reads_at_once = True
-    world.ledger = Older()
-    world.dependencies = dataclasses.replace(world.dependencies, ledger=world.ledger)
-    key = world.ledger.submit("hello")
-
-    await world.finish(key)
-
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED] * 3
-    assert len(world.registry.asked) == 3
-    # The one that was begun before the ledger refused the first of them was for nothing, and no other.
-    assert len(world.model.requests) == 5
-
-
 async def test_progress_of_a_tool_is_told() -> None:
     """TOOL-8."""
 
@@ -122,17 +73,6 @@ async def test_progress_of_a_tool_is_told() -> None:
 
     (told,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
     assert (told.tool_name, told.fraction, told.message) == ("look", 0.5, "half")
-
-
-async def test_a_parked_run_holds_no_task() -> None:
-    world = World(VERDICTS, [calls("ask")])
-    world.ledger.submit("hello")
-    claim = await world.claim()
-    before = asyncio.all_tasks()
-
-    assert await Drive(claim, world.dependencies).run() is Left.PARKED
-
-    assert asyncio.all_tasks() == before
 
 
 async def test_a_long_history_is_summarised_and_the_run_goes_on() -> None:
@@ -262,28 +202,6 @@ async def test_the_run_time_limit_stops_the_work_itself() -> None:
     assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
 
 
-async def test_a_run_that_needed_attention_may_fail_right_after_it_got_it() -> None:
-    """D9: the resolved call was the last that the round limit allows."""
-
-    options = RunOptions(
-        limits=Limits(rounds_max=1),
-        round_limit_policy=RoundLimitPolicy.FAIL,
-        unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION,
-    )
-    world = World(VERDICTS, [calls("write")])
-    world.registry.forgets.add("write")
-    key = world.ledger.submit("hello", options)
-    assert await world.drive() is Left.PARKED
-    assert world.ledger.run(key).state is RunState.NEEDS_ATTENTION
-    (call,) = world.ledger.calls(key)
-
-    await world.ledger.send(key, Resolve(call_id=call.call_id, resolution=CallResolution.TELL_MODEL))
-    await world.drive()
-
-    run = world.ledger.run(key)
-    assert present(run.failure).reason == "ROUND_LIMIT"
-
-
 @pytest.mark.parametrize(
     ("choice", "sent"),
     [
@@ -316,20 +234,6 @@ async def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunO
     failure = world.ledger.run(key).failure
     assert (present(failure).reason, present(failure).failure_class) == ("TOOL_NOT_FOUND", "LIMIT")
     assert "absent" in present(failure).message
-
-
-async def test_results_that_are_large_together_are_written_in_several_steps_and_nothing_runs_twice() -> None:
-    """LOOP-8: a stored result has up to 1 MiB, and a batch has many."""
-
-    world = World(VERDICTS, [calls(*(f'look {{"n":{n}}}' for n in range(6)))])
-    world.registry.results["look"] = CallResult(content_json=json.dumps("x" * 1_000_000).encode())
-    key = world.ledger.submit("hello")
-    await world.finish(key)
-    settled = world.ledger.calls(key)
-    assert [call.state for call in settled] == [CallState.SUCCEEDED] * 6
-    assert len(world.registry.asked) == 6
-    sizes = [sum(len(call.result.content_json) for call in step.calls) for step in world.ledger.steps]
-    assert max(sizes) < 3_000_000
 
 
 @pytest.mark.parametrize("wanted", ["", "tool_199"])

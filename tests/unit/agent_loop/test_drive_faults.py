@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any
@@ -16,10 +15,8 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.command import Cancel, Steer
 from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
-from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import (
-    RunOptions,
     RunState,
     StopCause,
 )
@@ -252,39 +249,6 @@ async def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_t
     assert (message.text, message.interrupted) == ("Once upon", True)
 
 
-@pytest.mark.parametrize("hands_over", [False, True])
-@pytest.mark.parametrize("failures", [3, 4])
-async def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_count(
-    failures: int, *, hands_over: bool
-) -> None:
-    """LOOP-7: three retries, however many workers died with the call or handed it over."""
-    takeovers = 6
-
-    stuck = [*says("Once upon a time", chunks=8)[:4], 60.0]
-    tries = [stuck, stuck, fails(), stuck, stuck, fails(), stuck, stuck, fails()]
-    world = World(VERDICTS, [*tries, *[fails()] * (failures - 3), says("The end.")], crashes_max=10)
-    key = world.ledger.submit("hello")
-    for number in range(takeovers):
-        drive = Drive(await world.claim(f"worker_{number}"), world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(6.0)
-        if hands_over:
-            drive.hand_over()
-            assert await running is Left.HANDED_OVER
-            await world.ledger.release(WorkerId(f"worker_{number}"))
-        else:
-            running.cancel()
-            await asyncio.wait([running])
-
-    await world.finish(key)
-
-    reasons = [event.reason for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
-    assert reasons.count(TAKEOVER) == takeovers
-    assert len(reasons) == takeovers + 3
-    run = world.ledger.run(key)
-    assert run.state is (RunState.COMPLETED if failures == 3 else RunState.FAILED)
-
-
 @pytest.mark.parametrize("error", [DependencyUnavailable, Internal])
 async def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlError]) -> None:
     world = everything()
@@ -298,18 +262,6 @@ async def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlErro
     await drive
 
     check_whole(world, key)
-
-
-async def test_a_run_that_never_reached_the_registry_says_so() -> None:
-    world = everything()
-    key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
-    world.registry.unreachable = 10**6
-
-    await world.finish(key)
-
-    failure = world.ledger.run(key).failure
-    assert present(failure).reason == "RUN_TIMEOUT"
-    assert "see whether tool-registry can be reached" in present(failure).message
 
 
 def test_handing_over_settles_nothing_and_loses_nothing() -> None:
@@ -355,44 +307,6 @@ async def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_m
     fails_inside(world, until=world.clock.now() + 120.0, name=name)
     await world.finish(key)
     check_whole(world, key)
-
-
-async def test_an_internal_error_that_never_ends_is_believed_after_some_minutes() -> None:
-    """A run that nobody can read is somebody's to look at, and not tried for ever."""
-
-    world = everything()
-    world.ledger.submit("hello")
-    began = world.clock.now()
-    fails_inside(world, until=math.inf, name="LoadRun")
-    with pytest.raises(Internal):
-        await Drive(await world.claim(), world.dependencies).run()
-    assert 170 < world.clock.now() - began < 200
-
-
-@pytest.mark.parametrize("jump", [130.0, 100_000.0, -130.0, -100_000.0])
-def test_the_clock_of_the_database_may_jump_before_any_answer(jump: float) -> None:
-    """Active time is counted by the worker's own clock, which does not jump."""
-
-    async def main(position: int) -> bool:
-        world = everything()
-        key = world.ledger.submit("hello")
-        count = itertools.count()
-
-        async def fault(name: str, done: bool) -> None:
-            if name == "CommitRun" and not done and next(count) == position:
-                world.ledger.tables.server.ahead_seconds = jump
-
-        world.ledger.fault = fault
-        await Drive(await world.claim(), world.dependencies).run()
-        run = world.ledger.run(key)
-        assert run.failure is None
-        assert run.active_seconds < 10
-        return position < len(world.ledger.steps)
-
-    position = 0
-    while virtual_time.run(main(position)):
-        position += 1
-    assert position > 3
 
 
 @pytest.mark.parametrize("jump", [0.0, -130.0])

@@ -8,18 +8,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
 
-from pawl.agent_loop.adapters.model import words
-from pawl.agent_loop.domain import answering, history, loop_state, retry
+from pawl.agent_loop.domain import answering, loop_state, retry
 from pawl.agent_loop.domain.assembly import Assembly
 from pawl.agent_loop.domain.call import CallState
 from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.fact import ModelFailed
-from pawl.agent_loop.domain.history import ReasoningEcho
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import LoopState, OpenModelCall
-from pawl.agent_loop.domain.message import Message, Role
+from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import (
     EMPTY_ANSWER,
     ROUND_TIMEOUT,
@@ -145,12 +142,6 @@ def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> lis
     return [event for event in world.ledger.events(key) if isinstance(event, kind)]
 
 
-def test_of_what_a_server_says_only_the_beginning_is_looked_at() -> None:
-    """It may say megabytes, and all runs of this process would wait."""
-    assert words.on_one_line("no room " * 4) == ": no room no room no room no room"
-    assert words.on_one_line(" " * words.READ_BYTES_MAX + "late") == ""
-
-
 # A model that fails for good, and those that a run goes on with.
 
 
@@ -234,21 +225,6 @@ def test_what_another_model_can_mend_is_given_to_it(
     problem = Problem(reason=ROUND_TIMEOUT, message="", failure_class=failure_class)
     assert retry.falls_back(problem, fallbacks_left=1, left=left) is expected
     assert not retry.falls_back(problem, fallbacks_left=0, left=left)
-
-
-def test_what_only_one_model_understands_goes_to_that_one() -> None:
-    said = Message(
-        role=Role.ASSISTANT,
-        run_id=RunId("r"),
-        text="yes",
-        reasoning="hm",
-        provider_state_json=b'{"reasoning_details":["seal"]}',
-    )
-    for written_by, echoed in (("first", True), ("", True), ("second", False)):
-        state = replace(calling("first"), messages=(replace(said, model=written_by),))
-        (told,) = history.of_run(state, ReasoningEcho.REASONING)
-        assert ("reasoning_details" in told) is echoed
-        assert ("reasoning" in told) is echoed
 
 
 def down(*models: str, otherwise: Script) -> World:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from dataclasses import replace as replace_fields
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
-from pawl.agent_loop.domain import completing, jobs, loop_state
-from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
-from pawl.agent_loop.domain.command import Cancel, Completed, Decide, Pause
-from pawl.agent_loop.domain.run import JobReports, Notice, Run, RunState, StopCause, WaitKind
+from pawl.agent_loop.domain import jobs, loop_state
+from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.command import Completed, Pause
+from pawl.agent_loop.domain.run import JobReports, Notice, Run, RunState, WaitKind
 from pawl.agent_loop.domain.state import State
-from pawl.agent_loop.domain.tool import Disposition, ExecutionResult, Outcome, ProposedCall, Verdict
-from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId, UserId
+from pawl.agent_loop.domain.tool import ExecutionResult, Outcome
+from pawl.chassis.ids import RunId
 from tests.fakes.model import calls, says
-from tests.fakes.registry import NOT_COMPLETED, FakeRegistry, tool
+from tests.fakes.registry import NOT_COMPLETED, tool
 from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import Simulation, answer
 from tests.unit.agent_loop.test_jobs import Story, background
@@ -82,18 +80,6 @@ async def test_a_monitor_that_sees_nothing_says_so_once() -> None:
     assert (end["state"], end["iterations"], end["result"]["fired"]) == ("COMPLETED", 6, 0)
 
 
-async def test_a_digest_is_told_in_place_of_each_iteration() -> None:
-    asked = background("look", _interval=60, _stopAfter=7, _reports={"digest": 170})
-    story = Story(calls(asked), seconds=0.1)
-    story.world.registry.results["look"] = CallResult(content_json=b'"up"')
-    story.say("keep me posted")
-    await story.until(lambda: story.is_over)
-    sums = {each.get("iteration"): each["result"]["iterations"] for each in told(story)}
-    assert sums.pop(4) == [{"from": 1, "to": 4, "result": '"up"'}]
-    assert sums.pop(None) == [{"from": 5, "to": 7, "result": '"up"'}]
-    assert sums.keys() <= {7}, "told beside the end, if it was told before"
-
-
 @pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])
 async def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations(
     begun: int, more: dict[str, int]
@@ -112,17 +98,6 @@ async def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations
     message = jobs.entered(State(run=run, notices=(notice,))).messages[-1]
     (seen,) = json.loads(message.notices_json)
     assert seen == {"job_id": "run_job", "tool": "look", "state": "RUNNING", "iteration": 10, "result": "up"} | more
-
-
-async def test_a_job_that_is_to_report_nothing_is_silent_to_its_end() -> None:
-    """ASYNC-5: nobody is told; it is seen in the list of jobs."""
-
-    asked = background("look", _interval=60, _stopAfter=4, _duration=60, _reports="none", _until={"above": 1})
-    story = Story(calls(asked), seconds=0.1)
-    story.say("just do it")
-    await story.until(lambda: story.is_over and bool(story.jobs))
-    assert (story.jobs[0].state, story.jobs[0].round) == (RunState.COMPLETED, 4)
-    assert (told(story), story.turns) == ([], [])
 
 
 # Jobs that are paused and resumed, and what goes on meanwhile.
@@ -148,25 +123,6 @@ async def test_a_paused_series_begins_nothing_and_goes_on_on_its_beat() -> None:
     await story.until(lambda: story.is_over)
     begins = [round(((call.create_time or 0) - present(job.job).begin_time) / 60, 1) for call in story.calls(job)]
     assert (begins, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
-
-
-async def test_the_end_time_of_a_paused_series_holds_and_it_can_be_stopped() -> None:
-    both = (background("look", _interval=60, _duration=5), background("work", _interval=60, _stopAfter=5))
-    story = Story(calls(*both), seconds=1.0)
-    story.say("watch them")
-    await story.until(lambda: len(story.jobs) == 2)
-    ledger = story.world.ledger
-    for job in story.jobs:
-        await ledger.send(story.key(job), Pause())
-    await story.until(lambda: all(WaitKind.PAUSED in ledger.run(story.key(job)).waits for job in story.jobs))
-    with_end, other = (story.key(job) for job in story.jobs)
-    with suppress(TimeoutError):
-        await story.until(lambda: False, seconds_max=400.0)
-    assert (ledger.run(with_end).state, ledger.run(other).state) == (RunState.COMPLETED, RunState.WAITING)
-    await ledger.send(other, Cancel(cause=StopCause.USER))
-    await story.until(lambda: story.is_over)
-    assert ledger.run(other).state is RunState.CANCELLED
-    assert all(job.round <= 1 for job in story.jobs)
 
 
 async def test_a_rule_that_denies_an_iteration_pauses_the_series_and_its_conversation_is_told_why() -> None:
@@ -267,74 +223,4 @@ def test_news_that_comes_before_the_registry_has_said_that_the_call_waits_is_not
     assert (run.calls[0].state, run.base.loop.completions) == (CallState.SUCCEEDED, {})
 
 
-def test_a_call_that_nobody_completes_waits_for_nobody_whatever_the_clock_says() -> None:
-    """Clocks may stand before their epoch: then no time at all is not one that is still to come."""
-    run = Run(store_id=StoreId("s"), user_id=UserId("u"), conversation_id=ConversationId("c"), run_id=RunId("r"))
-    call = Call(
-        store_id=run.store_id,
-        conversation_id=run.conversation_id,
-        run_id=run.run_id,
-        call_id=CallId("call_1"),
-        round=1,
-        index=0,
-        tool_name="slow",
-        state=CallState.RUNNING,
-    )
-    state = State(run=run, calls={call.call_id: call})
-    assert not completing.awaits(state, call, now=-1.0)
-    assert completing.awaits(completing.begun(state, call, 10.0, now=-1.0), call, now=0.0)
-
-
 # Series that people have granted: what covers their iterations, and when they ask again.
-
-
-class GrantingRegistry(FakeRegistry):
-    """A registry in which the series of the gated tool can be granted, and each iteration under the grant runs."""
-
-    GRANT = "cd" * 32
-
-    def _verdict(self, call: ProposedCall) -> Verdict:
-        verdict = super()._verdict(call)
-        if call.series is None:
-            return verdict
-        is_granted = call.series.digest == self.GRANT
-        disposition = Disposition.RUN if is_granted else Disposition.APPROVE
-        return replace(verdict, series_digest=self.GRANT, disposition=disposition)
-
-
-async def test_a_series_asks_again_once_more_people_must_approve_than_have_granted_it() -> None:
-    """I9: the deployment wants two from now on; one person's grant is over, and that of two covers what is left."""
-
-    story = Story(calls(background("gated", _interval=60, _stopAfter=6)), says("Begun."), seconds=1.0)
-    story.world.registry.__class__ = GrantingRegistry
-    ledger = story.world.ledger
-    story.say("do it")
-
-    def asked(number: int) -> bool:
-        calls = story.calls(story.jobs[0]) if story.jobs else []
-        return len(calls) == number and calls[-1].state is CallState.AWAITING_APPROVAL
-
-    async def approve(approver: str) -> None:
-        call = story.calls(story.jobs[0])[-1]
-        kind = Decide(call_id=call.call_id, kind=DecisionKind.APPROVE, for_series=True)
-        await ledger.send(story.key(story.jobs[0]), kind, approver=approver)
-
-    def grant() -> tuple[bool, int]:
-        given = ledger.row(story.key(story.jobs[0])).grant
-        return present(given).ended, present(given).uses
-
-    await story.until(lambda: asked(1))
-    await approve("cyd")
-    await story.until(lambda: len(story.world.registry.effects) == 2)
-    assert grant() == (False, 2)
-    story.world.dependencies = replace_fields(story.world.dependencies, approvals_required=2)
-    await story.until(lambda: asked(3))
-    assert (len(story.world.registry.effects), grant()) == (2, (True, 2))
-    for number, approver in enumerate(("cyd", "dan")):
-        assert asked(3), f"{number} of 2 have approved"
-        await approve(approver)
-    await story.until(lambda: len(story.world.registry.effects) == 5)
-    assert grant() == (False, 5)
-    story.world.dependencies = replace_fields(story.world.dependencies, approvals_required=1)
-    await story.until(lambda: story.is_over)
-    assert (story.jobs[0].state, grant()) == (RunState.COMPLETED, (False, 6))

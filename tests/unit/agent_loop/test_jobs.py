@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.worker import WorkerLimits
+from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
@@ -45,6 +46,57 @@ def background(name: str, **more: object) -> str:
     return f"{name} {json.dumps({'_executeAsync': True, **more})}"
 
 
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"_executeAsync": "true"}, "_executeAsync is true"),
+    ({"_interval": 5, "_stopAfter": 2}, "goes with _executeAsync: true"),
+    ({"_executeAsync": True, "_interval": 5}, "needs an end"),
+    ({"_executeAsync": True, "_stopAfter": 5}, "goes with _interval"),
+    ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": "cheap"}, "_until: column 1: "),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until is like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
+        "pause of _when",
+    ),
+    ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
+        "for of _when",
+    ),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
+        "on_failure",
+    ),
+    (
+        {
+            "_executeAsync": True,
+            "_interval": 1,
+            "_duration": 1,
+            "_until": {"below": 1, "on_failure": 2},
+            "_when": {"below": 1, "on_failure": 2},
+        },
+        "say it in one",
+    ),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "tells nobody"),
+    ({"_executeAsync": True, "_when": "value > 1"}, "goes with _interval"),
+    ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "_duration is over before"),
+    ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "_duration is over before"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports is "every'),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until is like"),
+    ({"_executeAsync": True, "_until": {"below": 1}}, "goes with _interval"),
+]
+
+
 class Story:
     """A conversation with jobs: what the model says to the user and to notices, in order."""
 
@@ -59,14 +111,21 @@ class Story:
         self.conversation_id = self.world.ledger.run(key).conversation_id
         return key
 
-    async def until(self, done: Callable[[], bool], *, seconds_max: float = 3600.0, approve: bool = False) -> None:
+    async def until(
+        self,
+        done: Callable[[], bool],
+        *,
+        seconds_max: float = 3600.0,
+        approve: bool = False,
+        look_seconds: float = 0.05,
+    ) -> None:
         """Let a worker drive until something is so."""
         worker = self.world.worker(limits=self.limits)
         tasks = [asyncio.create_task(work()) for work in (worker.claim_forever, worker.renew_forever)]
         try:
             async with asyncio.timeout(seconds_max):
                 while not done():
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(look_seconds)
                     for key in list(self.world.ledger.tables.runs) if approve else ():
                         with suppress(PawlError):
                             await self.world.respond(key)
@@ -264,66 +323,18 @@ async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("asked", "hint"),
-    [
-        ({"_executeAsync": "true"}, "_executeAsync is true"),
-        ({"_interval": 5, "_stopAfter": 2}, "goes with _executeAsync: true"),
-        ({"_executeAsync": True, "_interval": 5}, "needs an end"),
-        ({"_executeAsync": True, "_stopAfter": 5}, "goes with _interval"),
-        ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
-        ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
-        ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": "cheap"}, "_until: column 1: "),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until is like"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
-        (
-            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
-            "pause of _when",
-        ),
-        ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
-        ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
-        (
-            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
-            "for of _when",
-        ),
-        (
-            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
-            "on_failure",
-        ),
-        (
-            {
-                "_executeAsync": True,
-                "_interval": 1,
-                "_duration": 1,
-                "_until": {"below": 1, "on_failure": 2},
-                "_when": {"below": 1, "on_failure": 2},
-            },
-            "say it in one",
-        ),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "tells nobody"),
-        ({"_executeAsync": True, "_when": "value > 1"}, "goes with _interval"),
-        ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "_duration is over before"),
-        ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "_duration is over before"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, r"_reports is \"every"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until is like"),
-        ({"_executeAsync": True, "_until": {"below": 1}}, "goes with _interval"),
-    ],
-)
-async def test_what_makes_no_sense_is_refused_with_a_hint(asked: dict[str, object], hint: str) -> None:
-    story = Story(calls(f"work {json.dumps(asked)}"), says("I see."))
+async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
+    story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
     key = story.say("do it")
     await story.until(lambda: story.is_over)
     (call,) = story.calls(story.world.ledger.run(key))
-    assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
-    assert hint in present(call.result).content_json.decode()
+    result = present(call.result)
+    assert (call.state, result.error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
+    assert NONSENSE[0][1] in result.content_json.decode()
     assert story.world.registry.effects == {}
+    for asked, hint in NONSENSE:
+        reading = read(json.dumps(asked), b"{}")
+        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
 async def test_what_cannot_be_in_the_background_says_so() -> None:

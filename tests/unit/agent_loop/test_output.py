@@ -144,13 +144,6 @@ def test_of_an_earlier_run_the_model_reads_what_was_wrong_and_not_its_schema() -
     assert "minProperties" not in told[-1]["content"]
 
 
-def test_the_effort_goes_with_each_request_in_the_server_s_word() -> None:
-    world, _ = played(calls('look {"n":1}'), says(GOOD), reasoning_effort=ReasoningEffort.XHIGH)
-    assert {request.reasoning_effort for request in world.model.requests} == {"xhigh"}
-    plain, _ = played(says(GOOD))
-    assert plain.model.requests[0].reasoning_effort is None
-
-
 def test_an_effort_of_a_newer_version_leaves_the_run_to_it() -> None:
     message = run_pb2.RunOptions(reasoning_effort=77)  # type: ignore[arg-type]  # of a newer version
     with pytest.raises(NewerVersion, match="77"):

@@ -2,30 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import msgspec
 import pytest
-from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import worker_ledger
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.app.drive import Left
-from pawl.agent_loop.app.public_values import BroughtTools, MessagePolicy, NewMessage
 from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import CallState, OfferFallback
-from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
-from pawl.agent_loop.domain.options import AskedOptions
-from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
-from pawl.chassis.auth import Principal
-from pawl.chassis.ids import ClientId, CommandId, ConversationId, RequestId, RunId, StoreId, UserId
-from pawl.errors import DependencyUnavailable, LeaseLost, MethodNotFound
+from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
+from pawl.errors import LeaseLost
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
@@ -72,20 +64,6 @@ def test_names_of_tools_choose_among_those_of_the_register(names: tuple[str, ...
         assert offered(world) == ["show", *(name for name in names if name != "show")]
 
     world_test(test, says("Done."))
-
-
-def test_another_worker_goes_on_with_them() -> None:
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        assert await world.drive("first") is Left.PARKED
-        await world.respond(key)
-        assert await world.drive("second") is Left.PARKED
-        await world.respond(key)
-        await world.finish(key)
-        assert offered(world, 1) == offered(world, 0)
-        assert [call.own_tool for call in world.registry.checked] == [SHOW, SHOW]
-
-    world_test(test, calls("show"), calls("show"), says("Done."))
 
 
 def test_a_run_below_has_none_of_them() -> None:
@@ -168,75 +146,3 @@ def test_a_ledger_that_does_not_know_the_tools_is_asked_again_later() -> None:
 
 
 # What a user does through this process, and makes a run due by, is looked for at once.
-
-
-CALLER = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
-MESSAGE = NewMessage(
-    request_id=RequestId(""),
-    conversation_id=ConversationId("conv"),
-    conversation_must_exist=False,
-    text="hello",
-    options=RunOptions(),
-    asked_options=AskedOptions(),
-    policy=MessagePolicy.QUEUE,
-)
-
-
-class Channel:
-    """Answers every call in the same way."""
-
-    def __init__(self, response: Any) -> None:
-        self._response = response
-
-    def unary_unary(self, *_: object, **__: object) -> Callable[[object], Awaitable[Any]]:
-        async def answer(_: object) -> Any:
-            return self._response
-
-        return answer
-
-    unary_stream = unary_unary
-
-
-async def looks(response: Any, ask: Callable[[PublicLedgerClient], Awaitable[object]]) -> int:
-    """Return how often runs were looked for."""
-    found: list[None] = []
-    channel: Any = Channel(response)
-    await ask(PublicLedgerClient(channel, lambda: found.append(None)))
-    return len(found)
-
-
-async def submit(ledger: PublicLedgerClient) -> object:
-    return await ledger.submit_message(CALLER, MESSAGE)
-
-
-async def cancel(ledger: PublicLedgerClient) -> object:
-    return await ledger.send_command(CALLER, RunId("run"), CommandId("cmd"), Cancel(cause=StopCause.USER))
-
-
-@pytest.mark.parametrize(
-    ("state", "count"), [("QUEUED", 1), ("WAITING", 1), ("CANCELLING", 1), ("RUNNING", 0), ("COMPLETED", 0)]
-)
-async def test_a_run_that_may_be_due_is_looked_for(state: str, count: int) -> None:
-    run = run_pb2.Run(state=run_pb2.RunState.Value(f"RUN_STATE_{state}"))
-    assert await looks(pb.SubmitMessageResponse(run=run), submit) == count
-    taken = pb.SendCommandResponse(outcome=pb.COMMAND_OUTCOME_ACCEPTED, run=run)
-    assert await looks(taken, cancel) == count
-    late = pb.SendCommandResponse(outcome=pb.COMMAND_OUTCOME_LATE, run=run)
-    assert await looks(late, cancel) == 0
-
-
-async def test_a_ledger_that_knows_no_tools_of_runs_is_not_there_yet() -> None:
-    """I23: nothing is started without them."""
-
-    class Before(Channel):
-        def unary_unary(self, *method: object, **__: object) -> Callable[[object], Awaitable[Any]]:
-            async def answer(_: object) -> Any:
-                assert method == ("/pawl.job.v1.LedgerService/StartRun",)
-                raise MethodNotFound
-
-            return answer
-
-    channel: Any = Before(None)
-    brought = BroughtTools(tools=(own_tool("show"),), client_id=ClientId("tab"), asked_sha256=b"asked")
-    with pytest.raises(DependencyUnavailable, match="try again"):
-        await PublicLedgerClient(channel).submit_message(CALLER, replace(MESSAGE, brought=brought))

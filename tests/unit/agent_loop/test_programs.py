@@ -195,12 +195,6 @@ class TestVersions:
         assert isinstance(follows, Propose)
         assert [each.call_id for each in follows.calls] == ["undo_1"]
 
-    def test_the_version_before_finds_what_it_would_have_written_and_what_it_ignores(self) -> None:
-        tagged = OF_N_MINUS_1.replace(b'"undo":{', b'"undo":{"program":"undo",')
-        counted = tagged.replace(b'"counted_prompt"', b'"misfits":0,"counted_prompt"')
-        completed = counted.replace(b'"failure"', b'"completions":{},"failure"', 1)
-        assert loop_state.write(LoopState(cursor=PLAN)) == completed.removesuffix(b"}") + b',"fallbacks_used":0}'
-
     def test_a_cursor_of_a_program_that_is_not_known_is_of_a_newer_version(self) -> None:
         assert loop_state.read(b'{"undo":{"program":"undo","reported":true}}').cursor == UndoPlan(reported=True)
         with pytest.raises(NewerVersion, match="another"):

@@ -154,15 +154,6 @@ def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> N
             assert all(step.status is StepStatus.VOID for step in shown.values() if step not in whole)
 
 
-def test_output_is_sent_once_and_not_again_with_every_piece() -> None:
-    steps = Steps()
-    log = [logged_event(event) for event in events(*(delta(1, reasoning="x" * 100) for _ in range(50)))]
-
-    sent = [change.step.content for event in log for change in step_log.take_in(steps, [event])]
-
-    assert sum(map(len, sent)) == 5000
-
-
 def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
     log = whole_run()
     messages = [event.message_added.message for event in log if event.HasField("message_added")]
@@ -194,20 +185,6 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
 
     assert ids == ["undo_b", "undo_b-result", "undo_a", "undo_a-result", "3-text"]
     assert [step.step_id for step in steps.all()] == ids
-
-
-def test_a_result_that_the_log_leaves_out_says_how_large_it_is() -> None:
-    log = events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))
-
-    result = steps_of(log).all()[1]
-
-    assert (result.content, result.content_omitted_bytes) == ("", 20_000)
-
-
-def test_what_was_open_when_the_run_ended_was_stopped() -> None:
-    steps = steps_of(events(delta(1, reasoning="Well"), ended())).all()
-
-    assert [(step.content, step.status) for step in steps] == [("Well", StepStatus.STOPPED)]
 
 
 # The golden log in steps; tests/unit/gateway and web/client read the same log, and tell the same.

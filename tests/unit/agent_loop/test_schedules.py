@@ -118,33 +118,6 @@ async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
     assert ledger.fired == [("good", "")]
 
 
-class Slow(Ledger):
-    """Takes its time for each fire, and takes down how many it was asked for at once, by the second."""
-
-    def __init__(self, *batches: Sequence[DueSchedule], clock: ManualClock) -> None:
-        super().__init__(*batches)
-        self._clock = clock
-        self._at_once = 0
-        self.most: dict[int, int] = {}
-
-    async def fire_schedule(self, *args: Any, **more: Any) -> Any:
-        self._at_once += 1
-        second = int(self._clock.monotonic())
-        self.most[second] = max(self.most.get(second, 0), self._at_once)
-        await self._clock.sleep(0.11)
-        self._at_once -= 1
-        return await super().fire_schedule(*args, **more)
-
-
-async def test_of_many_that_are_due_few_fire_at_once_and_more_when_it_takes_long(clock: ManualClock) -> None:
-    claims = [[due(f"{claim} {number}") for number in range(64)] for claim in range(6)]
-    ledger = Slow(*claims, [due("one more")], (), [due(f"later {number}") for number in range(20)], clock=clock)
-    await played(ledger, clock, 20)
-    assert len(set(ledger.fired)) == len(ledger.fired) == 6 * 64 + 1 + 20
-    last = max(ledger.most)
-    assert ledger.most == {0: 4, 1: 4, 2: 8, 3: 16, 4: 32, 5: 32, last: 4}
-
-
 async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:
     times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
 

@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.command import (
     Steer,
     ToolResult,
 )
-from pawl.agent_loop.domain.decision import StartModel, StopCalls
+from pawl.agent_loop.domain.decision import StopCalls
 from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
 from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
@@ -63,18 +63,6 @@ def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
     run.sends(Steer(text="never mind"), taken(call.call_id))
 
     assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
-
-
-def test_a_run_that_goes_on_from_quarantine_runs_before_the_model_answers() -> None:
-    """EVT-1: the ledger tells first that a run runs; in the step of the answer that would move its seqs."""
-    run = Simulation([answer()])
-    run.turn()
-    let_go_on = replace(run.base, run=replace(run.base.run, state=RunState.QUEUED), under_way=frozenset())
-
-    plan = planning.plan(let_go_on, (), run.now)
-
-    assert any(isinstance(work, StartModel) for work in plan.work)
-    assert plan.state.run.state is RunState.RUNNING
 
 
 @pytest.mark.parametrize(("last_output_seq", "after_seq"), [(7, None), (8, 7)])
@@ -289,8 +277,3 @@ def test_no_ceiling_is_below_its_default() -> None:
 def test_what_is_no_ceiling_stops_the_start(text: str) -> None:
     with pytest.raises(ValueError, match="PAWL_LIMIT_CEILINGS"):
         settings(text)  # pyright: ignore[reportCallIssue]
-
-
-def test_a_deployment_s_ceilings_are_those_of_tools() -> None:
-    limits = settings("tool_timeout_seconds=600").run_defaults.limits
-    assert (limits.seconds_of_tool(599), limits.seconds_of_tool(0)) == (599, 10)

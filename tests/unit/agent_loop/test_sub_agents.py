@@ -129,19 +129,6 @@ async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of
     assert run.state is RunState.WAITING
 
 
-async def test_agents_of_one_batch_follow_each_other_so_that_each_gets_what_is_left() -> None:
-    world = world_of(top=[calls(agent("one"), agent("two"))], one=[says("1")], two=[says("2")])
-    key = world.ledger.submit("top", RunOptions(limits=Limits(total_tokens_max=1000)))
-
-    await world.drive()
-    states = [call.state for call in world.ledger.calls(key)]
-    assert states == [CallState.DELEGATED, CallState.RUNNABLE]
-    await finish(world, key)
-
-    budgets = [child_of(world, key, index).options.limits.total_tokens_max for index in (0, 1)]
-    assert budgets == [985, 970]
-
-
 @pytest.mark.parametrize("depth_max", [0, 1, 2])
 async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
     world = world_of(
@@ -350,22 +337,3 @@ async def test_an_agent_that_may_not_be_given_tasks_is_an_error_for_the_model(na
     assert present(call.result).error_reason == "NOT_ALLOWED"
     assert ("You may name: gone, closed" in present(call.result).content_json.decode()) is (pinned is not None)
     assert world.ledger.run(key).state is RunState.COMPLETED
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-async def test_a_draft_gives_tasks_as_it_says_when_it_is_asked(*, is_there: bool) -> None:
-    """A run keeps what its draft said of itself, and the draft is not kept for it."""
-
-    world = world_of(top=[calls(agent("part", agent="b")), says("Done.")], part=[says("Yes.")])
-    await agents_of(world, b=clerk("b"))
-    await world.agents.put_draft(ANN, clerk("d", to=("b",)), (), validate_only=False)
-    key = world.ledger.submit("top", agent=PinnedAgent(name="draft/d", version=1))
-    if not is_there:
-        await world.agents.delete_draft(ANN, "d")
-
-    await finish(world, key)
-
-    call = the_call(world, key)
-    assert call.state is (CallState.SUCCEEDED if is_there else CallState.FAILED)
-    assert bool(call.child_run_id) is is_there
-    assert world.ledger.run(key).output_text == "Done."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
 import pytest
@@ -17,7 +16,6 @@ from pawl.agent_loop.domain.call import Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunFailure, RunState, StopCause
-from pawl.chassis.ids import RunKey, WorkerId
 from pawl.errors import DependencyUnavailable, Internal
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
@@ -56,20 +54,6 @@ async def test_a_run_that_a_newer_version_has_written_waits_for_a_worker_of_that
     assert world.meter.left == ["left_to_newer"] * 8 + ["ended"]
 
 
-async def test_a_run_of_a_program_that_the_worker_does_not_know_is_not_driven_as_an_agent() -> None:
-    """I23: also before it has begun, for it is created with its cursor."""
-
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello")
-    world.ledger.tables.loop_states[world.ledger.row(key).key] = b'{"undo":{"program":"another"}}'
-    async with at_work(world.worker()):
-        while len(world.meter.left) < 3:
-            await asyncio.sleep(1)
-    assert set(world.meter.left) == {"left_to_newer"}
-    assert world.model.requests == []
-    assert world.ledger.run(key).state is RunState.QUEUED
-
-
 async def test_a_run_that_no_worker_can_read_comes_before_an_operator(monkeypatch: pytest.MonkeyPatch) -> None:
     """As after a way back from a newer version: it must not go round for ever, unseen."""
     monkeypatch.setattr("pawl.agent_loop.app.worker._NEWER_SECONDS_MAX", 60.0)
@@ -92,48 +76,6 @@ async def test_a_lease_is_kept_for_as_long_as_the_run_goes_on() -> None:
         await end_of(world, key)
     assert world.ledger.row(key).epoch == 1
     assert len(world.model.requests) == 1
-
-
-class Hints:
-    """Wakeups that the test gives."""
-
-    def __init__(self) -> None:
-        self.told: list[Callable[[], Awaitable[None]]] = []
-
-    async def subscribe(
-        self,
-        worker_id: WorkerId,
-        *,
-        on_work: Callable[[], Awaitable[None]],
-        on_command: Callable[[RunKey], Awaitable[None]],
-    ) -> None:
-        self.told.insert(0, on_work)
-
-    async def tell(self) -> None:
-        """Say that there is work, to who came last first."""
-        for on_work in self.told:
-            await on_work()
-
-
-async def test_the_process_that_a_run_came_through_takes_it_and_what_it_cannot_take_another_one_does() -> None:
-    """Whoever only hears of work waits a moment, but not for the next poll."""
-
-    world, hints = World(VERDICTS, [long(), long(), long()]), Hints()
-    async with at_work(world.worker("first")) as first, at_work(world.worker("second")) as second:
-        await first.listen(hints)
-        await second.listen(hints)
-        await asyncio.sleep(0.1)
-        key = world.ledger.submit("hello")
-        first.wake()
-        await hints.tell()
-        await asyncio.sleep(0.1)
-        assert world.ledger.row(key).worker_id == "first"
-        await first.hand_over()
-        key = world.ledger.submit("hello")
-        first.wake()
-        await hints.tell()
-        await asyncio.sleep(0.35)
-        assert world.ledger.row(key).worker_id == "second"
 
 
 async def test_without_hints_a_command_is_found_by_the_next_renewal() -> None:
