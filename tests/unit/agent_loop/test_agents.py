@@ -72,9 +72,8 @@ def test_tools_are_selected_by_name_by_source_and_by_pattern() -> None:
         select(definition(tools=ToolSelection(names=("fly",))), OFFERED)
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
+def test_what_cannot_be_meant_is_refused_with_its_field() -> None:
+    rows: list[Any] = [
         ({"name": "no name"}, "definition.name"),
         ({"options": AskedOptions(tool_names=("look",))}, "definition.options"),
         ({"options": AskedOptions(without_tools=True), "tools": ToolSelection(names=("look",))}, "definition.tools"),
@@ -104,17 +103,17 @@ def test_tools_are_selected_by_name_by_source_and_by_pattern() -> None:
                 *("https://a.example/" + "x" * 2000, 'https://a.example/"><script>', "https://bücher.example/"),
             )
         ),
-    ],
-)
-def test_what_cannot_be_meant_is_refused_with_its_field(fields: dict[str, Any], named: str) -> None:
-    with pytest.raises(PawlError) as refused:
-        check(definition(**fields), DEFAULTS)
-    assert refused.value.metadata["field"] == named
+    ]
+    for fields, named in rows:
+        with pytest.raises(PawlError) as refused:
+            check(definition(**fields), DEFAULTS)
+        assert refused.value.metadata["field"] == named, fields
 
 
-@pytest.mark.parametrize("url", ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"])
-def test_a_card_has_the_address_of_a_picture(url: str) -> None:
-    assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url
+def test_a_card_has_the_address_of_a_picture() -> None:
+    rows: list[Any] = ["", "https://a.example", "https://a.example:8443/x.png?size=2#top", "https://[::1]/"]
+    for url in rows:
+        assert check(definition(card=AgentCard(avatar_url=url)), DEFAULTS).card.avatar_url == url, url
 
 
 def test_a_run_takes_from_its_agent_what_it_leaves_open() -> None:

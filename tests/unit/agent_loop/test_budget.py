@@ -179,21 +179,19 @@ class TestWhatAPromptIsTakenFor:
         run.model_answers()
         return run
 
-    @pytest.mark.parametrize(
-        ("reported", "prompt_bytes", "tokens"),
-        [
+    def test_then_only_what_came_since_is_estimated(self) -> None:
+        """A text of more tokens than usual counts as such, and a server that counts next to nothing is not believed."""
+        rows: list[Any] = [
             (250, 1000, 250),
             (250, 1300, 350),
             (250, 900, 250),
             (700, 1300, 800),
             (5, 1000, 125),
             (5, 1300, 163),
-        ],
-    )
-    def test_then_only_what_came_since_is_estimated(self, reported: int, prompt_bytes: int, tokens: int) -> None:
-        """A text of more tokens than usual counts as such, and a server that counts next to nothing is not believed."""
-        run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
-        assert budget.prompt_tokens(run.base, prompt_bytes) == tokens
+        ]
+        for reported, prompt_bytes, tokens in rows:
+            run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
+            assert budget.prompt_tokens(run.base, prompt_bytes) == tokens, reported
 
     @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
     def test_a_longer_prompt_is_never_taken_for_less(self, size: int, tokens: int, one: int, more: int) -> None:
@@ -204,21 +202,20 @@ class TestWhatAPromptIsTakenFor:
 
 
 class TestTheCallInFlight:
-    @pytest.mark.parametrize(
-        ("tokens", "asked", "sent"),
-        [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)],
-    )
-    def test_its_answer_is_limited_to_what_is_left(self, tokens: int, asked: int | None, sent: int | None) -> None:
-        options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
-        run = Simulation([], options)
-        run.turn()
-        assert budget.output_tokens_max(run.base, 0) == sent
+    def test_its_answer_is_limited_to_what_is_left(self) -> None:
+        rows: list[Any] = [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)]
+        for tokens, asked, sent in rows:
+            options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
+            run = Simulation([], options)
+            run.turn()
+            assert budget.output_tokens_max(run.base, 0) == sent, tokens
 
-    @pytest.mark.parametrize(("prompt", "sent"), [(0, 100), (40, 60), (98, 2), (99, 1)])
-    def test_its_prompt_is_reserved_before_its_answer(self, prompt: int, sent: int) -> None:
-        run = with_budget(100)
-        assert budget.needed(run.base, prompt) == 0
-        assert budget.output_tokens_max(run.base, prompt) == sent
+    def test_its_prompt_is_reserved_before_its_answer(self) -> None:
+        rows: list[Any] = [(0, 100), (40, 60), (98, 2), (99, 1)]
+        for prompt, sent in rows:
+            run = with_budget(100)
+            assert budget.needed(run.base, prompt) == 0, prompt
+            assert budget.output_tokens_max(run.base, prompt) == sent, prompt
 
     def test_a_call_that_costs_more_than_what_is_left_is_not_made(self) -> None:
         """I18: descriptions of tools are part of what a request costs."""
@@ -235,14 +232,13 @@ class TestTheCallInFlight:
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0
 
-    @pytest.mark.parametrize(("used", "needed", "missing"), [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)])
-    def test_what_a_top_up_must_add_is_what_is_left_short_of_the_need(
-        self, used: int, needed: int, missing: int
-    ) -> None:
-        base = with_budget(100).base
-        run = replace(base.run, usage=Usage(input_tokens=used))
-        loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
-        assert budget.missing(replace(base, run=run, loop=loop)) == missing
+    def test_what_a_top_up_must_add_is_what_is_left_short_of_the_need(self) -> None:
+        rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
+        for used, needed, missing in rows:
+            base = with_budget(100).base
+            run = replace(base.run, usage=Usage(input_tokens=used))
+            loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
+            assert budget.missing(replace(base, run=run, loop=loop)) == missing, used
 
     def test_or_the_run_fails_and_says_what_it_would_cost(self) -> None:
         run = with_budget(100, policy=FAIL)

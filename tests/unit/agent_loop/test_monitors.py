@@ -99,31 +99,25 @@ def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, floa
         assert cursor.fired == before.fired or (since is not None and now - since >= hold)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "value", "holds"),
-    [
+def test_a_number_is_the_same_however_a_tool_writes_it() -> None:
+    rows: list[Any] = [
         *((20, 20.0, True), (20.0, 20, True), (20, 20, True), (20, 21.0, False), (1, True, False), (True, 1.0, False)),
         *(("20", 20, False), (20, "20", False), (20, None, False), (2**53 + 1, float(2**53), False)),
-    ],
-)
-def test_a_number_is_the_same_however_a_tool_writes_it(wanted: object, value: object, holds: bool) -> None:
-    found = condition.read({"equals": wanted})
-    assert present(found).is_met(value) is holds
+    ]
+    for wanted, value, holds in rows:
+        found = condition.read({"equals": wanted})
+        assert present(found).is_met(value) is holds, wanted
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "differ"),
-    [
+def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way() -> None:
+    rows: list[Any] = [
         *((20, 20.0, False), (0, -0.0, False), ({"a": [1, 2.0]}, {"a": [1.0, 2]}, False), (1e300, 1e300, False)),
         *((20, 20.5, True), (1, True, True), (20, "20.0", True), (2**53 + 1, float(2**53), True), (None, 0.0, True)),
-    ],
-)
-def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way(
-    before: object, after: object, differ: bool
-) -> None:
-    found = condition.read({"changed": True})
-    assert present(found).is_met(after, present(found).seen(before)) is differ
-    assert present(found).is_met(before, present(found).seen(after)) is differ
+    ]
+    for before, after, differ in rows:
+        found = condition.read({"changed": True})
+        assert present(found).is_met(after, present(found).seen(before)) is differ, before
+        assert present(found).is_met(before, present(found).seen(after)) is differ, before
 
 
 def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> None:
@@ -229,9 +223,8 @@ def evaluated(source: str, value: Any = None, previous: Any = None, fired: int =
     return expression.evaluate(source, value=value, previous=previous, fired=fired)
 
 
-@pytest.mark.parametrize(
-    ("source", "value", "previous", "outcome"),
-    [
+def test_an_expression_is_true_or_false() -> None:
+    rows: list[Any] = [
         ("value.price < 20", {"price": 19.5}, None, True),
         ("value.price < 20", {"price": 20}, None, False),
         ("previous == null || value - previous > 1.5", 10, None, True),
@@ -242,15 +235,13 @@ def evaluated(source: str, value: Any = None, previous: Any = None, fired: int =
         ("timestamp(value) > timestamp('2025-01-01T00:00:00Z')", "2026-01-01T00:00:00Z", None, True),
         ("value[0] == 9007199254740993", [9007199254740993], None, True),
         ("fired < 3", None, None, True),
-    ],
-)
-def test_an_expression_is_true_or_false(source: str, value: Any, previous: Any, outcome: bool) -> None:
-    assert evaluated(source, value, previous) is outcome
+    ]
+    for source, value, previous, outcome in rows:
+        assert evaluated(source, value, previous) is outcome, source
 
 
-@pytest.mark.parametrize(
-    ("source", "hint"),
-    [
+def test_what_may_not_be_evaluated_is_refused_with_its_place() -> None:
+    rows: list[Any] = [
         ("value.price <", "column 14: Syntax error"),
         ("value.price < limit", "column 15: undeclared reference to 'limit'"),
         ("fired + 'a' == 3", "column 7: found no matching overload"),
@@ -266,28 +257,25 @@ def test_an_expression_is_true_or_false(source: str, value: Any, previous: Any, 
         ("value.matches('(a+)+$')", "undeclared reference to 'matches'"),
         ("timestamp(value).getHours('/etc/passwd') > 1", "undeclared reference to 'getHours'"),
         ("cel.bind(x, value, x == 1)", "undeclared reference"),
-    ],
-)
-def test_what_may_not_be_evaluated_is_refused_with_its_place(source: str, hint: str) -> None:
-    with pytest.raises(ExpressionError) as refused:
-        expression.check(source)
-    assert hint in str(refused.value)
+    ]
+    for source, hint in rows:
+        with pytest.raises(ExpressionError) as refused:
+            expression.check(source)
+        assert hint in str(refused.value), source
 
 
-@pytest.mark.parametrize(
-    ("source", "value", "hint"),
-    [
+def test_what_comes_to_nothing_is_an_error() -> None:
+    rows: list[Any] = [
         ("value.price < 20", {}, "Key not found"),
         ("value.price < 20", {"price": "a"}, "No matching overloads"),
         ("value", 3, "neither true nor false"),
         ("1 / 0 == 1", None, "divide by zero"),
         ("size(value) > 1", "x" * 70_000, "give a path"),
-    ],
-)
-def test_what_comes_to_nothing_is_an_error(source: str, value: Any, hint: str) -> None:
-    with pytest.raises(ExpressionError) as error:
-        evaluated(source, value)
-    assert hint in str(error.value)
+    ]
+    for source, value, hint in rows:
+        with pytest.raises(ExpressionError) as error:
+            evaluated(source, value)
+        assert hint in str(error.value), source
 
 
 _NUMBERS = list(range(12_000))

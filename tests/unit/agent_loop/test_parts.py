@@ -22,7 +22,7 @@ from pawl.agent_loop.domain.parts import FilePart, ImagePart, Part
 from pawl.agent_loop.domain.run import Run, RunOptions
 from pawl.agent_loop.domain.state import State
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.errors import InvalidField, PawlError, TooLarge
+from pawl.errors import InvalidField, TooLarge
 from pawl.event.v1 import message_pb2
 from tests.fakes.images import GIF, IMAGES, PNG, WEBP, chunk, jpeg, png
 from tests.fakes.provider import check_history
@@ -76,19 +76,19 @@ def said(*content: Part, number: int = 0) -> Message:
     return Message(role=Role.USER, run_id=RunId("r"), parts=content, number=number)
 
 
-@pytest.mark.parametrize("kind", IMAGES)
-def test_the_type_of_an_image_is_seen_in_it(kind: str) -> None:
-    (part,) = parts.checked("", [image(IMAGES[kind])], takes_images=True)
-    assert (present(part.image).media_type, present(part.image).size_bytes, len(present(part.image).sha256)) == (
-        kind,
-        len(IMAGES[kind]),
-        64,
-    )
+def test_the_type_of_an_image_is_seen_in_it() -> None:
+    rows: list[Any] = [*IMAGES]
+    for kind in rows:
+        (part,) = parts.checked("", [image(IMAGES[kind])], takes_images=True)
+        assert (present(part.image).media_type, present(part.image).size_bytes, len(present(part.image).sha256)) == (
+            kind,
+            len(IMAGES[kind]),
+            64,
+        ), kind
 
 
-@pytest.mark.parametrize(
-    ("text", "given_parts", "error"),
-    [
+def test_a_part_that_cannot_be_meant_is_refused() -> None:
+    rows: list[Any] = [
         ("", [Part()], InvalidField),
         ("bell\a", [Part(text="a")], InvalidField),
         ("", [Part(text="bell\a")], InvalidField),
@@ -103,11 +103,10 @@ def test_the_type_of_an_image_is_seen_in_it(kind: str) -> None:
         ("", [Part(text="a")] * 33, InvalidField),
         ("", [Part(file=FilePart(document_name=""))], InvalidField),
         ("", [Part(file=FilePart(document_name="x" * 201))], InvalidField),
-    ],
-)
-def test_a_part_that_cannot_be_meant_is_refused(text: str, given_parts: list[Part], error: type[PawlError]) -> None:
-    with pytest.raises(error):
-        parts.checked(text, given_parts, takes_images=True)
+    ]
+    for text, given_parts, error in rows:
+        with pytest.raises(error):
+            parts.checked(text, given_parts, takes_images=True)
 
 
 def test_what_a_client_says_of_a_document_s_text_is_not_believed() -> None:
@@ -201,9 +200,8 @@ def riff(*chunks: bytes) -> bytes:
     return b"RIFF" + struct.pack("<I", len(body)) + body
 
 
-@pytest.mark.parametrize(
-    ("data", "size"),
-    [
+def test_an_image_is_read_with_its_size_whatever_stands_behind_it() -> None:
+    rows: list[Any] = [
         *((data, (1, 1)) for data in IMAGES.values()),
         (png(12, 7), (12, 7)),
         (jpeg(12, 7), (12, 7)),
@@ -212,12 +210,11 @@ def riff(*chunks: bytes) -> bytes:
         (riff(LOSSLESS), (12, 7)),
         (riff(EXTENDED, LOSSLESS), (12, 7)),
         (riff(EXTENDED, b"ICCP\x01\0\0\0a\0", b"ANMF\0\0\0\0"), (12, 7)),
-    ],
-)
-def test_an_image_is_read_with_its_size_whatever_stands_behind_it(data: bytes, size: tuple[int, int]) -> None:
-    for whole in (data, data + bytes(9)):
-        read = images.read(whole)
-        assert (read.width, read.height) == size
+    ]
+    for data, size in rows:
+        for whole in (data, data + bytes(9)):
+            read = images.read(whole)
+            assert (read.width, read.height) == size, data
 
 
 @pytest.mark.parametrize("kind", IMAGES)
@@ -235,9 +232,8 @@ def test_any_bytes_are_an_image_or_refused(head: bytes, rest: bytes) -> None:
         assert images.read(head + rest).media_type in IMAGES
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_an_image_without_what_decoders_need_is_refused() -> None:
+    rows: list[Any] = [
         HEAD + END,
         HEAD + chunk(b"IDAT") + END,
         PNG[:8] + PNG[33:],
@@ -253,16 +249,14 @@ def test_any_bytes_are_an_image_or_refused(head: bytes, rest: bytes) -> None:
         WEBP.replace(b"\x9d\x01\x2a", b"\x9d\x01\x2b"),
         riff(EXTENDED),
         riff(LOSSLESS.replace(b"\x2f", b"\x2e")),
-    ],
-)
-def test_an_image_without_what_decoders_need_is_refused(data: bytes) -> None:
-    with pytest.raises(images.BadImage, match="cut off or damaged"):
-        images.read(data)
+    ]
+    for data in rows:
+        with pytest.raises(images.BadImage, match="cut off or damaged"):
+            images.read(data)
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
+def test_a_size_that_no_model_server_takes_is_refused() -> None:
+    rows: list[Any] = [
         png(0, 1),
         png(1, 0),
         png(16_385, 1),
@@ -271,11 +265,10 @@ def test_an_image_without_what_decoders_need_is_refused(data: bytes) -> None:
         GIF[:6] + struct.pack("<HH", 0, 1) + GIF[10:],
         GIF[:6] + struct.pack("<HH", 1, 20_000) + GIF[10:],
         riff(EXTENDED[:-3] + b"\0\0\1", LOSSLESS),
-    ],
-)
-def test_a_size_that_no_model_server_takes_is_refused(data: bytes) -> None:
-    with pytest.raises(images.BadImage, match=r"\d+ x \d+ pixels: an image has 1 to 16384 a side"):
-        images.read(data)
+    ]
+    for data in rows:
+        with pytest.raises(images.BadImage, match=r"\d+ x \d+ pixels: an image has 1 to 16384 a side"):
+            images.read(data)
 
 
 def test_the_largest_size_is_taken() -> None:

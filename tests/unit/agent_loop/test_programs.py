@@ -24,7 +24,7 @@ from pawl.agent_loop.domain.decision import (
 )
 from pawl.agent_loop.domain.event import Warned
 from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion, OpenModelCall
+from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import (
     Job,
@@ -63,7 +63,6 @@ PLAN = UndoPlan(
         CallUndo(call_id=CallId("call_3"), tool_name="mail", state=UndoState.CANNOT_BE_UNDONE, reason="No way back."),
     ),
 )
-MODEL_CALL = OpenModelCall(attempt=1)
 
 
 def call(call_id: str, state: CallState = CallState.RUNNABLE, *, index: int = 0, number: int = 1) -> Call:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -237,9 +238,10 @@ def settings(ceilings: str) -> AgentLoopSettings:
     return AgentLoopSettings.model_validate(given)
 
 
-@pytest.mark.parametrize(("own", "held"), [(0, 10), (5, 5), (99, 99), (600, 100)])
-def test_the_timeout_of_a_tool_holds_up_to_the_ceiling(own: float, held: float) -> None:
-    assert Limits().seconds_of_tool(own) == held
+def test_the_timeout_of_a_tool_holds_up_to_the_ceiling() -> None:
+    rows: list[Any] = [(0, 10), (5, 5), (99, 99), (600, 100)]
+    for own, held in rows:
+        assert Limits().seconds_of_tool(own) == held, own
 
 
 def test_a_run_narrows_what_tools_say_of_themselves_by_the_ceiling_alone() -> None:
@@ -249,13 +251,14 @@ def test_a_run_narrows_what_tools_say_of_themselves_by_the_ceiling_alone() -> No
     assert (narrow.seconds_of_tool(0), narrow.seconds_of_tool(99)) == (5, 5)
 
 
-@pytest.mark.parametrize("name", sorted(set(Limits.__struct_fields__) - {"total_tokens_max", "topped_up_tokens_max"}))
-def test_a_run_may_ask_for_each_limit_up_to_its_ceiling(name: str) -> None:
-    ceiling = getattr(CEILINGS, name)
-    assert ceiling >= getattr(Limits(), name)
-    assert getattr(Limits().with_asked({name: ceiling}, CEILINGS), name) == ceiling
-    with pytest.raises(InvalidField, match=f"{name} may be at most"):
-        Limits().with_asked({name: ceiling + 1}, CEILINGS)
+def test_a_run_may_ask_for_each_limit_up_to_its_ceiling() -> None:
+    rows: list[Any] = [*sorted(set(Limits.__struct_fields__) - {"total_tokens_max", "topped_up_tokens_max"})]
+    for name in rows:
+        ceiling = getattr(CEILINGS, name)
+        assert ceiling >= getattr(Limits(), name), name
+        assert getattr(Limits().with_asked({name: ceiling}, CEILINGS), name) == ceiling, name
+        with pytest.raises(InvalidField, match=f"{name} may be at most"):
+            Limits().with_asked({name: ceiling + 1}, CEILINGS)
 
 
 def test_a_deployment_says_ceilings_of_its_own() -> None:
@@ -271,9 +274,8 @@ def test_no_ceiling_is_below_its_default() -> None:
     assert found.total_tokens_max == 500, "a budget is a ceiling unless something else is said"
 
 
-@pytest.mark.parametrize(
-    "text", ["rounds_max=9", "rounds_max", "rounds_max=nan", "rounds=20", "tool_timeout_seconds_max=9"]
-)
-def test_what_is_no_ceiling_stops_the_start(text: str) -> None:
-    with pytest.raises(ValueError, match="PAWL_LIMIT_CEILINGS"):
-        settings(text)  # pyright: ignore[reportCallIssue]
+def test_what_is_no_ceiling_stops_the_start() -> None:
+    rows: list[Any] = ["rounds_max=9", "rounds_max", "rounds_max=nan", "rounds=20", "tool_timeout_seconds_max=9"]
+    for text in rows:
+        with pytest.raises(ValueError, match="PAWL_LIMIT_CEILINGS"):
+            settings(text)  # pyright: ignore[reportCallIssue]

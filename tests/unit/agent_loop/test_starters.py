@@ -1,4 +1,4 @@
-"""The delivery of webhooks, and the firing of what has waited: whatever becomes of one event, the others fire."""
+"""The firing of schedules that are due: whatever becomes of one, the others fire."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace as replaced
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import pytest
@@ -16,6 +17,7 @@ from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_values import (
     Delivery,
     DueMailbox,
+    DueSchedule,
     DueTrigger,
     IncomingMail,
     MailboxView,
@@ -24,29 +26,159 @@ from pawl.agent_loop.app.public_values import (
     ScheduledMessage,
     TriggerEvent,
 )
+from pawl.agent_loop.app.schedules import Schedules
 from pawl.agent_loop.app.starting import Starting
-from pawl.agent_loop.app.starting_ports import MailboxReader, TriggerLedger
+from pawl.agent_loop.app.starting_ports import MailboxReader, ScheduleLedger, TriggerLedger
 from pawl.agent_loop.app.triggers import BODY_BYTES_MAX, Triggers
 from pawl.agent_loop.domain import checks
 from pawl.chassis.auth import Principal
-from pawl.chassis.ids import IdSource, RequestId, StoreId, UserId
+from pawl.chassis.ids import CredentialId, IdSource, RequestId, StoreId, UserId
 from pawl.errors import (
     AgentNotFound,
     DependencyUnavailable,
     InvalidField,
     MailboxUnreachable,
     Overloaded,
+    PawlError,
     PermissionDenied,
     TooLarge,
 )
 from tests.fakes.manual_clock import ManualClock
-from tests.unit.agent_loop.test_schedules import Checks
 
 ANN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"))
+
+
+def due(text: str) -> DueSchedule:
+    message = ScheduledMessage(text=text, agent="", labels={}, conversation_key="")
+    return DueSchedule(caller=ANN, message=message, document=None)
+
+
+class ScheduleBook:
+    """Gives each batch of schedules once, and takes down what is fired."""
+
+    def __init__(self, *batches: Sequence[DueSchedule] | PawlError, wait_seconds: float = 1.0) -> None:
+        self._batches = list(batches)
+        self._wait_seconds = wait_seconds
+        self.fired: list[tuple[str, str]] = []
+
+    async def claim_schedules(self, schedules_max: int) -> tuple[Sequence[DueSchedule], float]:
+        batch = self._batches.pop(0) if self._batches else ()
+        if isinstance(batch, PawlError):
+            raise batch
+        return batch, self._wait_seconds if not self._batches else 0.0
+
+    async def fire_schedule(
+        self,
+        one: DueSchedule,
+        message: object,
+        *,
+        refusal: str = "",
+        request_id: RequestId,
+        backfill_time: datetime | None = None,
+    ) -> Any:
+        if one.message.text == "away":
+            raise DependencyUnavailable
+        self.fired.append((one.message.text, refusal))
+        return one if one.message.text != "stale" else None
+
+
+class Checks:
+    """Refuses messages by their text."""
+
+    def __init__(self, refusals: dict[str, Exception]) -> None:
+        self._refusals = refusals
+
+    async def checked(self, caller: Principal, request_id: RequestId, message: Any, *, must_exist: bool) -> Any:
+        if message.text in self._refusals:
+            raise self._refusals[message.text]
+        return message, None
+
+
+def firing_of(ledger: ScheduleBook, checks: Checks, clock: ManualClock) -> Schedules:
+    return Schedules(
+        ledger=cast("ScheduleLedger", ledger),
+        starting=Starting(cast("Messages", checks), lambda caller: caller.credential_id == "file-gone"),
+        clock=clock,
+    )
+
+
+async def played(ledger: ScheduleBook, clock: ManualClock, seconds: float, **refusals: Exception) -> None:
+    schedules = firing_of(ledger, Checks(refusals), clock)
+    firing = asyncio.create_task(schedules.fire_forever())
+    await clock.advance(seconds)
+    firing.cancel()
+    await asyncio.gather(firing, return_exceptions=True)
+
+
+async def test_what_cannot_be_started_is_refused_with_its_reason(clock: ManualClock) -> None:
+    ledger = ScheduleBook([due("gone"), due("wrong"), due("good")])
+    await played(ledger, clock, 0.5, gone=AgentNotFound(), wrong=InvalidField("no", field="text"))
+    reasons = {text: refusal.partition(":")[0] for text, refusal in ledger.fired}
+    assert reasons == {"gone": "AGENT_NOT_FOUND", "wrong": "INVALID_FIELD", "good": ""}
+
+
+async def test_with_a_key_that_is_gone_from_its_file_nothing_is_started(clock: ManualClock) -> None:
+    gone = Principal(store_id=ANN.store_id, user_id=ANN.user_id, credential_id=CredentialId("file-gone"))
+    ledger = ScheduleBook([replace(due("look"), caller=gone), due("see")])
+    await played(ledger, clock, 0.5)
+    assert {text: refusal.partition(":")[0] for text, refusal in ledger.fired} == {
+        "look": "PERMISSION_DENIED",
+        "see": "",
+    }
+
+
+@pytest.mark.parametrize("error", [DependencyUnavailable(), Overloaded(), RuntimeError("a fault")])
+async def test_what_says_nothing_about_a_schedule_refuses_no_run(clock: ManualClock, error: Exception) -> None:
+    ledger = ScheduleBook([due("bad"), due("away"), due("good")], [due("bad")], [due("later")])
+    await played(ledger, clock, 0.5, bad=error)
+    assert ledger.fired == [("good", ""), ("later", "")]
+
+
+async def test_a_ledger_that_is_away_is_asked_again(clock: ManualClock) -> None:
+    ledger = ScheduleBook(DependencyUnavailable(), [due("good")])
+    await played(ledger, clock, 0.5)
+    assert ledger.fired == []
+    ledger = ScheduleBook(DependencyUnavailable(), [due("good")])
+    await played(ledger, clock, 1.5)
+    assert ledger.fired == [("good", "")]
+
+
+async def test_each_due_time_of_the_past_has_a_request_of_its_own(clock: ManualClock) -> None:
+    times = [datetime(2026, 1, day, tzinfo=UTC) for day in (1, 2)]
+
+    class Past(ScheduleBook):
+        def __init__(self) -> None:
+            super().__init__()
+            self.requests: list[tuple[datetime | None, RequestId]] = []
+
+        async def get_schedule(self, caller: Principal, name: str) -> tuple[object, DueSchedule]:
+            return None, due("look")
+
+        async def past_times(self, caller: Principal, name: str, begin: datetime, end: datetime) -> Sequence[datetime]:
+            return times
+
+        async def fire_schedule(
+            self, *_: object, request_id: RequestId, backfill_time: datetime | None = None, **__: object
+        ) -> Any:
+            self.requests.append((backfill_time, request_id))
+            return backfill_time
+
+    ledger = Past()
+    schedules = firing_of(ledger, Checks({}), clock)
+    for request_id in ("r", "r", "other", ""):
+        assert await schedules.backfill(ANN, "x", times[0], times[1], RequestId(request_id)) == times
+    assert ledger.requests[:2] == ledger.requests[2:4]
+    assert len(set(ledger.requests)) == 6
+    assert ledger.requests[6:] == [(time, "") for time in times]
+
+
+# The delivery of webhooks, and the firing of what has waited: whatever becomes of one event, the others fire.
+
+
 NO_ID = RequestId("")
 
 
-def due(text: str = "look", **fields: Any) -> DueTrigger:
+def due_trigger(text: str = "look", **fields: Any) -> DueTrigger:
     message = ScheduledMessage(text=text, agent="", labels={}, conversation_key=fields.pop("conversation_key", ""))
     defaults: dict[str, Any] = {
         "conversation_pointer": "",
@@ -104,7 +236,11 @@ async def delivered(trigger: DueTrigger, clock: ManualClock, body: bytes = b"{}"
 
 async def test_the_event_is_in_the_message_as_data(clock: ManualClock) -> None:
     event, message = await delivered(
-        due("Look at {{event}} and pay."), clock, b'{"n": 1}', Webhook_Id="msg_1", Content_Type="application/json"
+        due_trigger("Look at {{event}} and pay."),
+        clock,
+        b'{"n": 1}',
+        Webhook_Id="msg_1",
+        Content_Type="application/json",
     )
     before, line, after = message.text.partition(event.data.decode())
     assert (before, after, event.event_id, event.lane) == ("Look at ", " and pay.", "msg_1", None)
@@ -122,13 +258,13 @@ async def test_the_event_is_in_the_message_as_data(clock: ManualClock) -> None:
 
 async def test_the_largest_body_makes_a_message_that_is_not_too_large(clock: ManualClock) -> None:
     for body in (b"a" * BODY_BYTES_MAX, b"\x01" * BODY_BYTES_MAX, b"\xff" * BODY_BYTES_MAX):
-        _, message = await delivered(due("t" * 16 * 1024), clock, body)
+        _, message = await delivered(due_trigger("t" * 16 * 1024), clock, body)
         assert len(message.text.encode()) <= checks.MESSAGE_BYTES_MAX
         assert '"cut_from_bytes"' in message.text
 
 
 async def test_what_is_too_much_is_refused(clock: ManualClock) -> None:
-    triggers = triggers_of(EventBook(due()), clock)
+    triggers = triggers_of(EventBook(due_trigger()), clock)
     wrong: list[tuple[dict[str, str], bytes, type[Exception]]] = [
         ({}, b"a" * (BODY_BYTES_MAX + 1), TooLarge),
         ({f"h{number}": "" for number in range(101)}, b"", TooLarge),
@@ -141,7 +277,7 @@ async def test_what_is_too_much_is_refused(clock: ManualClock) -> None:
 
 
 async def test_conversation_and_lane_are_those_of_the_values_in_the_data(clock: ManualClock) -> None:
-    trigger = due(conversation_pointer="/order", concurrency_pointer="/shop", overlap=Overlap.QUEUE)
+    trigger = due_trigger(conversation_pointer="/order", concurrency_pointer="/shop", overlap=Overlap.QUEUE)
     first, _ = await delivered(trigger, clock, b'{"order": 1, "shop": "a"}')
     second, message = await delivered(trigger, clock, b'{"order": 1, "shop": "b"}')
     other, _ = await delivered(trigger, clock, b'{"order": "1"}')
@@ -151,27 +287,33 @@ async def test_conversation_and_lane_are_those_of_the_values_in_the_data(clock: 
     assert other.conversation_key != first.conversation_key
     assert (without.conversation_key, without.lane, other.lane) == ("", "", "")
     assert len({first.lane, second.lane, ""}) == 3
-    plain, _ = await delivered(due(conversation_key="mine", debounce_seconds=5), clock)
+    plain, _ = await delivered(due_trigger(conversation_key="mine", debounce_seconds=5), clock)
     assert (plain.conversation_key, plain.lane) == ("mine", "")
 
 
 async def test_a_trigger_that_changes_is_checked_again_under_the_same_event(clock: ManualClock) -> None:
-    ledger = EventBook(due(), changes=2)
+    ledger = EventBook(due_trigger(), changes=2)
     fired = await triggers_of(ledger, clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
     assert fired.fire is not None
     assert len(ledger.fired) == 3
     assert len({event.event_id for event, *_ in ledger.fired}) == 1
-    ledger = EventBook(due())
+    ledger = EventBook(due_trigger())
     await triggers_of(ledger, clock).deliver_webhook(ANN, "trg_1", {}, b"", RequestId("req"))
     assert ledger.fired[0][0].event_id == "req"
     with pytest.raises(DependencyUnavailable):
-        await triggers_of(EventBook(due(), changes=99), clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
+        await triggers_of(EventBook(due_trigger(), changes=99), clock).deliver_webhook(ANN, "trg_1", {}, b"", NO_ID)
 
 
 async def test_what_has_waited_fires_and_one_that_cannot_be_fired_now_keeps_none_from_it(clock: ManualClock) -> None:
     event = TriggerEvent(event_id="e", lane="", data=b"{}", conversation_key="key")
-    waiting = [[(due("gone{{event}}"), event), (due("busy{{event}}"), event), (due("good{{event}}"), event)]]
-    ledger = EventBook(due(), waiting=waiting)
+    waiting = [
+        [
+            (due_trigger("gone{{event}}"), event),
+            (due_trigger("busy{{event}}"), event),
+            (due_trigger("good{{event}}"), event),
+        ]
+    ]
+    ledger = EventBook(due_trigger(), waiting=waiting)
     triggers = triggers_of(ledger, clock, **{"gone{}": AgentNotFound(), "busy{}": Overloaded()})
     firing = asyncio.create_task(triggers.fire_forever())
     await clock.advance(0.5)
@@ -192,8 +334,10 @@ def mail(uid: int, refusal: str = "") -> IncomingMail:
 
 
 def mailbox(name: str, store: str = "acme") -> DueMailbox:
-    caller = replaced(due().caller, store_id=StoreId(store))
-    return DueMailbox(trigger=replace(due(), caller=caller, name=name, mailbox=name, folder_id="f0"), place=PLACE)
+    caller = replaced(due_trigger().caller, store_id=StoreId(store))
+    return DueMailbox(
+        trigger=replace(due_trigger(), caller=caller, name=name, mailbox=name, folder_id="f0"), place=PLACE
+    )
 
 
 class MailboxBook:
@@ -268,7 +412,7 @@ def parts(ledger: MailboxBook, reader: Reader, clock: ManualClock) -> tuple[Trig
     return triggers, Mailboxes(ledger=port, reader=box, triggers=triggers, clock=clock)
 
 
-async def played(ledger: MailboxBook, reader: Reader, clock: ManualClock) -> None:
+async def mails_read(ledger: MailboxBook, reader: Reader, clock: ManualClock) -> None:
     reading = asyncio.create_task(parts(ledger, reader, clock)[1].read_forever())
     await clock.advance(0.5)
     reading.cancel()
@@ -278,7 +422,7 @@ async def played(ledger: MailboxBook, reader: Reader, clock: ManualClock) -> Non
 async def test_each_mail_is_an_event_and_one_of_others_is_skipped(clock: ManualClock) -> None:
     view = MailboxView(place=MailPlace(uid_validity=7, uid=12), mails=(mail(11), mail(12, "not you")), has_more=True)
     ledger, reader = MailboxBook("in"), Reader(**{"in": view})
-    await played(ledger, reader, clock)
+    await mails_read(ledger, reader, clock)
     assert reader.asked == [(PLACE, 10, "mail/in/f0.")]
     (first, second) = ledger.fired
     assert (first[:3], second[:3]) == (("f0.7.11", 11, ""), ("f0.7.12", 12, "not you"))
@@ -293,7 +437,7 @@ async def test_what_is_wrong_with_a_mailbox_is_noted_and_others_are_read(clock: 
     good = MailboxView(place=PLACE)
     ledger = MailboxBook("bad", "away", "faulty", "good")
     reader = Reader(bad=error, away=DependencyUnavailable(), faulty=RuntimeError("a fault"), good=good)
-    await played(ledger, reader, clock)
+    await mails_read(ledger, reader, clock)
     assert sorted(ledger.noted) == [("bad", None, str(error), False), ("good", None, "", False)]
 
 
@@ -331,14 +475,14 @@ async def test_servers_that_hang_hold_up_their_own_store_and_no_other(clock: Man
 async def test_mails_with_other_numbers_are_read_from_their_end_on(clock: ManualClock) -> None:
     other = MailPlace(uid_validity=8, uid=3)
     ledger = MailboxBook("in")
-    await played(ledger, Reader(**{"in": MailboxView(place=other)}), clock)
+    await mails_read(ledger, Reader(**{"in": MailboxView(place=other)}), clock)
     assert (ledger.fired, ledger.noted) == ([], [("in", other, "", False)])
 
 
 async def test_only_an_admin_makes_one_and_only_of_a_mailbox_that_answers(clock: ManualClock) -> None:
     ledger, reader = MailboxBook(), Reader(good=MailboxView(place=PLACE), bad=MailboxUnreachable())
     triggers, _ = parts(ledger, reader, clock)
-    message = due().message
+    message = due_trigger().message
     with pytest.raises(PermissionDenied):
         await triggers.save(ANN, object(), message, "good", must_exist=False)
     admin = replaced(ANN, rights=frozenset({"admin"}))
