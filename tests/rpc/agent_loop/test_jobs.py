@@ -15,7 +15,7 @@ from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
-from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:
@@ -111,23 +111,6 @@ async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
     assert not job.HasField("end_time")
     (same,) = (await jobs.ListJobs(pb.ListJobsRequest(conversation_id="conv_1"), metadata=ME)).jobs
     assert same == job
-
-
-async def test_jobs_are_listed_by_conversation_and_while_they_are_open(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    await ledger.add_run("run_2", conversation_id="conv_2")
-    for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1")):
-        await clock.advance(1)
-        await add_job(ledger, number, of=of)
-    await ledger.finish("job_1")
-    assert await listed(jobs) == ["job_3", "job_2", "job_1"]
-    assert await listed(jobs, open_only=True) == ["job_3", "job_2"]
-    assert await listed(jobs, conversation_id="conv_1") == ["job_3", "job_1"]
-    assert await listed(jobs, conversation_id="conv_1", open_only=True) == ["job_3"]
-    page = await jobs.ListJobs(pb.ListJobsRequest(page_size=2), metadata=ME)
-    assert await listed(jobs, page_size=2, page_token=page.next_page_token) == ["job_1"]
-    assert await failure(jobs.ListJobs(pb.ListJobsRequest(page_token="?"), metadata=ME)) is not None
 
 
 async def test_a_job_that_was_stopped_is_cancelled_and_one_that_had_ended_stays_as_it_is(

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app.public_values import ResultCommand
-from pawl.chassis.ids import CallId, ClientId, IdSource
+from pawl.chassis.ids import CallId, ClientId
 from pawl.event.v1 import call_pb2
-from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.client import ACCEPTED, Client, until
-from tests.rpc.agent_loop.conftest import ME, client_side, new_server
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -45,20 +39,6 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
 @pytest.fixture(autouse=True)
 async def run(ledger: PlayedLedger) -> None:
     await ledger.add_run()
-
-
-@pytest.fixture
-async def other_replica(
-    ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
-) -> AsyncIterator[AgentServiceAsyncStub]:
-    """One more agent-loop at the same ledger."""
-    clients = client_side(ledger, live, clock, ids)
-    async with (
-        clients.watches,
-        new_server(clients, f"unix:{tmp_path}/other", ids) as server,
-        grpc.aio.insecure_channel(server.address) as channel,
-    ):
-        yield AgentServiceStub(channel)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -90,17 +70,6 @@ async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: Playe
         offer_epoch=1,
     )
     assert not [kept for kept in client._kept if kept.HasField("offer_revoked")]
-
-
-async def test_two_clients_race_and_one_wins(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    first, second = await attached(stub, "cli_a"), await attached(stub, "cli_b")
-    await ledger.offer("call_1")
-    await until(lambda: holder(ledger, "call_1"))
-    winner, loser = (first, second) if holder(ledger, "call_1") == "cli_a" else (second, first)
-    offer = await winner.offer()
-    assert (await loser.answer(offer)).status == WRONG_HOLDER
-    assert (await winner.answer(offer)).status == ACCEPTED
-    assert not [kept for kept in loser._kept if kept.HasField("offer")]
 
 
 async def test_a_disconnect_offers_the_call_to_the_next_client(
@@ -241,38 +210,3 @@ async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyn
     await until(lambda: attempts)
     await ledger.offer("call_2")
     assert (await client.offer()).call.call_id in {"call_1", "call_2"}
-
-
-async def test_a_stream_that_was_lost_unnoticed_gives_back_nothing_of_its_successor(
-    stub: AgentServiceAsyncStub, other_replica: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """The client has come back by another replica, which knows nothing of its first stream."""
-    await ledger.offer("call_1")
-    lost = await attached(stub)
-    assert (await lost.offer()).offer_epoch == 1
-    back = await attached(other_replica)
-    offer = await back.offer()
-    assert offer.offer_epoch == 1
-    lost.leave()
-    await until(lambda: ledger.released)
-    assert holder(ledger, "call_1") == "cli_a"
-    assert (await back.answer(offer)).status == ACCEPTED
-
-
-async def leased(stub: AgentServiceAsyncStub, client_id: str, call_id: str = "call_1") -> tuple[bool, int]:
-    request = agent_pb2.LeaseCallRequest(run_id="run_1", call_id=call_id, client_id=client_id)
-    response = await stub.LeaseCall(request, metadata=ME)
-    assert response.lease_seconds == 30
-    return response.granted, response.call.offer.offer_epoch
-
-
-async def test_a_client_without_a_stream_and_a_session_never_have_the_same_call(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    client = await attached(stub)
-    await ledger.offer("call_1")
-    offer = await client.offer()
-    assert await leased(stub, "tab_a") == (False, 1)
-    # Not even under the id of that client: its stream is the newer one.
-    assert await leased(stub, "cli_a") == (False, 1)
-    assert (await client.answer(offer)).status == ACCEPTED

@@ -12,21 +12,16 @@ import pytest
 from pawl.agent.v1 import agent_pb2, conversation_pb2, session_pb2, types_pb2
 from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.agent_loop.adapters import wire
-from pawl.agent_loop.app.messages import Messages
 from pawl.agent_loop.app.public_values import DecisionCommand, DecisionRight, ResultCommand
 from pawl.agent_loop.domain.call import DecisionKind
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.options import RunDefaults
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc import convert
-from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.ids import CallId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.errors import InvalidArguments
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.event.v1 import conversation_pb2 as values
-from tests.fakes.checker import FakeChecker
 from tests.fakes.images import PNG
 from tests.fakes.live_events import FakeLive
 from tests.rpc.agent_loop.client import ACCEPTED, Client
@@ -368,29 +363,6 @@ async def test_conversations_get_labels_and_are_found_by_them(stub: AgentService
 
 
 # What a deployment fills in is no part of a request.
-
-
-async def test_a_deploy_with_other_defaults_leaves_requests_as_they_are(
-    stub: AgentServiceAsyncStub, clients: ClientSide, servicer: AgentServicer, ledger: PlayedLedger
-) -> None:
-    """I2: what a request left open is no part of it."""
-    asked = run_pb2.RunOptions(temperature=0.5, limits=run_pb2.RunLimits(rounds_max=3))
-    request = agent_pb2.StartRunRequest(request_id="r1", text="Hello", options=asked)
-    before = (await stub.StartRun(request, metadata=ME)).run
-    limits = Limits(run_timeout_seconds=100.0)
-    servicer._messages = Messages(
-        ledger=ledger,
-        agents=clients.agents,
-        defaults=RunDefaults(model="a-newer-model", limits=limits),
-        checker=FakeChecker(),
-        documents=FakeChecker(),
-        takes_images=False,
-        tools=FakeChecker(),
-    )
-    again = (await stub.StartRun(request, metadata=ME)).run
-    assert (again.run_id, again.options.model) == (before.run_id, "the-model")
-    request.options.limits.rounds_max = 4
-    assert await reason(stub.StartRun(request, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
 def test_options_reach_the_ledger_as_they_were_asked_for_too() -> None:

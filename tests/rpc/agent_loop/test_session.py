@@ -11,11 +11,11 @@ import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app.frames import Event, Welcome
-from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent, ProgressCommand
+from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent
 from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.command import Cancel
-from pawl.chassis.ids import CallId, ClientId, RunId
+from pawl.chassis.ids import ClientId, RunId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import tool_pb2
@@ -272,24 +272,6 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     assert (message.status, message.run_id) == (ACCEPTED, "run_2")
     assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1", reason="enough"))).status == ACCEPTED
     assert [type(command) for command in ledger.commands] == [DecisionCommand, Cancel]
-
-
-async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.offer("call_1")
-    client = Client(stub)
-    await client.hello("cli_a", "show")
-    await client.attach()
-    offer = await client.offer()
-    report = session_pb2.ToolProgressReport(
-        run_id="run_1", call_id="call_1", offer_epoch=offer.offer_epoch, fraction=0.5, message="half"
-    )
-    assert (await client.ask(tool_progress=report)).status == ACCEPTED
-    assert ledger.commands == [
-        ProgressCommand(
-            call_id=CallId("call_1"), client_id=ClientId("cli_a"), offer_epoch=1, fraction=0.5, message="half"
-        )
-    ]
 
 
 async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(

@@ -86,18 +86,6 @@ async def test_without_nats_watching_is_slower_not_wrong(
     assert await watching == log(ledger)
 
 
-async def test_a_last_event_that_was_lost_is_found(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
-) -> None:
-    await ledger.add_run()
-    watching = asyncio.create_task(watch(stub))
-    await until(lambda: live.subscriber_count)
-    await ledger.append(count=2)
-    live.lose = lambda _seq: True
-    await ledger.finish()
-    assert await watching == log(ledger)
-
-
 async def test_live_events_out_of_order_and_doubled_are_put_right(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, live: FakeLive
 ) -> None:
