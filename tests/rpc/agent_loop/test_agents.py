@@ -67,22 +67,6 @@ async def test_a_run_is_driven_by_the_agent_and_says_so(
     assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
 
 
-async def test_options_of_a_run_narrow_its_agent_only(
-    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
-) -> None:
-    await agents.UpdateAgent(clerk(tools=tools("*o*")), metadata=ADMIN)
-    fewer = run_pb2.RunOptions(tool_names=["look"], limits=run_pb2.RunLimits(rounds_max=1))
-    run = (await stub.StartRun(start(options=fewer), metadata=ME)).run
-    assert (list(run.options.tool_names), run.options.limits.rounds_max) == (["look"], 1)
-    assert not run.agent.gives_tools
-    for wider in (
-        run_pb2.RunOptions(tool_names=["mail"]),
-        run_pb2.RunOptions(instructions="Do as you like."),
-        run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=4)),
-    ):
-        assert await reason(stub.StartRun(start(options=wider), metadata=ME)) == "INVALID_FIELD"
-
-
 async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
@@ -132,23 +116,6 @@ async def test_who_may_not_use_an_agent_does_not_find_it(
     assert (await stub.StartRun(start(), metadata=OPERATOR)).run.agent.name == "clerk"
     assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "who makes it sees it"
     assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "and may not use it for that"
-
-
-async def test_a_store_replaces_the_default(agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub) -> None:
-    given = (await agents.GetAgent(pb.GetAgentRequest(name="default"), metadata=ME)).agent
-    assert (given.version, given.definition.options.instructions) == (0, "Be brief.")
-    run = (await stub.StartRun(start(agent=""), metadata=ME)).run
-    assert not run.HasField("agent")
-    await agents.UpdateAgent(clerk("default"), metadata=ADMIN)
-    run = (await stub.StartRun(start(agent=""), metadata=ME)).run
-    assert (run.agent.name, run.agent.version, run.options.instructions) == ("default", 1, "Book it.")
-    own = run_pb2.RunOptions(instructions="Do it.", limits=run_pb2.RunLimits(rounds_max=9))
-    run = (await stub.StartRun(start(agent="default", options=own), metadata=ME)).run
-    assert (run.options.instructions, run.options.limits.rounds_max) == ("Do it.", 9)
-    elsewhere = (await stub.StartRun(start(agent=""), metadata=STRANGERS[1])).run
-    assert elsewhere.options.instructions == "Be brief."
-    await agents.DeleteAgent(pb.DeleteAgentRequest(name="default"), metadata=ADMIN)
-    assert not (await stub.StartRun(start(agent=""), metadata=ME)).run.HasField("agent")
 
 
 def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:

@@ -142,29 +142,6 @@ async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceA
     assert (receipt.status, receipt.reason) == (REFUSED, "REQUEST_ID_REUSED")
 
 
-async def test_several_runs_at_once_each_in_order(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = Client(stub)
-    await client.hello()
-    runs = [f"run_{number}" for number in range(1, 6)]
-    for run_id in runs:
-        await ledger.add_run(run_id)
-        assert (await client.attach(run_id)).status == ACCEPTED
-    for _ in range(10):
-        for run_id in runs:
-            await ledger.append(run_id)
-    for run_id in runs:
-        await ledger.finish(run_id)
-    seen: dict[str, list[int]] = {run_id: [] for run_id in runs}
-    ends: set[str] = set()
-    while len(ends) < len(runs):
-        response = await client.next("event", "end")
-        if response.HasField("end"):
-            assert seen[response.end.run_id] == list(range(1, 13))
-            ends.add(response.end.run_id)
-        else:
-            seen[response.event.run_id].append(response.event.seq)
-
-
 async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=4)

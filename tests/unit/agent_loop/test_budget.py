@@ -33,7 +33,7 @@ from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import InvalidField
 from tests.fakes.ledger import STORE
 from tests.fakes.loop_world import World
-from tests.fakes.model import Script, calls, says
+from tests.fakes.model import says
 from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer
 from tests.unit.agent_loop.test_sub_agents import ANN
@@ -337,28 +337,6 @@ async def test_a_run_may_ask_to_fail_instead() -> None:
     run = world.ledger.run(key)
     assert run.state is RunState.FAILED
     assert present(run.failure).reason == "AGENT_QUOTA_EXHAUSTED"
-
-
-@pytest.mark.parametrize("reads_at_once", [False, True])
-async def test_what_the_model_has_asked_for_still_runs_and_the_next_call_of_the_model_waits(
-    reads_at_once: bool,
-) -> None:
-    world = World(VERDICTS, [])
-    await give(world, 100)
-    key = submit(world)
-    world.registry.reads_at_once = reads_at_once
-
-    def reply(_: object) -> Script:
-        use(world, 100)
-        return calls('look {"n":1}')
-
-    world.model.reply = reply
-
-    assert await world.drive() is Left.PARKED
-
-    assert world.ledger.run(key).waits == (WaitKind.AGENT_QUOTA,)
-    assert [call.settled for call in world.ledger.calls(key)] == [True]
-    assert len(world.model.requests) == 1
 
 
 @dataclass

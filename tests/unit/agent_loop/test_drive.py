@@ -37,15 +37,6 @@ async def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
     assert shown_text(world, key, 3) == "All is done."
 
 
-async def test_a_tool_round_costs_two_commits() -> None:
-    """The begin, and one step for each side of the batch."""
-
-    world, key = await finished(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")])
-    assert world.ledger.run(key).state is RunState.COMPLETED
-    # Begin, answer with calls, results with the next round, first piece of the answer, end.
-    assert len(world.ledger.steps) <= 6
-
-
 async def test_a_round_that_only_reads_costs_one_commit() -> None:
     world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")], seconds=0.01)
     world.registry.reads_at_once = True

@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import CallContext, Execution, Loaded
+from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.call import CallResult, CallState
 from pawl.agent_loop.domain.command import Cancel, Steer, ToolResult
 from pawl.agent_loop.domain.event import OutputDelta, RoundStarted
 from pawl.agent_loop.domain.run import FailureClass, RunFailure, RunState, StopCause
-from pawl.agent_loop.domain.step import Step
 from pawl.agent_loop.domain.tool import ExecutionPiece
 from pawl.chassis.ids import RunKey
 from pawl.errors import DependencyUnavailable, InboxChanged, Internal, Overloaded, PawlError
@@ -25,41 +24,8 @@ from tests.fakes import virtual_time
 from tests.fakes.ledger import states_told
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, says
-from tests.unit.agent_loop.scenario import VERDICTS, at_work, end_of, present
+from tests.unit.agent_loop.scenario import VERDICTS
 from tests.unit.agent_loop.test_jobs import Story, background
-from tests.unit.agent_loop.test_worker import Hopeless
-
-
-async def test_what_came_with_a_claim_is_nothing_to_a_drive_that_follows_another_one() -> None:
-    """The answer to the claim comes when a drive that a renewal began has written steps, and has crashed."""
-
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello")
-    brought: list[Loaded | None] = []
-
-    class Crashing(Drive):
-        async def run(self, loaded: Loaded | None = None) -> Left:
-            brought.append(loaded)
-            if len(brought) > 1:
-                return await super().run(loaded)
-            await world.ledger.commit(self.claim, "cmt_0", Step(active_seconds=3.0))
-            raise ZeroDivisionError
-
-    async def fault(name: str, done: bool) -> None:
-        if name == "ClaimRuns" and done and not brought:
-            await asyncio.sleep(3.0)
-        if name == "ReportCrash":
-            raise DependencyUnavailable
-
-    world.ledger.fault = fault
-    worker = world.worker(
-        new_drive=lambda claim: Crashing(claim, world.dependencies),
-        ending_drive=lambda claim: Hopeless(claim, world.dependencies),
-    )
-    async with at_work(worker):
-        await end_of(world, key)
-    assert brought == [None, None]
-    assert world.ledger.run(key).active_seconds >= 3.0
 
 
 async def test_an_iteration_that_only_reads_is_a_claim_a_check_and_a_step() -> None:
@@ -80,28 +46,6 @@ async def test_an_iteration_that_only_reads_is_a_claim_a_check_and_a_step() -> N
     assert asked == {"ClaimRuns": 10, "CommitRun": 10}
     assert not story.world.registry.asked, "nothing is executed that was read with its check"
     assert story.world.registry.effects.total() == 15
-
-
-async def test_what_falls_due_while_a_claim_is_under_way_is_claimed_next() -> None:
-    """The claim may have looked before: without another one it would be found by the next poll only."""
-
-    both = [background("look", _interval=seconds, _stopAfter=5, _reports="none") for seconds in (60, 61)]
-    story = Story(calls(*both), seconds=0.01)
-    story.limits = WorkerLimits(poll_seconds=600.0)
-
-    async def slow(method: str, done: bool) -> None:
-        if method == "ClaimRuns" and done:
-            await asyncio.sleep(3.0)
-
-    story.world.ledger.fault = slow
-    story.say("watch them")
-    await story.until(lambda: story.is_over)
-    for job in story.jobs:
-        late = [
-            (call.create_time or 0) - present(job.job).begin_time - present(job.job).interval_seconds * (call.round - 1)
-            for call in story.calls(job)
-        ]
-        assert all(seconds < 10 for seconds in late), late
 
 
 # How often a call was begun, as the registry is told.
@@ -228,18 +172,6 @@ def played(scripts: list[Script], check: Hook, *, at_step: int, hook: Hook) -> N
 
 def shown(world: World, key: RunKey) -> str:
     return "".join(event.text for event in world.ledger.events(key) if isinstance(event, OutputDelta))
-
-
-def test_its_calls_are_not_checked_before_it_is_durable() -> None:
-    async def hook(world: World, key: RunKey) -> None:
-        assert len(world.model.requests) == 1
-        assert not world.registry.order
-
-    async def check(world: World, key: RunKey) -> None:
-        assert len(world.registry.order) == 1
-        assert world.ledger.run(key).state is RunState.COMPLETED
-
-    played([calls("look"), says("Done.")], check, at_step=1, hook=hook)
 
 
 @pytest.mark.parametrize("at_step", [1, 2])

@@ -233,20 +233,6 @@ async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_
     assert [message.role for message in messages].count(Role.NOTICE) == 1
 
 
-async def test_several_that_end_together_are_told_in_one_turn() -> None:
-    asked = [background("work", n=number) for number in range(3)]
-    story = Story(calls(*asked), says("Begun."), says("All three."))
-    story.say("do it")
-    await story.until(lambda: story.is_over)
-    assert len(story.jobs) == 3
-    ends = [notice for notices in story.told(2) for notice in notices]
-    assert len(ends) + sum(len(each) for n in range(3, len(story.world.model.requests)) for each in story.told(n)) >= 3
-    messages = story.world.ledger.messages(story.key(story.runs[0]))
-    entered = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-    assert sorted(notice["job_id"] for notice in entered) == sorted(job.run_id for job in story.jobs), "each once"
-    assert len(story.turns) <= 2
-
-
 async def test_a_failure_is_told_as_one_and_a_stop_never_as_success() -> None:
     """ASYNC-5, ASYNC-6."""
 

@@ -9,9 +9,7 @@ import msgspec
 import pytest
 
 from pawl.agent_loop.adapters import worker_ledger
-from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import loop_state
-from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
@@ -83,24 +81,6 @@ def test_a_run_below_has_none_of_them() -> None:
         assert world.ledger.run(key).own_tools is not None
 
     world_test(test, calls(asked), says("Part."), says("Done."))
-
-
-def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
-    panel = own_tool("panel", fallback="mail")
-    verdict = tool("OFFER", context="FRONTEND", offer_fallback=OfferFallback.BACKEND_TOOL, fallback_tool_name="mail")
-
-    async def test(world: World) -> None:
-        options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))
-        world.registry.own_verdict = verdict
-        key = world.ledger.submit("go", options, own_tools=[panel])
-        assert await world.drive() is Left.PARKED
-        assert offered(world) == ["panel", "look"]
-        while world.ledger.run(key).state is not RunState.COMPLETED:
-            await world.drive()
-        (call,) = world.ledger.calls(key)
-        assert (call.tool_name, call.proposed_tool_name, call.state) == ("mail", "panel", CallState.SUCCEEDED)
-
-    world_test(test, calls("panel"), says("Done."))
 
 
 @pytest.mark.parametrize(("description", "state"), [("Do it.", RunState.COMPLETED), ("x" * 20_000, RunState.FAILED)])

@@ -178,20 +178,6 @@ async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run
     assert "The model server failed." in present(call.result).content_json.decode()
 
 
-async def test_cancelling_an_agent_alone_tells_its_parent() -> None:
-    world = world_of(top=[calls(agent("part")), says("Then not.")], part=[calls("mail")])
-    key = world.ledger.submit("top")
-    await world.drive()
-    await world.drive()
-    await world.ledger.send(key_of(child_of(world, key)), Cancel(cause=StopCause.USER))
-
-    await finish(world, key)
-
-    call = the_call(world, key)
-    assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_CANCELLED")
-    assert world.ledger.run(key).output_text == "Then not."
-
-
 @pytest.mark.parametrize("begun", [False, True])
 async def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None:
     world = world_of(a=[calls(agent("b"))], b=[calls(agent("c"))], c=[calls("mail")])

@@ -13,7 +13,7 @@ from pawl.agent_loop.app.titles import TitleMaker
 from pawl.agent_loop.domain.run import Undo, Usage
 from pawl.agent_loop.domain.titles import SECONDS_MAX, TitleTask
 from pawl.chassis.ids import ConversationId, RunId, StoreId
-from pawl.errors import DependencyUnavailable, MethodNotFound, PawlError
+from pawl.errors import MethodNotFound, PawlError
 from tests.fakes.loop_world import CountingMeter, World
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.fakes.virtual_time import VirtualClock
@@ -80,11 +80,6 @@ async def test_a_model_that_fails_or_is_silent_makes_no_title_and_stops_nothing(
     ledger = Ledger(tasks(6))
     await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
     assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
-
-
-@pytest.mark.parametrize("refuses", [DependencyUnavailable, MethodNotFound])
-async def test_a_ledger_that_is_away_or_older_stops_nothing(refuses: type[PawlError]) -> None:
-    await made(Ledger(tasks(2), refuses=refuses), FakeModel([]))
 
 
 @pytest.mark.parametrize("makes_titles", [False, True])

@@ -119,23 +119,6 @@ async def test_an_undo_runs_the_inverses_in_reverse_order_across_questions_and_c
     ]
 
 
-async def test_nothing_is_undone_twice() -> None:
-    world = new_world()
-    key = await finished(world)
-
-    first, second = await undo_of(world, key), await undo_of(world, key)
-    await world.finish(first)
-    await world.finish(second)
-
-    assert world.ledger.calls(second) == []
-    assert [state for name, state in await report(world, key, second) if name == "write"] == [
-        UndoState.ALREADY_UNDONE,
-        UndoState.ALREADY_UNDONE,
-    ]
-    assert world.ledger.run(second).output_text.count("was undone before") == 2
-    assert Counter(world.registry.effects.values()) == {1: len(world.registry.effects)}
-
-
 async def test_a_gated_inverse_waits_for_its_approval_and_one_that_was_refused_is_tried_again() -> None:
     world = new_world()
     world.registry.verdicts["unwrite"] = tool("APPROVE", digest=DIGEST)

@@ -270,26 +270,3 @@ async def test_a_run_that_can_neither_be_driven_nor_ended_is_quarantined_and_hur
     assert left.count("given_up") == 3
     assert world.ledger.row(keys[0]).crashes == 3
     assert world.ledger.run(keys[1]).state is RunState.COMPLETED
-
-
-@pytest.mark.parametrize("error", [DependencyUnavailable, Internal, ZeroDivisionError])
-async def test_a_run_that_cannot_even_be_given_back_is_tried_again_at_the_next_renewal(error: type[Exception]) -> None:
-    """Whatever the ledger answers: a lease that is renewed and a run that nobody drives would last for ever."""
-
-    world = World(VERDICTS, [])
-    key = world.ledger.submit("hello")
-    tries = iter([Hopeless, Hopeless])
-    away = iter([True])
-
-    def drive(claim: Claim) -> Drive:
-        return next(tries, Drive)(claim, world.dependencies)
-
-    async def fail(name: str, done: bool) -> None:
-        if name == "ReportCrash" and next(away, False):
-            raise error
-
-    world.ledger.fault = fail
-    async with at_work(world.worker(new_drive=drive, ending_drive=drive)):
-        await end_of(world, key)
-    assert world.ledger.row(key).epoch == 1
-    assert world.meter.left == ["crashed", "ended"]
