@@ -193,3 +193,48 @@ async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody
         assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_OPERATOR)
     assert ledger.runs["run_1"].run.state != run_pb2.RUN_STATE_CANCELLING
     assert ledger.commands == 2 * [Cancel(cause=StopCause.OPERATOR, reason="on fire")]
+
+
+async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
+    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    """ASYNC-7: each is named by the request that has stopped it, also when that is sent again."""
+
+    async def stopped(request_id: str) -> list[str]:
+        request = pb.StopJobsRequest(request_id=request_id, conversation_id="conv_1")
+        return [job.job_id for job in (await jobs.StopJobs(request, metadata=ME)).jobs]
+
+    await add_job(ledger, 1)
+    assert await stopped("r1") == ["job_1"]
+    job = (await jobs.GetJob(pb.GetJobRequest(job_id="job_1"), metadata=ME)).job
+    assert job.state == run_pb2.RUN_STATE_CANCELLING
+    await clock.advance(1)
+    await add_job(ledger, 2)
+    assert await stopped("r2") == ["job_2"]
+    assert [await stopped(request_id) for request_id in ("r1", "r3", "")] == [["job_1"], [], []]
+
+
+async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_whenever_it_is_sent_again(
+    jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    """ASYNC-7: also once they have ended, and by no other request."""
+
+    async def ended(request_id: str, reason: str = "on fire") -> list[str]:
+        end = operator_pb2.EndJobsRequest(request_id=request_id, reason=reason)
+        return list((await operators.EndJobs(end, metadata=BOSS)).job_ids)
+
+    for number in (1, 2):
+        await clock.advance(1)
+        await add_job(ledger, number)
+    stop = pb.StopJobRequest(job_id="job_2", request_id="s1")
+    await jobs.StopJob(stop, metadata=ME)
+    assert await ended("e1") == ["job_1"]
+    assert [await ended(request_id) for request_id in ("e2", "e2", "", "s1")] == [[], [], [], []]
+    await clock.advance(1)
+    await add_job(ledger, 3)
+    assert await ended("e1") == ["job_3", "job_1"], "it goes on where it was"
+    for job_id in ("job_1", "job_2", "job_3"):
+        await ledger.change(job_id, RunState.CANCELLED)
+    assert [await ended(request_id) for request_id in ("e1", "e2")] == [["job_3", "job_1"], []]
+    again = operator_pb2.EndJobsRequest(request_id="e1", reason="another")
+    assert await reason(operators.EndJobs(again, metadata=BOSS)) == "REQUEST_ID_REUSED"

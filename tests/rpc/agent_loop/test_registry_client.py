@@ -109,6 +109,9 @@ class StandIn(execution_pb2_grpc.ExecutionServiceServicer):
             raise InvalidSchema("it must be an object")
         return execution_pb2.CheckOutputResponse(faults=["answer: is not JSON"])
 
+    async def ReadDocument(self, request: Any, context: Any) -> execution_pb2.ReadDocumentResponse:
+        raise MethodNotFound
+
     async def ExecuteTool(self, request: Any, context: Any) -> AsyncIterator[execution_pb2.ExecuteToolResponse]:
         self.asked.append(request)
         try:
