@@ -117,7 +117,7 @@ class Story:
         *,
         seconds_max: float = 3600.0,
         approve: bool = False,
-        look_seconds: float = 0.05,
+        look_seconds: float = 0.5,
     ) -> None:
         """Let a worker drive until something is so."""
         worker = self.world.worker(limits=self.limits)
