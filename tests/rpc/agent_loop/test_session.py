@@ -33,6 +33,15 @@ UNKNOWN = types_pb2.RECEIPT_STATUS_UNKNOWN
 DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 
 
+@pytest.fixture
+async def client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> Client:
+    """A client whose user has a run."""
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    return client
+
+
 async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> None:
     client = Client(stub)
     await client.send(hello=session_pb2.Hello(client_id="cli_a"))
@@ -155,12 +164,7 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
-async def test_after_a_detach_nothing_more_comes(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_after_a_detach_nothing_more_comes(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
     await client.attach()
     assert await client.events(1) == [1]
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
@@ -170,12 +174,7 @@ async def test_after_a_detach_nothing_more_comes(
     assert not [kept for kept in client._kept if kept.HasField("event")]
 
 
-async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(client: Client) -> None:
     frames: list[tuple[dict[str, Any], Any, str]] = [
         ({}, REFUSED, "INVALID_FIELD"),
         ({"attach": session_pb2.Attach(run_id="no-such")}, UNKNOWN, "RUN_NOT_FOUND"),
@@ -251,25 +250,15 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     assert [type(command) for command in ledger.commands] == [DecisionCommand, Cancel]
 
 
-async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:
     """A receipt is final; where nothing final can be said, the client sends the frame again."""
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
     ledger.down = True
     await client.send(cancel=session_pb2.Cancel(run_id="run_1"))
     assert await reason(client.end()) == "DEPENDENCY_UNAVAILABLE"
     assert not [kept for kept in client._kept if kept.HasField("receipt")]
 
 
-async def test_a_client_that_has_closed_its_side_still_gets_everything(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_a_client_that_has_closed_its_side_still_gets_everything(client: Client, ledger: PlayedLedger) -> None:
     await client.attach()
     await client.stream.done_writing()
     await ledger.append(count=30)
@@ -296,12 +285,9 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(
 
 
 async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+    stub: AgentServiceAsyncStub, client: Client, ledger: PlayedLedger
 ) -> None:
     """EVT-3"""
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
     await client.attach()
     assert await client.events(1) == [1]
 
@@ -352,10 +338,7 @@ async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyn
     assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
 
 
-async def test_frames_are_answered_in_order_each_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_frames_are_answered_in_order_each_once(client: Client) -> None:
     sent = []
     for number, bad in zip(range(50), itertools.cycle([False, True]), strict=False):
         run_id = "no-such" if bad else "run_1"
