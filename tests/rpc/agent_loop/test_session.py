@@ -345,3 +345,16 @@ async def test_frames_are_answered_in_order_each_once(client: Client) -> None:
         sent.append(await client.send(f"x{number}", cancel=session_pb2.Cancel(run_id=run_id)))
     receipts = [(await client.next("receipt")).receipt.frame_id for _ in sent]
     assert receipts == sent
+
+
+async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
+    client: Client, ledger: PlayedLedger
+) -> None:
+    """EVT-1: the same as WatchRun shows."""
+    await ledger.append(count=4)
+    await ledger.finish()
+    ledger.trim()
+    await client.attach(after_seq=2)
+    assert (await client.next("gap", "event", "end")).gap == ledger.gap("run_1", 2)
+    assert await client.events(1) == [6]
+    assert (await client.next("end")).end.last_seq == 6
