@@ -189,24 +189,3 @@ async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsync
     assert ledger.released == [("cli_a", "run_1")]
     assert not holder(ledger, "call_1")
     assert ledger.runs["run_2"].calls["call_2"].offer.client_id == "cli_a"
-
-
-async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = await attached(stub)
-    lease_offer = ledger.lease_offer
-    attempts = 0
-
-    async def fail_once(*args: Any, **kwargs: Any) -> Any:
-        nonlocal attempts
-        attempts += 1
-        ledger.down = attempts == 1
-        try:
-            return await lease_offer(*args, **kwargs)
-        finally:
-            ledger.down = False
-
-    ledger.lease_offer = fail_once  # type: ignore[method-assign]
-    await ledger.offer("call_1")
-    await until(lambda: attempts)
-    await ledger.offer("call_2")
-    assert (await client.offer()).call.call_id in {"call_1", "call_2"}

@@ -198,23 +198,6 @@ async def test_getting_a_run_waits_no_longer_than_asked(stub: AgentServiceAsyncS
     assert response.run.state == run_pb2.RUN_STATE_QUEUED
 
 
-async def test_lists_pass_through(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.add_run("run_2")
-    await ledger.offer("call_1")
-    await ledger.finish("run_2")
-    completed = agent_pb2.ListRunsRequest(states=[run_pb2.RUN_STATE_COMPLETED])
-    assert [run.run_id for run in (await stub.ListRuns(completed, metadata=ME)).runs] == ["run_2"]
-    calls = await stub.ListCalls(agent_pb2.ListCallsRequest(run_id="run_1"), metadata=ME)
-    assert [call.call_id for call in calls.calls] == ["call_1"]
-    pending = await stub.ListPending(agent_pb2.ListPendingRequest(), metadata=ME)
-    assert [call.call_id for call in pending.calls] == ["call_1"]
-    run = (await stub.StartRun(agent_pb2.StartRunRequest(text="Hello"), metadata=ME)).run
-    request = agent_pb2.ListMessagesRequest(conversation_id=run.conversation_id)
-    messages = await stub.ListMessages(request, metadata=ME)
-    assert [message.text for message in messages.messages] == ["Hello"]
-
-
 # Messages as large as gRPC lets them be: none keeps a replica busy, and none is too large for a client.
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pawl.agent_loop.app.drive import Drive, Left
+from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import CallContext, Execution
 from pawl.agent_loop.app.worker import WorkerLimits
 from pawl.agent_loop.domain.call import CallResult, CallState
@@ -209,25 +209,3 @@ def test_a_refused_step_is_planned_again_without_it_and_the_model_is_asked_anew(
         assert states_told(world.ledger.log(key))[-1] == "COMPLETED"
 
     played([calls("look"), says("forgotten"), says("It rains.")], check, at_step=2, hook=hook)
-
-
-async def test_what_was_forgotten_just_before_the_run_is_handed_over_counts() -> None:
-    world = World(VERDICTS, [[60.0, *says("lost")], says("forgotten")])
-    key = world.ledger.submit("hello")
-    lost = asyncio.ensure_future(world.drive())
-    await asyncio.sleep(10.0)
-    lost.cancel()
-    await asyncio.wait([lost])
-    drive = Drive(await world.claim(), world.dependencies)
-
-    async def fault(method: str, done: bool) -> None:
-        if method == "CommitRun" and not done:
-            world.ledger.fault = None
-            await asyncio.sleep(1.0)
-            drive.hand_over()
-            raise InboxChanged
-
-    world.ledger.fault = fault
-    assert await drive.run() is Left.HANDED_OVER
-    assert len(world.model.requests) == 2
-    assert world.ledger.run(key).usage.model_calls == 1
