@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -11,16 +10,13 @@ import pytest
 from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
 from pawl.agent.v1 import whoami_pb2 as pb
 from pawl.agent_loop.app.agents import Agents
-from pawl.agent_loop.app.whoami import Introductions, caller_info
-from pawl.agent_loop.domain.options import RunDefaults
-from pawl.agent_loop.rpc import convert
+from pawl.agent_loop.app.whoami import caller_info
 from pawl.agent_loop.wiring import ClientSide
 from pawl.chassis.auth import service_principal, user_principal
-from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.chassis.ids import StoreId, UserId
 from pawl.chassis.roles import CALLERS, ROLES, Role
 from pawl.errors import PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
-from tests.fakes.checker import FakeChecker
 from tests.fakes.unknown_values import calls_by_method, code_of
 from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
 from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, DELEGATE, ME, OPERATOR
@@ -73,21 +69,6 @@ async def test_a_caller_is_told_what_the_deployment_offers(stub: AgentServiceAsy
     names = {field.name for field in offer.limits.DESCRIPTOR.fields}
     for limits in (offer.limits, offer.ceilings):
         assert {field.name for field, _ in limits.ListFields()} == names
-
-
-def introducing(checker: FakeChecker, agents: Agents) -> Introductions:
-    defaults = RunDefaults(model="m")
-    return Introductions(checker=checker, agents=agents, defaults=defaults, takes_images=False, version="1")
-
-
-async def test_a_key_of_the_deployment_has_no_store_no_tools_and_no_agents(agents: Agents) -> None:
-    introductions = introducing(FakeChecker(), agents)
-    caller = user_principal(StoreId(""), UserId("root"), frozenset({Role.DEPLOYMENT}), credential_id=CredentialId("k"))
-    told = convert.INTRODUCTION.write(await introductions.introduce(replace(caller, expires_at=1.5)))
-    assert (told.caller.store_id, told.caller.credential_id, told.caller.expire_time.nanos) == ("", "k", 500_000_000)
-    assert not told.deployment.HasField("tool_count")
-    assert not told.deployment.agent_names
-    assert told.caller.decision_right == pb.DECISION_RIGHT_UNSPECIFIED
 
 
 def test_what_a_caller_may_call_is_what_it_is_told() -> None:

@@ -241,17 +241,6 @@ def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
         missed = len(beats) - number
 
 
-def test_after_its_end_a_series_misses_nothing() -> None:
-    job = Job(tool_name="look", arguments_json=b"{}", begin_time=100.0, interval_seconds=10, iterations_max=9)
-    slow = iteration(3, 150.0, 999.0)
-    assert job_program.missed(job, iteration(3, 150.0, 155.0)) == 3
-    assert job_program.missed(job, slow) == 90 - 3
-    assert job_program.missed(replace(job, iterations_max=3), slow) == 3
-    assert job_program.missed(replace(job, end_time=180.0), slow) == 6
-    assert job_program.missed(replace(job, end_time=180.0, delay_first=True), slow) == 5
-    assert job_program.missed(replace(job, interval_seconds=0), slow) == 0
-
-
 def test_what_no_tool_would_take_is_not_mended_on_the_way() -> None:
     """Two readers of it could differ, so the check of the call is to refuse it: it is left as it was written."""
     rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, NONE_SECONDS_MAX, AgentQuotas
+from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, AgentQuotas
 from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
 from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
@@ -352,17 +352,6 @@ class Reader:
         if self.error is not None:
             raise self.error
         return self.quota
-
-
-async def test_that_there_is_none_is_remembered_for_a_moment() -> None:
-    world = World(VERDICTS, [])
-    run = world.ledger.run(submit(world))
-    quotas, reader = AgentQuotas(), Reader()
-    assert quotas.must_be_read(run, 0, 100.0)
-    assert await quotas.read(run, reader.read, 100.0) == AgentQuota()
-    assert not quotas.must_be_read(run, 10**9, 99.9 + NONE_SECONDS_MAX)
-    assert quotas.must_be_read(run, 0, 100.0 + NONE_SECONDS_MAX)
-    assert reader.asked == [(STORE, "clerk")]
 
 
 async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_left() -> None:

@@ -222,22 +222,6 @@ def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
     assert position > 0
 
 
-async def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
-    """A user's stop waits seconds, not for the registry to come back."""
-
-    world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-    key = world.ledger.submit("hello")
-    assert await world.drive() is Left.PARKED
-    await held(world, key)
-    await world.ledger.send(key, Cancel(cause=StopCause.USER))
-    world.registry.unreachable = 1_000_000
-    began = world.clock.monotonic()
-    assert await world.drive() is Left.ENDED
-    assert world.ledger.run(key).state is RunState.CANCELLED
-    assert world.clock.monotonic() - began < 10.0
-    assert world.registry.returned == []
-
-
 # Approvals by several people, and requests and questions that nobody sees to, in the loop (HITL-1, HITL-4).
 
 

@@ -68,18 +68,6 @@ async def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> 
     assert told(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
 
 
-async def test_a_monitor_that_sees_nothing_says_so_once() -> None:
-    asked = background("look", _interval=60, _stopAfter=6, _duration=60, _when="value.price < 20")
-    story = Story(calls(asked), seconds=0.1)
-    story.world.registry.results["look"] = CallResult(content_json=b'{"cost":19}')
-    story.say("tell me whenever it is under 20")
-    await story.until(lambda: story.is_over)
-    blind, end = told(story)
-    assert blind["iteration"] == 3
-    assert "Key not found" in blind["result"]["condition_error"]
-    assert (end["state"], end["iterations"], end["result"]["fired"]) == ("COMPLETED", 6, 0)
-
-
 @pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])
 async def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations(
     begun: int, more: dict[str, int]

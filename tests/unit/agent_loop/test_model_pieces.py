@@ -293,17 +293,6 @@ def test_watchers_see_the_position_and_the_name_of_a_call_with_each_fragment() -
     assert assembly.add(piece(5, arguments="[]")) == piece(1, "b", "g", "[]")
 
 
-def test_text_reasoning_and_refusal_are_joined_in_order() -> None:
-    assembly = Assembly()
-    pieces: list[Piece] = [ReasoningPiece(text="a"), TextPiece(text="1"), ReasoningPiece(text="b"), TextPiece(text="2")]
-    for each in pieces:
-        assembly.add(each)
-    assembly.add(RefusalPiece(text="no"))
-    assembly.add(Finished(reason="stop"))
-    answer = assembly.answer()
-    assert (answer.text, answer.reasoning, answer.refusal, answer.finish_reason) == ("12", "ab", "no", "stop")
-
-
 @given(st.data())
 def test_calls_written_as_the_protocol_says_are_whole_however_they_interleave(data: st.DataObject) -> None:
     arguments = data.draw(st.lists(st.text(alphabet='{}":a1', min_size=1, max_size=8), min_size=1, max_size=4))
