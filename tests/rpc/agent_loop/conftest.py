@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import pytest
 
 from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
+from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
 from pawl.agent.v1.jobs_pb2_grpc import JobServiceStub
 from pawl.agent.v1.operator_pb2_grpc import OperatorServiceStub
 from pawl.agent_loop.app.session_stream import SessionTimes
@@ -30,6 +32,8 @@ from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+    from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
+    from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
@@ -170,18 +174,45 @@ def new_server(clients: ClientSide, address: str, ids: IdSource) -> RpcServer:
 
 
 @pytest.fixture
-async def stub(server: RpcServer) -> AsyncIterator[AgentServiceAsyncStub]:
+async def channel(server: RpcServer) -> AsyncIterator[grpc.aio.Channel]:
     async with grpc.aio.insecure_channel(server.address) as channel:
-        yield AgentServiceStub(channel)
+        yield channel
 
 
 @pytest.fixture
-async def jobs(server: RpcServer) -> AsyncIterator[JobServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield JobServiceStub(channel)
+def stub(channel: grpc.aio.Channel) -> AgentServiceAsyncStub:
+    return AgentServiceStub(channel)
 
 
 @pytest.fixture
-async def operators(server: RpcServer) -> AsyncIterator[OperatorServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield OperatorServiceStub(channel)
+def jobs(channel: grpc.aio.Channel) -> JobServiceAsyncStub:
+    return JobServiceStub(channel)
+
+
+@pytest.fixture
+def operators(channel: grpc.aio.Channel) -> OperatorServiceAsyncStub:
+    return OperatorServiceStub(channel)
+
+
+@pytest.fixture
+def agents(channel: grpc.aio.Channel) -> AgentRegistryServiceAsyncStub:
+    return AgentRegistryServiceStub(channel)
+
+
+@pytest.fixture
+def conversations(channel: grpc.aio.Channel) -> ConversationServiceAsyncStub:
+    return ConversationServiceStub(channel)
+
+
+@pytest.fixture
+def api(channel: grpc.aio.Channel) -> Any:
+    """Calls the method that takes this type of request; of a stream, awaits the first response."""
+    services = AgentServiceStub, AgentRegistryServiceStub, ConversationServiceStub, JobServiceStub, OperatorServiceStub
+    stubs = [service(channel) for service in services]
+
+    def call(request: Any, metadata: Any = ME) -> Any:
+        name = type(request).__name__.removesuffix("Request")
+        answer = next(getattr(stub, name) for stub in stubs if hasattr(stub, name))(request, metadata=metadata)
+        return answer.read() if isinstance(answer, grpc.aio.UnaryStreamCall) else answer
+
+    return call

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, jobs_pb2, session_pb2, whoami_pb2
+from pawl.agent.v1 import agent_pb2, jobs_pb2, whoami_pb2
 from pawl.agent.v1 import agents_pb2 as pb
-from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
 from pawl.chassis.ids import StoreId
-from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import agent_pb2 as event
 from pawl.event.v1 import run_pb2
 from pawl.job_store.domain.usage import Used, UsedOnDay
 from tests.fakes.agents import MemoryAgents
-from tests.rpc.agent_loop.client import ACCEPTED, Client
 from tests.rpc.agent_loop.conftest import ADMIN, DELEGATE, ME, OPERATOR, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -27,12 +22,6 @@ if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceAsyncStub
     from pawl.agent.v1.jobs_pb2_grpc import JobServiceAsyncStub
-
-
-@pytest.fixture
-async def agents(server: RpcServer) -> AsyncIterator[AgentRegistryServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield AgentRegistryServiceStub(channel)
 
 
 def clerk(name: str = "clerk", **fields: Any) -> pb.UpdateAgentRequest:
@@ -62,29 +51,6 @@ async def test_saving_answers_what_its_patterns_match_now(agents: AgentRegistryS
     assert not read.agent.definition.options.limits.HasField("calls_per_round_max"), "what it leaves open stays open"
 
 
-async def test_only_admins_make_and_delete_agents(agents: AgentRegistryServiceAsyncStub) -> None:
-    for caller in (ME, OPERATOR, DELEGATE):
-        assert await reason(agents.UpdateAgent(clerk(), metadata=caller)) == "PERMISSION_DENIED"
-        assert await reason(agents.DeleteAgent(pb.DeleteAgentRequest(name="clerk"), metadata=caller)) == (
-            "PERMISSION_DENIED"
-        )
-
-
-async def test_what_cannot_be_meant_is_refused(agents: AgentRegistryServiceAsyncStub) -> None:
-    for request, why in (
-        (clerk(name="no name"), "INVALID_ID"),
-        (clerk(tools=tools("")), "INVALID_FIELD"),
-        (clerk(options=run_pb2.RunOptions(instructions="x" * 70_000)), "TOO_LARGE"),
-        (clerk(tools=tools(names=("fly",))), "TOOL_NOT_FOUND"),
-        (clerk(tools=tools(names=("pay",))), "TOOL_NOT_FOUND"),
-        (clerk(delegates_to=["nobody"]), "AGENT_NOT_FOUND"),
-        (clerk(delegates_to=["clerk"]), "AGENT_CYCLE"),
-        (clerk(daily_tokens_max=2**53 + 1), "INVALID_FIELD"),
-    ):
-        assert await reason(agents.UpdateAgent(request, metadata=ADMIN)) == why
-    assert await reason(agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ADMIN)) == "AGENT_NOT_FOUND"
-
-
 async def test_a_run_is_driven_by_the_agent_and_says_so(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub, ledger: PlayedLedger
 ) -> None:
@@ -99,34 +65,6 @@ async def test_a_run_is_driven_by_the_agent_and_says_so(
     assert (kept.agent.version, list(kept.options.tool_names)) == (1, ["look"])
     message = agent_pb2.SendMessageRequest(conversation_id=run.conversation_id, text="And?", agent="clerk")
     assert (await stub.SendMessage(message, metadata=ME)).run.agent.version == 2
-
-
-async def test_a_session_names_an_agent_too(agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(start=session_pb2.Start(text="Go", agent="clerk"))
-    assert receipt.status == ACCEPTED
-    run = (await stub.GetRun(agent_pb2.GetRunRequest(run_id=receipt.run_id), metadata=ME)).run
-    assert run.agent.name == "clerk"
-    refused = await client.ask(start=session_pb2.Start(text="Go", agent="nobody"))
-    assert refused.reason == "AGENT_NOT_FOUND"
-
-
-async def test_options_of_a_run_narrow_its_agent_only(
-    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
-) -> None:
-    await agents.UpdateAgent(clerk(tools=tools("*o*")), metadata=ADMIN)
-    fewer = run_pb2.RunOptions(tool_names=["look"], limits=run_pb2.RunLimits(rounds_max=1))
-    run = (await stub.StartRun(start(options=fewer), metadata=ME)).run
-    assert (list(run.options.tool_names), run.options.limits.rounds_max) == (["look"], 1)
-    assert not run.agent.gives_tools
-    for wider in (
-        run_pb2.RunOptions(tool_names=["mail"]),
-        run_pb2.RunOptions(instructions="Do as you like."),
-        run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=4)),
-    ):
-        assert await reason(stub.StartRun(start(options=wider), metadata=ME)) == "INVALID_FIELD"
 
 
 async def test_a_deleted_agent_starts_nothing_but_what_it_has_started(
@@ -164,18 +102,6 @@ async def test_what_an_agent_forbids_now_it_may_have_started_before(
     assert await reason(stub.StartRun(other, metadata=ME)) == "REQUEST_ID_REUSED"
 
 
-async def test_who_may_not_see_an_agent_now_sees_no_older_version_either(agents: AgentRegistryServiceAsyncStub) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    await agents.UpdateAgent(clerk(allowed_roles=["legal"]), metadata=ADMIN)
-    for version in (0, 1, 2):
-        get = pb.GetAgentRequest(name="clerk", version=version)
-        assert await reason(agents.GetAgent(get, metadata=ME)) == "AGENT_NOT_FOUND"
-        assert (await agents.GetAgent(get, metadata=ADMIN)).agent.version == (version or 2)
-    older = pb.ListAgentVersionsRequest(name="clerk")
-    assert await reason(agents.ListAgentVersions(older, metadata=ME)) == "AGENT_NOT_FOUND"
-    assert len((await agents.ListAgentVersions(older, metadata=ADMIN)).agents) == 2
-
-
 async def test_who_may_not_use_an_agent_does_not_find_it(
     agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
 ) -> None:
@@ -190,35 +116,6 @@ async def test_who_may_not_use_an_agent_does_not_find_it(
     assert (await stub.StartRun(start(), metadata=OPERATOR)).run.agent.name == "clerk"
     assert (await agents.GetAgent(read, metadata=ADMIN)).agent.version == 1, "who makes it sees it"
     assert await reason(stub.StartRun(start(), metadata=ADMIN)) == "AGENT_NOT_FOUND", "and may not use it for that"
-
-
-async def test_a_store_replaces_the_default(agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub) -> None:
-    given = (await agents.GetAgent(pb.GetAgentRequest(name="default"), metadata=ME)).agent
-    assert (given.version, given.definition.options.instructions) == (0, "Be brief.")
-    run = (await stub.StartRun(start(agent=""), metadata=ME)).run
-    assert not run.HasField("agent")
-    await agents.UpdateAgent(clerk("default"), metadata=ADMIN)
-    run = (await stub.StartRun(start(agent=""), metadata=ME)).run
-    assert (run.agent.name, run.agent.version, run.options.instructions) == ("default", 1, "Book it.")
-    own = run_pb2.RunOptions(instructions="Do it.", limits=run_pb2.RunLimits(rounds_max=9))
-    run = (await stub.StartRun(start(agent="default", options=own), metadata=ME)).run
-    assert (run.options.instructions, run.options.limits.rounds_max) == ("Do it.", 9)
-    elsewhere = (await stub.StartRun(start(agent=""), metadata=STRANGERS[1])).run
-    assert elsewhere.options.instructions == "Be brief."
-    await agents.DeleteAgent(pb.DeleteAgentRequest(name="default"), metadata=ADMIN)
-    assert not (await stub.StartRun(start(agent=""), metadata=ME)).run.HasField("agent")
-
-
-async def test_pages_of_agents(agents: AgentRegistryServiceAsyncStub) -> None:
-    for name in ("a", "b"):
-        await agents.UpdateAgent(clerk(name), metadata=ADMIN)
-    first = await agents.ListAgents(pb.ListAgentsRequest(page_size=1), metadata=ME)
-    assert [agent.definition.name for agent in first.agents] == ["default", "a"]
-    rest = pb.ListAgentsRequest(page_token=first.next_page_token)
-    assert [agent.definition.name for agent in (await agents.ListAgents(rest, metadata=ME)).agents] == ["b"]
-    assert await reason(agents.ListAgents(pb.ListAgentsRequest(page_token="x"), metadata=ME)) == "INVALID_PAGE_TOKEN"
-    wrong = pb.ListAgentVersionsRequest(name="a", page_token="x")
-    assert await reason(agents.ListAgentVersions(wrong, metadata=ME)) == "INVALID_PAGE_TOKEN"
 
 
 def draft(name: str = "clerk", **fields: Any) -> pb.UpdateDraftRequest:
@@ -253,27 +150,6 @@ async def test_a_draft_is_for_its_owner_alone(
     assert (await agents.GetAgent(pb.GetAgentRequest(name="clerk"), metadata=ME)).agent.version == 1
 
 
-async def test_a_draft_that_no_agent_could_be_or_that_widens_is_refused(
-    agents: AgentRegistryServiceAsyncStub, stub: AgentServiceAsyncStub
-) -> None:
-    await agents.UpdateAgent(clerk("hidden", allowed_roles=["operator"]), metadata=ADMIN)
-    for request, why in (
-        (draft("no name"), "INVALID_ID"),
-        (draft("draft/clerk"), "INVALID_ID"),
-        (draft(allowed_roles=["member"]), "INVALID_FIELD"),
-        (draft(tools=tools(names=("pay",))), "TOOL_NOT_FOUND"),
-        (draft(delegates_to=["nobody"]), "AGENT_NOT_FOUND"),
-        (draft(delegates_to=["hidden"]), "AGENT_NOT_FOUND"),
-        (draft(delegates_to=["clerk"]), "AGENT_CYCLE"),
-    ):
-        assert await reason(agents.UpdateDraft(request, metadata=ME)) == why
-    assert await reason(stub.StartRun(start(agent="draft/"), metadata=ME)) == "INVALID_ID"
-    assert await reason(stub.StartRun(start(agent="draft/a/b"), metadata=ME)) == "INVALID_ID"
-    wider = run_pb2.RunOptions(limits=run_pb2.RunLimits(rounds_max=4))
-    await agents.UpdateDraft(draft(), metadata=ME)
-    assert await reason(stub.StartRun(start(agent="draft/clerk", options=wider), metadata=ME)) == "INVALID_FIELD"
-
-
 async def test_admins_see_what_an_agent_has_used(
     agents: AgentRegistryServiceAsyncStub, agent_ledger: MemoryAgents
 ) -> None:
@@ -296,14 +172,6 @@ async def test_admins_see_what_an_agent_has_used(
         (pb.GetAgentUsageRequest(name="clerk", days=401), "INVALID_FIELD"),
     ):
         assert await reason(agents.GetAgentUsage(wrong, metadata=ADMIN)) == why
-
-
-async def test_a_budget_makes_a_version_and_a_draft_has_none(agents: AgentRegistryServiceAsyncStub) -> None:
-    await agents.UpdateAgent(clerk(), metadata=ADMIN)
-    saved = await agents.UpdateAgent(clerk(daily_tokens_max=2**53), metadata=ADMIN)
-    assert (saved.agent.version, saved.agent.definition.daily_tokens_max) == (2, 2**53)
-    draft = pb.UpdateDraftRequest(definition=clerk(daily_tokens_max=1).definition)
-    assert await reason(agents.UpdateDraft(draft, metadata=ME)) == "INVALID_FIELD"
 
 
 async def test_a_job_of_an_agent_makes_no_call_that_the_agent_could_not_make(

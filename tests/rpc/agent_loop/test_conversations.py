@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-import grpc
-import pytest
-
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import agent_pb2, session_pb2, steps_pb2, types_pb2, undo_pb2
 from pawl.agent.v1 import conversation_pb2 as pb
-from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceStub
-from pawl.chassis.rpc_server import RpcServer
+from pawl.client.history import history
+from pawl.event.v1 import message_pb2
 from tests.rpc.agent_loop.client import Client
-from tests.rpc.agent_loop.conftest import ME, STRANGERS
+from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
     from pawl.agent.v1.conversation_pb2_grpc import ConversationServiceAsyncStub
-
-
-@pytest.fixture
-async def conversations(server: RpcServer) -> AsyncIterator[ConversationServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield ConversationServiceStub(channel)
 
 
 async def start(stub: AgentServiceAsyncStub, text: str = "Lunch on Friday?", metadata: Any = ME, **fields: Any) -> str:
@@ -47,28 +38,6 @@ async def test_a_key_leads_to_one_conversation_by_requests_and_by_frames(
     assert (found.conversation_id, found.queued_run_count, found.title) == (first, 2, "Lunch on Friday?")
 
 
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"conversation_key": "x" * 201}, "TOO_LARGE"),
-        ({"conversation_key": "é" * 101}, "TOO_LARGE"),
-        ({"conversation_key": "k", "conversation_id": "c1"}, "INVALID_FIELD"),
-    ],
-)
-async def test_a_bad_key_begins_nothing(
-    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub, fields: dict[str, str], expected: str
-) -> None:
-    request = agent_pb2.StartRunRequest(text="Hello", **fields)  # type: ignore[arg-type]
-    assert await reason(stub.StartRun(request, metadata=ME)) == expected
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(start=session_pb2.Start(text="Hello", **fields))  # type: ignore[arg-type]
-    assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, expected)
-    get = pb.GetConversationRequest(**fields)
-    assert await reason(conversations.GetConversation(get, metadata=ME)) == expected
-    assert not (await conversations.ListConversations(pb.ListConversationsRequest(), metadata=ME)).conversations
-
-
 async def test_conversations_are_listed_found_named_and_archived(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
@@ -89,61 +58,77 @@ async def test_conversations_are_listed_found_named_and_archived(
     assert ids[0] in await listed(archived=False)
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-async def test_conversations_of_others_are_not_found(
-    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub, stranger: Any
-) -> None:
-    """I13."""
-    mine = await start(stub, conversation_key="k")
-    for get in (pb.GetConversationRequest(conversation_id=mine), pb.GetConversationRequest(conversation_key="k")):
-        assert await reason(conversations.GetConversation(get, metadata=stranger)) == "CONVERSATION_NOT_FOUND"
-    request = pb.UpdateConversationRequest(conversation_id=mine, title="yours")
-    assert await reason(conversations.UpdateConversation(request, metadata=stranger)) == "CONVERSATION_NOT_FOUND"
-    for listing in (pb.ListConversationsRequest(), pb.ListConversationsRequest(query="lunch")):
-        assert not (await conversations.ListConversations(listing, metadata=stranger)).conversations
+# ForkConversation and ImportConversation, as a client sees them, and each way in which they are refused.
 
 
-@pytest.mark.parametrize(
-    ("method", "request_", "expected"),
+GOOD = history(
     [
-        ("GetConversation", pb.GetConversationRequest(), "INVALID_FIELD"),
-        ("GetConversation", pb.GetConversationRequest(conversation_id="a b"), "INVALID_ID"),
-        ("GetConversation", pb.GetConversationRequest(conversation_id="absent"), "CONVERSATION_NOT_FOUND"),
-        ("GetConversation", pb.GetConversationRequest(conversation_key="absent"), "CONVERSATION_NOT_FOUND"),
-        ("ListConversations", pb.ListConversationsRequest(page_size=201), "INVALID_FIELD"),
-        ("ListConversations", pb.ListConversationsRequest(page_token="x"), "INVALID_PAGE_TOKEN"),
-        ("ListConversations", pb.ListConversationsRequest(query="?!"), "INVALID_FIELD"),
-        ("ListConversations", pb.ListConversationsRequest(query="a\0b"), "INVALID_FIELD"),
-        ("ListConversations", pb.ListConversationsRequest(query="x" * 201), "TOO_LARGE"),
-        ("UpdateConversation", pb.UpdateConversationRequest(title="x"), "INVALID_ID"),
-        ("UpdateConversation", pb.UpdateConversationRequest(conversation_id="absent"), "INVALID_FIELD"),
-        (
-            "UpdateConversation",
-            pb.UpdateConversationRequest(conversation_id="absent", title="x"),
-            "CONVERSATION_NOT_FOUND",
-        ),
-        *(
-            ("UpdateConversation", pb.UpdateConversationRequest(conversation_id="absent", title=title), "INVALID_FIELD")
-            for title in ("x" * 201, "two\nlines", " ", "bell\a", "nul\0", "line\u2028separator")
-        ),
-    ],
+        {"role": "user", "content": "How warm is it?"},
+        {
+            "role": "assistant",
+            "tool_calls": [{"id": "call_1", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+        },
+        {"role": "tool", "tool_call_id": "call_1", "content": "12"},
+        {"role": "assistant", "content": "12 degrees"},
+    ]
 )
-async def test_bad_requests_are_refused(
-    conversations: ConversationServiceAsyncStub, method: str, request_: Any, expected: str
-) -> None:
-    assert await reason(getattr(conversations, method)(request_, metadata=ME)) == expected
 
 
-async def test_the_same_update_has_its_effect_once(
+async def imported(conversations: ConversationServiceAsyncStub, **fields: Any) -> Any:
+    request = pb.ImportConversationRequest(messages=GOOD, **fields)
+    return (await conversations.ImportConversation(request, metadata=ME)).conversation
+
+
+async def shown(stub: AgentServiceAsyncStub, conversation_id: str) -> list[message_pb2.Message]:
+    request = agent_pb2.ListMessagesRequest(conversation_id=conversation_id)
+    return list((await stub.ListMessages(request, metadata=ME)).messages)
+
+
+async def test_a_history_is_imported_with_ids_of_ours_and_can_be_forked(
     stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
 ) -> None:
-    """I2."""
-    conversation_id = await start(stub)
+    made = await imported(conversations, title="Oslo", conversation_key="k")
+    assert (made.title, made.last_message_number) == ("Oslo", 3)
+    messages = await shown(stub, made.conversation_id)
+    assert [message.text for message in messages] == ["How warm is it?", "", "12 degrees"]
+    assert all(message.imported for message in messages)
+    (call_id,) = messages[1].call_ids
+    assert call_id != "call_1"
+    calls = agent_pb2.ListCallsRequest(run_id=messages[1].run_id)
+    (call,) = (await stub.ListCalls(calls, metadata=ME)).calls
+    assert (call.call_id, call.provider_call_id, call.imported, call.user_id) == (call_id, "call_1", True, "me")
+    request = pb.ForkConversationRequest(conversation_id=made.conversation_id, number=2)
+    forked = (await conversations.ForkConversation(request, metadata=ME)).conversation
+    assert (forked.forked_conversation_id, forked.forked_number, forked.title) == (made.conversation_id, 2, "Oslo")
+    assert await shown(stub, forked.conversation_id) == messages[:2]
+    assert not (await stub.ListRuns(agent_pb2.ListRunsRequest(), metadata=ME)).runs
 
-    async def named(title: str, request_id: str = "") -> str:
-        request = pb.UpdateConversationRequest(request_id=request_id, conversation_id=conversation_id, title=title)
-        return (await conversations.UpdateConversation(request, metadata=ME)).conversation.title
 
-    assert [await named("a", "r1"), await named("b"), await named("a", "r1")] == ["a", "b", "b"]
-    request = pb.UpdateConversationRequest(request_id="r1", conversation_id=conversation_id, title="c")
-    assert await reason(conversations.UpdateConversation(request, metadata=ME)) == "REQUEST_ID_REUSED"
+async def test_nothing_of_an_import_can_be_undone(
+    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
+) -> None:
+    made = await imported(conversations)
+    run_id = (await shown(stub, made.conversation_id))[0].run_id
+    (call,) = (await stub.PreviewUndo(undo_pb2.PreviewUndoRequest(run_id=run_id), metadata=ME)).calls
+    assert (call.state, "elsewhere" in call.reason) == (undo_pb2.UNDO_STATE_CANNOT_BE_UNDONE, True)
+
+
+async def test_the_run_of_an_import_has_ended_for_whoever_watches_it(
+    stub: AgentServiceAsyncStub, conversations: ConversationServiceAsyncStub
+) -> None:
+    made = await imported(conversations)
+    run_id = (await shown(stub, made.conversation_id))[0].run_id
+    watched = stub.WatchRun(agent_pb2.WatchRunRequest(run_id=run_id), metadata=ME)
+    assert not [event async for response in watched for event in response.events]
+    steps = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id=run_id), metadata=ME)
+    assert not [change async for response in steps for change in response.changes]
+
+
+async def test_a_fork_of_forks_has_a_bound(conversations: ConversationServiceAsyncStub, ledger: PlayedLedger) -> None:
+    conversation_id = (await imported(conversations)).conversation_id
+    for _ in range(64):
+        request = pb.ForkConversationRequest(conversation_id=conversation_id)
+        conversation_id = (await conversations.ForkConversation(request, metadata=ME)).conversation.conversation_id
+        ledger.add_answer(conversation_id)
+    request = pb.ForkConversationRequest(conversation_id=conversation_id)
+    assert await reason(conversations.ForkConversation(request, metadata=ME)) == "PAST_TOO_LONG"

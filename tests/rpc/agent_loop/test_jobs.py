@@ -15,8 +15,8 @@ from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from pawl.job_store.domain.approval import Series
 from tests.fakes.checker import FakeChecker
 from tests.fakes.manual_clock import ManualClock
-from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME, STRANGERS
-from tests.rpc.agent_loop.errors import failure, reason
+from tests.rpc.agent_loop.conftest import APPROVER, BOSS, FOREIGN_BOSS, ME
+from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import YOU, PlayedLedger
 
 if TYPE_CHECKING:
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from pawl.agent.v1.operator_pb2_grpc import OperatorServiceAsyncStub
 
 SERIES = run_pb2.Job(tool_name="probe", arguments_json=b"{}", interval_seconds=60, iterations_max=5)
-SERIES_ASKED = {"interval_seconds": 60, "iterations_max": 5}
 
 
 async def add_job(ledger: PlayedLedger, number: int, *, of: str = "conv_1") -> str:
@@ -49,16 +48,6 @@ async def _run(ledger: PlayedLedger) -> None:
 
 async def listed(jobs: JobServiceAsyncStub, metadata: Any = ME, **wanted: Any) -> list[str]:
     return [job.job_id for job in (await jobs.ListJobs(pb.ListJobsRequest(**wanted), metadata=metadata)).jobs]
-
-
-async def test_a_long_series_counts_the_iterations_that_are_not_kept(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    job_id = await add_job(ledger, 1)
-    await ledger.add_call("iteration_5001", call_pb2.CALL_STATE_SUCCEEDED, run_id=job_id, tool_name="probe")
-    ledger.put_run(job_id, trimmed_rounds=5000, trimmed_failures=3)
-    job = (await jobs.GetJob(pb.GetJobRequest(job_id=job_id), metadata=ME)).job
-    assert (job.iterations, job.failures, job.trimmed_iterations) == (5001, 3, 5000)
 
 
 async def test_a_user_starts_a_job_that_reports_to_a_conversation(
@@ -101,89 +90,6 @@ async def test_a_user_starts_a_job_that_reports_to_a_conversation(
     assert await reason(jobs.StartJob(request, metadata=ME)) == "TOOL_NOT_FOUND"
 
 
-async def test_a_job_whose_user_says_nothing_of_it_tells_what_its_tool_says(jobs: JobServiceAsyncStub) -> None:
-    """ASYNC-5"""
-    for said, told in (
-        (run_pb2.JOB_REPORTS_UNSPECIFIED, (run_pb2.JOB_REPORTS_DIGEST, 600)),
-        (run_pb2.JOB_REPORTS_END, (run_pb2.JOB_REPORTS_END, 0)),
-    ):
-        request = pb.StartJobRequest(tool_name="digest", interval_seconds=60, iterations_max=5, reports=said)
-        definition = (await jobs.StartJob(request, metadata=ME)).job.definition
-        assert (definition.reports, definition.report_seconds) == told
-
-
-async def test_a_job_that_is_started_for_a_key_finds_its_conversation_or_makes_it(
-    jobs: JobServiceAsyncStub, checker: FakeChecker
-) -> None:
-    request = pb.StartJobRequest(conversation_key="build", tool_name="probe")
-    first, second = [(await jobs.StartJob(request, metadata=ME)).job for _ in range(2)]
-    assert first.conversation_id == second.conversation_id != ""
-    assert first.job_id != second.job_id
-    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules for it hold from the first on"
-    both = pb.StartJobRequest(conversation_key="build", conversation_id="conv_1", tool_name="probe")
-    assert await reason(jobs.StartJob(both, metadata=ME)) == "INVALID_FIELD"
-
-
-@pytest.mark.parametrize(
-    ("asked", "expected", "hint"),
-    [
-        ({"tool_name": "missing"}, "TOOL_NOT_FOUND", "there is no tool"),
-        ({"interval_seconds": 1, "iterations_max": 2, "report_seconds": 9}, "INVALID_FIELD", "goes with"),
-        ({"tool_name": "denied"}, "PERMISSION_DENIED", "a rule"),
-        ({"tool_name": "show"}, "INVALID_ARGUMENTS", "the user's own program"),
-        ({"tool_name": "here"}, "INVALID_ARGUMENTS", "does not run in the background"),
-        ({"tool_name": ""}, "INVALID_FIELD", "a tool's name"),
-        ({"arguments_json": b'{"bad":1}'}, "INVALID_ARGUMENTS", "to: missing"),
-        ({"interval_seconds": 0.1, "iterations_max": 2}, "INVALID_FIELD", "interval_seconds is a number from 0.5"),
-        ({"iterations_max": 2}, "INVALID_FIELD", "iterations_max goes with interval_seconds"),
-        ({"interval_seconds": 5}, "INVALID_FIELD", "interval_seconds needs an end: iterations_max"),
-        (
-            {"interval_seconds": 5, "iterations_max": 9, "until": run_pb2.JobCondition(expression="value")},
-            "INVALID_FIELD",
-            "needs duration_minutes",
-        ),
-        (SERIES_ASKED | {"failures_told": 5}, "INVALID_FIELD", "failures_told goes with `until` or `when`"),
-        (
-            SERIES_ASKED | {"failures_told": 101, "until": run_pb2.JobCondition(expression="value")},
-            "INVALID_FIELD",
-            "failures_told may be at most 100",
-        ),
-        ({"arguments_json": b'{"n": "\xff"}'}, "INVALID_FIELD", "UTF-8"),
-        ({"until": run_pb2.JobCondition(expression="value <")}, "INVALID_FIELD", "until: column"),
-        *(
-            (SERIES_ASKED | {"until": run_pb2.JobCondition(equals_json=said)}, "INVALID_FIELD", "until is like")
-            for said in (b"", b"null", b"done", b"\xff", b"1e999", b"[" * 10_000)
-        ),
-        (
-            SERIES_ASKED | {"when": run_pb2.JobMonitor(condition=run_pb2.JobCondition(equals_json=b"{"))},
-            *("INVALID_FIELD", "when is like"),
-        ),
-        ({"reports": 99}, "INVALID_FIELD", "reports has no known value"),
-        ({"agent": "nobody"}, "AGENT_NOT_FOUND", "No such agent"),
-        ({"conversation_id": "conv_9"}, "CONVERSATION_NOT_FOUND", ""),
-    ],
-)
-async def test_a_job_that_makes_no_sense_is_not_started_and_says_what_would(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, asked: dict[str, Any], expected: str, hint: str
-) -> None:
-    request = pb.StartJobRequest(**{"tool_name": "probe"} | asked)
-    error = await failure(jobs.StartJob(request, metadata=ME))
-    assert (error.reason, hint in error.message) == (expected, True), error.message
-    assert list(ledger.runs) == ["run_1"]
-
-
-async def test_a_job_is_started_by_nobody_else_and_not_the_eleventh(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    request = pb.StartJobRequest(conversation_id="conv_1", tool_name="probe")
-    for stranger in STRANGERS:
-        assert await reason(jobs.StartJob(request, metadata=stranger)) == "CONVERSATION_NOT_FOUND"
-    for _ in range(10):
-        await jobs.StartJob(request, metadata=ME)
-    assert await reason(jobs.StartJob(request, metadata=ME)) == "TOO_MANY_JOBS"
-    assert len(ledger.runs) == 11
-
-
 async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
     jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
@@ -206,23 +112,6 @@ async def test_a_job_says_what_it_does_how_far_it_is_and_when_it_goes_on(
     assert not job.HasField("end_time")
     (same,) = (await jobs.ListJobs(pb.ListJobsRequest(conversation_id="conv_1"), metadata=ME)).jobs
     assert same == job
-
-
-async def test_jobs_are_listed_by_conversation_and_while_they_are_open(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    await ledger.add_run("run_2", conversation_id="conv_2")
-    for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1")):
-        await clock.advance(1)
-        await add_job(ledger, number, of=of)
-    await ledger.finish("job_1")
-    assert await listed(jobs) == ["job_3", "job_2", "job_1"]
-    assert await listed(jobs, open_only=True) == ["job_3", "job_2"]
-    assert await listed(jobs, conversation_id="conv_1") == ["job_3", "job_1"]
-    assert await listed(jobs, conversation_id="conv_1", open_only=True) == ["job_3"]
-    page = await jobs.ListJobs(pb.ListJobsRequest(page_size=2), metadata=ME)
-    assert await listed(jobs, page_size=2, page_token=page.next_page_token) == ["job_1"]
-    assert await failure(jobs.ListJobs(pb.ListJobsRequest(page_token="?"), metadata=ME)) is not None
 
 
 async def test_a_job_that_was_stopped_is_cancelled_and_one_that_had_ended_stays_as_it_is(
@@ -260,49 +149,6 @@ async def test_a_job_is_paused_and_resumed(jobs: JobServiceAsyncStub, ledger: Pl
     assert await reason(jobs.ResumeJob(pb.ResumeJobRequest(job_id=job_id), metadata=ME)) == "RUN_ENDED"
 
 
-async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_shown(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
-    end = datetime.fromtimestamp(clock.now() + 600, UTC)
-    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end)
-    await add_job(ledger, 1)
-    for number, edited_end in enumerate([None, end + timedelta(hours=1)]):
-        waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
-        await ledger.add_call(f"call_{number}", waits, run_id="job_1", tool_name="probe", series=shown)
-        edited = call_pb2.Series(interval_seconds=5, iterations_max=4)
-        if edited_end is not None:
-            edited.end_time.FromDatetime(edited_end)
-        decision = types_pb2.CallDecision(
-            call_id=f"call_{number}",
-            kind=call_pb2.DECISION_KIND_EDIT,
-            digest="shown",
-            arguments_json=b"{}",
-            for_series=True,
-            edited_series=edited,
-        )
-        await stub.Decide(agent_pb2.DecideRequest(run_id="job_1", decision=decision), metadata=APPROVER)
-        command = ledger.commands[-1]
-        assert isinstance(command, Decide)
-        assert command.edited_series is not None
-        assert datetime.fromtimestamp(command.edited_series.end_time or 0, UTC) == (edited_end or end)
-
-
-async def test_all_open_jobs_of_a_conversation_are_stopped_and_named(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    await ledger.add_run("run_2", conversation_id="conv_2")
-    for number, of in ((1, "conv_1"), (2, "conv_2"), (3, "conv_1"), (4, "conv_1")):
-        await clock.advance(1)
-        await add_job(ledger, number, of=of)
-    await ledger.finish("job_3")
-    request = pb.StopJobsRequest(request_id="r1", conversation_id="conv_1")
-    for _ in range(2):
-        assert [job.job_id for job in (await jobs.StopJobs(request, metadata=ME)).jobs] == ["job_4", "job_1"]
-    assert len(ledger.commands) == 2
-    assert (await jobs.GetJob(pb.GetJobRequest(job_id="job_2"), metadata=ME)).job.state == run_pb2.RUN_STATE_QUEUED
-
-
 async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_them_with_it(
     stub: AgentServiceAsyncStub, jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
@@ -327,25 +173,6 @@ async def test_a_run_that_is_cancelled_leaves_its_jobs_and_names_them_or_stops_t
     assert (await stub.CancelRun(agent_pb2.CancelRunRequest(run_id="job_4", cancel_jobs=True), metadata=ME)).jobs == []
 
 
-async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    """ASYNC-7: each is named by the request that has stopped it, also when that is sent again."""
-
-    async def stopped(request_id: str) -> list[str]:
-        request = pb.StopJobsRequest(request_id=request_id, conversation_id="conv_1")
-        return [job.job_id for job in (await jobs.StopJobs(request, metadata=ME)).jobs]
-
-    await add_job(ledger, 1)
-    assert await stopped("r1") == ["job_1"]
-    job = (await jobs.GetJob(pb.GetJobRequest(job_id="job_1"), metadata=ME)).job
-    assert job.state == run_pb2.RUN_STATE_CANCELLING
-    await clock.advance(1)
-    await add_job(ledger, 2)
-    assert await stopped("r2") == ["job_2"]
-    assert [await stopped(request_id) for request_id in ("r1", "r3", "")] == [["job_1"], [], []]
-
-
 async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody_else(
     jobs: JobServiceAsyncStub, operators: OperatorServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
 ) -> None:
@@ -367,6 +194,25 @@ async def test_all_open_jobs_of_a_store_are_ended_by_its_operators_and_by_nobody
         assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_OPERATOR)
     assert ledger.runs["run_1"].run.state != run_pb2.RUN_STATE_CANCELLING
     assert ledger.commands == 2 * [Cancel(cause=StopCause.OPERATOR, reason="on fire")]
+
+
+async def test_jobs_that_are_being_stopped_are_not_named_by_a_request_that_stops_others(
+    jobs: JobServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    """ASYNC-7: each is named by the request that has stopped it, also when that is sent again."""
+
+    async def stopped(request_id: str) -> list[str]:
+        request = pb.StopJobsRequest(request_id=request_id, conversation_id="conv_1")
+        return [job.job_id for job in (await jobs.StopJobs(request, metadata=ME)).jobs]
+
+    await add_job(ledger, 1)
+    assert await stopped("r1") == ["job_1"]
+    job = (await jobs.GetJob(pb.GetJobRequest(job_id="job_1"), metadata=ME)).job
+    assert job.state == run_pb2.RUN_STATE_CANCELLING
+    await clock.advance(1)
+    await add_job(ledger, 2)
+    assert await stopped("r2") == ["job_2"]
+    assert [await stopped(request_id) for request_id in ("r1", "r3", "")] == [["job_1"], [], []]
 
 
 async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_whenever_it_is_sent_again(
@@ -395,18 +241,41 @@ async def test_jobs_of_a_store_are_named_by_the_request_that_has_ended_them_when
     assert await reason(operators.EndJobs(again, metadata=BOSS)) == "REQUEST_ID_REUSED"
 
 
-@pytest.mark.parametrize("stranger", STRANGERS)
-async def test_jobs_of_others_and_runs_that_are_none_are_not_found(
-    jobs: JobServiceAsyncStub, ledger: PlayedLedger, stranger: Any
+async def test_a_job_that_is_started_for_a_key_finds_its_conversation_or_makes_it(
+    jobs: JobServiceAsyncStub, checker: FakeChecker
 ) -> None:
-    """The same words for what is another's and for what is not there."""
-    job_id = await add_job(ledger, 1)
-    for whose, named in ((stranger, job_id), (ME, "run_1"), (ME, "nothing")):
-        assert await reason(jobs.GetJob(pb.GetJobRequest(job_id=named), metadata=whose)) == "RUN_NOT_FOUND"
-        assert await reason(jobs.StopJob(pb.StopJobRequest(job_id=named), metadata=whose)) == "RUN_NOT_FOUND"
-        assert await reason(jobs.PauseJob(pb.PauseJobRequest(job_id=named), metadata=whose)) == "RUN_NOT_FOUND"
-        assert await reason(jobs.ResumeJob(pb.ResumeJobRequest(job_id=named), metadata=whose)) == "RUN_NOT_FOUND"
-    assert await listed(jobs, stranger) == await listed(jobs, stranger, conversation_id="conv_1") == []
-    stop = pb.StopJobsRequest(conversation_id="conv_1")
-    assert await reason(jobs.StopJobs(stop, metadata=stranger)) == "CONVERSATION_NOT_FOUND"
-    assert ledger.commands == []
+    request = pb.StartJobRequest(conversation_key="build", tool_name="probe")
+    first, second = [(await jobs.StartJob(request, metadata=ME)).job for _ in range(2)]
+    assert first.conversation_id == second.conversation_id != ""
+    assert first.job_id != second.job_id
+    assert [told for told, _ in checker.jobs_of] == 2 * [first.conversation_id], "rules for it hold from the first on"
+    both = pb.StartJobRequest(conversation_key="build", conversation_id="conv_1", tool_name="probe")
+    assert await reason(jobs.StartJob(both, metadata=ME)) == "INVALID_FIELD"
+
+
+async def test_an_edit_of_a_series_that_says_no_end_keeps_the_deadline_that_is_shown(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
+) -> None:
+    """ASYNC-4, HITL-2: what watches for something cannot lose its deadline by an edit of how often it looks."""
+    end = datetime.fromtimestamp(clock.now() + 600, UTC)
+    shown = Series(digest="shown", interval_seconds=60, iterations_max=5, end_time=end)
+    await add_job(ledger, 1)
+    for number, edited_end in enumerate([None, end + timedelta(hours=1)]):
+        waits = call_pb2.CALL_STATE_AWAITING_APPROVAL
+        await ledger.add_call(f"call_{number}", waits, run_id="job_1", tool_name="probe", series=shown)
+        edited = call_pb2.Series(interval_seconds=5, iterations_max=4)
+        if edited_end is not None:
+            edited.end_time.FromDatetime(edited_end)
+        decision = types_pb2.CallDecision(
+            call_id=f"call_{number}",
+            kind=call_pb2.DECISION_KIND_EDIT,
+            digest="shown",
+            arguments_json=b"{}",
+            for_series=True,
+            edited_series=edited,
+        )
+        await stub.Decide(agent_pb2.DecideRequest(run_id="job_1", decision=decision), metadata=APPROVER)
+        command = ledger.commands[-1]
+        assert isinstance(command, Decide)
+        assert command.edited_series is not None
+        assert datetime.fromtimestamp(command.edited_series.end_time or 0, UTC) == (edited_end or end)

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
-from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
-from pawl.agent.v1.agent_pb2_grpc import AgentServiceStub
+from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app.public_values import ResultCommand
-from pawl.chassis.ids import CallId, ClientId, IdSource
-from pawl.errors import DependencyUnavailable
+from pawl.chassis.ids import CallId, ClientId
 from pawl.event.v1 import call_pb2
-from pawl.job_store.domain.rows import Offer
-from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
-from tests.rpc.agent_loop.client import ACCEPTED, Client
-from tests.rpc.agent_loop.conftest import ME, client_side, new_server
-from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.client import ACCEPTED, Client, until
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -29,11 +19,6 @@ if TYPE_CHECKING:
 
 LATE = types_pb2.RECEIPT_STATUS_LATE
 WRONG_HOLDER = types_pb2.RECEIPT_STATUS_WRONG_HOLDER
-
-
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
 
 
 async def attached(stub: AgentServiceAsyncStub, client_id: str = "cli_a", *tools: str, **hello: Any) -> Client:
@@ -54,20 +39,6 @@ def holder(ledger: PlayedLedger, call_id: str) -> str:
 @pytest.fixture(autouse=True)
 async def run(ledger: PlayedLedger) -> None:
     await ledger.add_run()
-
-
-@pytest.fixture
-async def other_replica(
-    ledger: PlayedLedger, live: FakeLive, clock: ManualClock, ids: IdSource, tmp_path: Path
-) -> AsyncIterator[AgentServiceAsyncStub]:
-    """One more agent-loop at the same ledger."""
-    clients = client_side(ledger, live, clock, ids)
-    async with (
-        clients.watches,
-        new_server(clients, f"unix:{tmp_path}/other", ids) as server,
-        grpc.aio.insecure_channel(server.address) as channel,
-    ):
-        yield AgentServiceStub(channel)
 
 
 @pytest.mark.parametrize("before", [True, False])
@@ -99,28 +70,6 @@ async def test_a_result_is_taken_once(stub: AgentServiceAsyncStub, ledger: Playe
         offer_epoch=1,
     )
     assert not [kept for kept in client._kept if kept.HasField("offer_revoked")]
-
-
-async def test_a_refused_result_leaves_the_call_with_the_client(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    client = await attached(stub)
-    await ledger.offer("call_1")
-    offer = await client.offer()
-    assert (await client.answer(offer, b"{not json")).reason == "INVALID_JSON"
-    assert holder(ledger, "call_1") == "cli_a"
-    assert (await client.answer(offer)).status == ACCEPTED
-
-
-async def test_two_clients_race_and_one_wins(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    first, second = await attached(stub, "cli_a"), await attached(stub, "cli_b")
-    await ledger.offer("call_1")
-    await until(lambda: holder(ledger, "call_1"))
-    winner, loser = (first, second) if holder(ledger, "call_1") == "cli_a" else (second, first)
-    offer = await winner.offer()
-    assert (await loser.answer(offer)).status == WRONG_HOLDER
-    assert (await winner.answer(offer)).status == ACCEPTED
-    assert not [kept for kept in loser._kept if kept.HasField("offer")]
 
 
 async def test_a_disconnect_offers_the_call_to_the_next_client(
@@ -172,18 +121,6 @@ async def test_only_tools_and_versions_that_the_client_runs_are_offered(
     await ledger.offer("call_3", "show", version=3)
     assert (await client.offer()).call.call_id == "call_3"
     assert (holder(ledger, "call_1"), holder(ledger, "call_2")) == ("", "")
-
-
-async def test_calls_of_runs_that_are_not_attached_are_not_offered(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run("run_2")
-    client = await attached(stub, calls_max=9)
-    await ledger.offer("call_2", run_id="run_2")
-    await ledger.offer("call_1")
-    assert (await client.offer()).call.call_id == "call_1"
-    await client.attach("run_2")
-    assert (await client.offer()).call.call_id == "call_2"
 
 
 async def test_the_past_is_not_offered(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
@@ -241,17 +178,6 @@ async def test_heartbeats_renew_and_silence_does_not(
     assert (await first.next("offer_revoked")).offer_revoked.call_id == "call_1"
 
 
-async def test_a_heartbeat_after_the_lease_was_lost_unnoticed_revokes(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    client = await attached(stub)
-    await ledger.offer("call_1")
-    await client.offer()
-    ledger.put_call("call_1", offer=Offer(client_id=ClientId("cli_z"), epoch=2, expire_time=None, lease_seconds=30.0))
-    await client.heartbeat()
-    assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_1"
-
-
 async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run("run_2")
     client = await attached(stub, calls_max=9)
@@ -263,109 +189,3 @@ async def test_a_detach_gives_the_calls_of_that_run_back(stub: AgentServiceAsync
     assert ledger.released == [("cli_a", "run_1")]
     assert not holder(ledger, "call_1")
     assert ledger.runs["run_2"].calls["call_2"].offer.client_id == "cli_a"
-
-
-async def test_a_ledger_that_is_away_only_delays_an_offer(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = await attached(stub)
-    lease_offer = ledger.lease_offer
-    attempts = 0
-
-    async def fail_once(*args: Any, **kwargs: Any) -> Any:
-        nonlocal attempts
-        attempts += 1
-        ledger.down = attempts == 1
-        try:
-            return await lease_offer(*args, **kwargs)
-        finally:
-            ledger.down = False
-
-    ledger.lease_offer = fail_once  # type: ignore[method-assign]
-    await ledger.offer("call_1")
-    await until(lambda: attempts)
-    await ledger.offer("call_2")
-    assert (await client.offer()).call.call_id in {"call_1", "call_2"}
-
-
-async def test_a_late_result_of_a_lost_lease_does_not_keep_the_call_from_being_leased_again(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    client = await attached(stub, calls_max=9)
-    await ledger.offer("call_1")
-    old = await client.offer()
-
-    async def away(*_: Any, **__: Any) -> Any:
-        raise DependencyUnavailable
-
-    with monkeypatch.context() as meanwhile:
-        meanwhile.setattr(ledger, "lease_offer", away)
-        await ledger.lose_lease("call_1")
-        assert (await client.next("offer_revoked")).offer_revoked.call_id == "call_1"
-        assert (await client.answer(old)).status == WRONG_HOLDER
-    await clock.advance(5)
-    assert (await client.offer()).call.call_id == "call_1"
-
-
-async def test_a_stream_that_was_lost_unnoticed_gives_back_nothing_of_its_successor(
-    stub: AgentServiceAsyncStub, other_replica: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """The client has come back by another replica, which knows nothing of its first stream."""
-    await ledger.offer("call_1")
-    lost = await attached(stub)
-    assert (await lost.offer()).offer_epoch == 1
-    back = await attached(other_replica)
-    offer = await back.offer()
-    assert offer.offer_epoch == 1
-    lost.leave()
-    await until(lambda: ledger.released)
-    assert holder(ledger, "call_1") == "cli_a"
-    assert (await back.answer(offer)).status == ACCEPTED
-
-
-async def leased(stub: AgentServiceAsyncStub, client_id: str, call_id: str = "call_1") -> tuple[bool, int]:
-    request = agent_pb2.LeaseCallRequest(run_id="run_1", call_id=call_id, client_id=client_id)
-    response = await stub.LeaseCall(request, metadata=ME)
-    assert response.lease_seconds == 30
-    return response.granted, response.call.offer.offer_epoch
-
-
-async def brought(stub: AgentServiceAsyncStub, client_id: str, epoch: int) -> types_pb2.ReceiptStatus.ValueType:
-    result = types_pb2.ToolResult(call_id="call_1", content_json=b"1", offer_epoch=epoch)
-    request = agent_pb2.SubmitToolResultsRequest(run_id="run_1", client_id=client_id, results=[result])
-    return (await stub.SubmitToolResults(request, metadata=ME)).receipts[0].status
-
-
-async def test_a_client_without_a_stream_leases_a_call_and_brings_its_result_under_that_lease(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, clock: ManualClock
-) -> None:
-    await ledger.offer("call_1")
-    assert await leased(stub, "tab_a") == (True, 1)
-    assert await leased(stub, "tab_b") == (False, 1)
-    assert await brought(stub, "", 0) == WRONG_HOLDER
-    await clock.advance(20)
-    assert await leased(stub, "tab_a") == (True, 1)
-    await clock.advance(20)
-    assert await leased(stub, "tab_b") == (False, 1)
-    await clock.advance(20)
-    assert await leased(stub, "tab_b") == (True, 2)
-    assert await brought(stub, "tab_a", 1) == WRONG_HOLDER
-    assert await brought(stub, "tab_b", 2) == ACCEPTED
-    assert await brought(stub, "tab_a", 1) == LATE
-    assert await leased(stub, "tab_a") == (False, 2)
-
-
-async def test_a_client_without_a_stream_and_a_session_never_have_the_same_call(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    client = await attached(stub)
-    await ledger.offer("call_1")
-    offer = await client.offer()
-    assert await leased(stub, "tab_a") == (False, 1)
-    # Not even under the id of that client: its stream is the newer one.
-    assert await leased(stub, "cli_a") == (False, 1)
-    assert (await client.answer(offer)).status == ACCEPTED
-
-
-async def test_what_cannot_be_leased_is_said(stub: AgentServiceAsyncStub) -> None:
-    for names, expected in (({"client_id": "tab"}, "CALL_NOT_FOUND"), ({}, "INVALID_ID")):
-        request = agent_pb2.LeaseCallRequest(run_id="run_1", call_id="nope", **names)
-        assert await reason(stub.LeaseCall(request, metadata=ME)) == expected

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import pytest
 
 from pawl.agent.v1 import agent_pb2, session_pb2, types_pb2
 from pawl.agent.v1.agents_pb2 import UpdateAgentRequest
-from pawl.agent.v1.agents_pb2_grpc import AgentRegistryServiceStub
-from pawl.chassis.rpc_server import RpcServer
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from pawl.tool.v1 import tool_pb2
 from tests.fakes.checker import FakeChecker
-from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
-from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, ME
+from tests.rpc.agent_loop.client import ACCEPTED, Client
+from tests.rpc.agent_loop.conftest import ADMIN, ME
 from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
@@ -26,12 +22,6 @@ if TYPE_CHECKING:
 
 DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 NO_TOOLS = run_pb2.RunOptions(without_tools=True)
-
-
-@pytest.fixture
-async def agents(server: RpcServer) -> AsyncIterator[AgentRegistryServiceAsyncStub]:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        yield AgentRegistryServiceStub(channel)
 
 
 def tool(name: str = "show", description: str = "Show it.") -> tool_pb2.ToolDefinition:
@@ -127,18 +117,6 @@ async def test_a_start_has_the_tools_of_its_session_and_its_own(
     assert not ledger.runs[sent.run_id].run.HasField("own_tools")
 
 
-async def test_a_name_that_is_taken_is_said_in_the_receipt_and_the_session_goes_on(
-    stub: AgentServiceAsyncStub, checker: FakeChecker
-) -> None:
-    """A session must always be able to come back to the calls that it holds."""
-    client = await opened(stub, "cli_a", tool("look"))
-    receipt = await started(client)
-    assert (receipt.status, receipt.reason) == (REFUSED, "TOOL_EXISTS")
-    assert "look" in receipt.message
-    checker.taken = frozenset()
-    assert (await started(client)).status == ACCEPTED
-
-
 async def test_a_run_that_was_started_stays_started_though_the_name_is_taken_since(
     stub: AgentServiceAsyncStub, checker: FakeChecker, ledger: PlayedLedger
 ) -> None:
@@ -154,31 +132,6 @@ async def test_a_run_that_was_started_stays_started_though_the_name_is_taken_sin
     assert len(ledger.runs) == 1
 
 
-async def test_a_start_that_is_sent_again_starts_one_run(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = await opened(stub, "cli_a", tool())
-    first = await started(client, frame_id="f")
-    client.leave()
-    again = await started(await opened(stub, "cli_a", tool()), frame_id="f")
-    assert (again.run_id, len(ledger.runs)) == (first.run_id, 1)
-
-
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"front_end_tools": [tool(f"t{number}") for number in range(65)]}, "INVALID_FIELD"),
-        ({"front_end_tools": [tool("big", "x" * 70_000)]}, "TOO_LARGE"),
-        ({"front_end_tools": [tool()], "options": NO_TOOLS}, "INVALID_FIELD"),
-        ({"front_end_tools": [tool()], "agent": "bare"}, "INVALID_FIELD"),
-    ],
-)
-async def test_what_cannot_come_along_is_refused(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any, expected: str
-) -> None:
-    await save_bare(agents)
-    assert await reason(stub.StartRun(agent_pb2.StartRunRequest(text="go", **fields), metadata=ME)) == expected
-    assert ledger.runs == {}
-
-
 @pytest.mark.parametrize("fields", [{"options": NO_TOOLS}, {"agent": "bare"}])
 async def test_runs_that_are_to_have_no_tools_have_none_of_the_session(
     stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub, fields: Any
@@ -189,40 +142,6 @@ async def test_runs_that_are_to_have_no_tools_have_none_of_the_session(
     assert receipt.status == ACCEPTED
     assert not ledger.runs[receipt.run_id].run.HasField("own_tools")
     assert (await started(client, tool("form"), **fields)).reason == "INVALID_FIELD"
-
-
-async def test_an_agent_that_selects_tools_leaves_in_what_its_caller_brings(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, agents: AgentRegistryServiceAsyncStub
-) -> None:
-    request = UpdateAgentRequest()
-    request.definition.name = "clerk"
-    request.definition.tools.names.append("mail")
-    await agents.UpdateAgent(request, metadata=ADMIN)
-    asked = agent_pb2.StartRunRequest(text="go", agent="clerk", front_end_tools=[tool()])
-    run = (await stub.StartRun(asked, metadata=ME)).run
-    assert (list(run.options.tool_names), list(run.own_tools.names)) == (["mail"], ["show"])
-
-
-async def test_a_hello_with_more_than_a_run_can_have_is_refused(stub: AgentServiceAsyncStub) -> None:
-    client = Client(stub)
-    await client.send(hello=session_pb2.Hello(front_end_tools=[tool("big", "x" * 70_000)]))
-    assert await reason(client.end()) == "TOO_LARGE"
-
-
-async def test_an_edit_of_a_call_is_checked_by_the_definition_that_came_along(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, checker: FakeChecker
-) -> None:
-    request = agent_pb2.StartRunRequest(text="go", front_end_tools=[tool()])
-    run_id = (await stub.StartRun(request, metadata=ME)).run.run_id
-    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL, run_id=run_id)
-    decision = types_pb2.CallDecision(
-        call_id="call_1",
-        kind=call_pb2.DECISION_KIND_EDIT,
-        digest="digest of call_1",
-        arguments_json=b'{"title":"Plan"}',
-    )
-    await stub.Decide(agent_pb2.DecideRequest(run_id=run_id, decision=decision), metadata=APPROVER)
-    assert checker.edited_with == ["show"]
 
 
 async def save_bare(agents: AgentRegistryServiceAsyncStub) -> None:

@@ -3,61 +3,46 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import weakref
-from contextlib import aclosing
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from pawl.agent.v1 import agent_pb2
+from pawl.agent_loop.app.looks import FALLBACK_PAUSES, READERS_MAX
 from pawl.agent_loop.app.pending import Pending, PendingPart
 from pawl.agent_loop.app.public_values import CallView, Page, PageAsked, PendingFilter, RunView
 from pawl.agent_loop.domain.run import RunState
 from pawl.agent_loop.rpc.servicer import AgentServicer
 from pawl.chassis.auth import Principal
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.ids import CredentialId, StoreId, UserId
+from pawl.errors import PawlError, PermissionDenied
 from pawl.event.v1 import call_pb2, run_pb2
+from tests.fakes.live_events import FakeLive
 from tests.fakes.manual_clock import ManualClock
 from tests.rpc.agent_loop.conftest import ADMIN, ME
-from tests.rpc.agent_loop.errors import reason
 from tests.rpc.agent_loop.ledger import PlayedLedger, waiting_call
 
 if TYPE_CHECKING:
     from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
 
+
 AWAITING = call_pb2.CALL_STATE_AWAITING_APPROVAL
 OF_STORE = agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE)
 
 
-@pytest.fixture(autouse=True)
-def pending(servicer: AgentServicer, ledger: PlayedLedger) -> None:
+@pytest.fixture
+def time_passes(servicer: AgentServicer, ledger: PlayedLedger) -> None:
     """Let time pass while the list is watched."""
     servicer._pending = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.02)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "expected"),
-    [
-        (OF_STORE, "PERMISSION_DENIED"),
-        (agent_pb2.PendingFilter(scope=7), "INVALID_FIELD"),  # type: ignore[arg-type]  # of a later version
-        (agent_pb2.PendingFilter(states=[99]), "INVALID_FIELD"),  # type: ignore[list-item]  # of a later version
-        (agent_pb2.PendingFilter(conversation_id="a b"), "INVALID_ID"),
-        (agent_pb2.PendingFilter(tool_name="x" * 257), "INVALID_FIELD"),
-        (agent_pb2.PendingFilter(scope=agent_pb2.PENDING_SCOPE_STORE, conversation_id="conv_1"), "INVALID_FIELD"),
-    ],
-)
-async def test_who_may_not_ask_or_asks_for_nothing_that_there_is_is_refused(
-    stub: AgentServiceAsyncStub, wanted: agent_pb2.PendingFilter, expected: str
-) -> None:
-    assert await reason(stub.ListPending(agent_pb2.ListPendingRequest(filter=wanted), metadata=ME)) == expected
-    stream: Any = stub.WatchPending(agent_pb2.WatchPendingRequest(filter=wanted), metadata=ME)
-    assert await reason(stream.read()) == expected
-
-
 async def test_an_admin_sees_what_awaits_an_approval_of_all_users(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     await ledger.add_run()
     await ledger.add_call("call_1", AWAITING)
@@ -67,7 +52,7 @@ async def test_an_admin_sees_what_awaits_an_approval_of_all_users(
 
 
 async def test_a_stream_is_complete_when_it_says_so_and_shows_life(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     """An empty response is a life sign; nothing is told twice."""
     await ledger.add_run()
@@ -91,15 +76,8 @@ async def test_a_stream_is_complete_when_it_says_so_and_shows_life(
         stream.cancel()
 
 
-async def test_an_inbox_with_nothing_in_it_is_complete_at_once(stub: AgentServiceAsyncStub) -> None:
-    async with asyncio.timeout(60):
-        stream: Any = stub.WatchPending(agent_pb2.WatchPendingRequest(), metadata=ME)
-        assert await stream.read() == agent_pb2.WatchPendingResponse(complete=True)
-        stream.cancel()
-
-
 async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, time_passes: None
 ) -> None:
     await ledger.add_run()
     await ledger.change("run_1", RunState.WAITING, waits=(run_pb2.WAIT_KIND_BUDGET,), token_budget=100)
@@ -121,74 +99,23 @@ async def test_a_run_that_waits_for_tokens_is_in_the_inbox_until_it_goes_on(
         stream.cancel()
 
 
-class Thing:
-    """The document of a call, large in earnest."""
-
-
 class LargeInbox(PlayedLedger):
-    """Pages of four calls; notes what was read, and knows which documents are still there."""
+    """Pages of four calls."""
 
-    def __init__(self, pages: int, steps: list[str]) -> None:
-        self.pages, self.steps = pages, steps
-        self.documents: weakref.WeakSet[Thing] = weakref.WeakSet()
+    pages = 2
+
+    def __init__(self) -> None: ...
 
     async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
         number = int(page.page_token or 0)
-        self.steps.append(f"page {number}")
-        calls = [self._waiting(f"call_{number}_{index}") for index in range(4)]
+        calls = [waiting_call(f"call_{number}_{index}", b"") for index in range(4)]
         return Page(items=tuple(calls), next_page_token=str(number + 1) if number + 1 < self.pages else "")
-
-    def _waiting(self, call_id: str) -> CallView:
-        document = Thing()
-        self.documents.add(document)
-        return waiting_call(call_id, document)
-
-
-class Steps(ManualClock):
-    """Notes when somebody sleeps, and wakes them at once, up to a number of times."""
-
-    def __init__(self, steps: list[str], sleeps_max: int) -> None:
-        super().__init__()
-        self.steps, self.sleeps_left, self.over = steps, sleeps_max, asyncio.Event()
-
-    async def sleep(self, seconds: float) -> None:
-        self.steps.append("pause")
-        self.sleeps_left -= 1
-        if not self.sleeps_left:
-            self.over.set()
-            await asyncio.Event().wait()
-
-
-async def test_a_stream_keeps_no_more_of_a_large_inbox_than_a_page_and_reads_a_page_a_second() -> None:
-    """Calls have up to half a mebibyte, a thousand of them may wait, and a user may have hundreds of streams."""
-    steps: list[str] = []
-    ledger, clock = LargeInbox(3, steps), Steps(steps, sleeps_max=4)
-    watching = Pending(ledger=ledger, clock=clock).watch(
-        Principal(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=60
-    )
-    told = 0
-
-    async def listen() -> None:
-        nonlocal told
-        async for part in watching:
-            told += len(part.items)
-
-    async with asyncio.timeout(60):
-        listening = asyncio.create_task(listen())
-        await clock.over.wait()
-    first, again = ["page 0", "page 1", "page 2", "pause"], ["page 0", "pause", "page 1", "pause", "page 2", "pause"]
-    assert steps == first + again
-    assert told == 12
-    gc.collect()
-    assert len(ledger.documents) <= 4
-    listening.cancel()
-    await asyncio.gather(listening, return_exceptions=True)
 
 
 async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """What comes and goes beyond the calls that are told is no news of its own."""
     monkeypatch.setattr("pawl.agent_loop.app.pending.ITEMS_MAX", 4)
-    ledger = LargeInbox(2, [])
+    ledger = LargeInbox()
     watching = Pending(ledger=ledger, clock=SystemClock(), poll_seconds=0.001).watch(
         Principal(store_id=StoreId("local"), user_id=UserId("me")), PendingFilter(), silence_seconds=0
     )
@@ -197,3 +124,214 @@ async def test_a_sign_of_life_says_whether_more_waits_now_than_is_told(monkeypat
         assert (len(part.items), part.complete, part.truncated) == (4, True, True)
         for ledger.pages in (1, 2):
             assert await anext(watching) == PendingPart(truncated=ledger.pages == 2)
+
+
+# Looks at what waits, shared by those who see the same and by nobody else.
+
+
+CALLER = Principal(store_id=StoreId("local"), user_id=UserId("me"), roles=frozenset({"member"}))
+ADMIN_CALLER = replace(CALLER, roles=frozenset({"member", "admin"}))
+OTHER = replace(CALLER, user_id=UserId("you"))
+MINE, STORE_WIDE = PendingFilter(), PendingFilter(of_store=True)
+
+
+class Ledger(PlayedLedger):
+    """Gives each user the calls in `waiting`, once `gate` is open, and counts who asks."""
+
+    def __init__(self) -> None:
+        self.waiting: dict[str, list[str]] = {"me": ["call_1"], "you": ["call_2"]}
+        self.asked: Counter[tuple[str, bool]] = Counter()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: PawlError | None = None
+        self.now_reading = self.most_reading = 0
+
+    async def list_pending(self, caller: Principal, wanted: PendingFilter, page: PageAsked) -> Page[CallView | RunView]:
+        self.asked[caller.user_id, wanted.of_store] += 1
+        found = [waiting_call(name, name) for name in self.waiting.get(caller.user_id, ())]
+        self.now_reading += 1
+        self.most_reading = max(self.most_reading, self.now_reading)
+        try:
+            await self.gate.wait()
+        finally:
+            self.now_reading -= 1
+        if self.error is not None:
+            raise self.error
+        return Page(items=tuple(found), next_page_token="")
+
+
+class Tab:
+    """A watcher that reads all that it is told."""
+
+    def __init__(self, pending: Pending, caller: Principal, wanted: PendingFilter = MINE) -> None:
+        self._parts = pending.watch(caller, wanted, silence_seconds=3600)
+        self.told: list[PendingPart] = []
+        self.error: PawlError | None = None
+        self.task = asyncio.create_task(self._read())
+
+    @property
+    def call_ids(self) -> list[str]:
+        return [item.call_id for part in self.told for item in part.items if isinstance(item, CallView)]
+
+    async def _read(self) -> None:
+        try:
+            async for part in self._parts:
+                self.told.append(part)
+        except PawlError as error:
+            self.error = error
+        finally:
+            await self._parts.aclose()
+
+
+class World:
+    """Watchers over a ledger, on a clock that the test moves."""
+
+    def __init__(self) -> None:
+        self.ledger, self.clock = Ledger(), ManualClock()
+        self.pending = Pending(ledger=self.ledger, clock=self.clock, poll_seconds=1.0)
+        self.tabs: list[Tab] = []
+        self.live = FakeLive()
+        self.following: asyncio.Task[None] | None = None
+
+    async def follow(self) -> None:
+        """Hear what changes from now on."""
+        self.following = asyncio.create_task(self.pending.follow(self.live))
+        await self.clock.advance(2)
+
+    def say(self, user: str = "me", store: str = "local") -> None:
+        for changed in self.live.inboxes:
+            changed(StoreId(store), UserId(user))
+
+    def open(self, caller: Principal, wanted: PendingFilter = MINE) -> Tab:
+        self.tabs.append(tab := Tab(self.pending, caller, wanted))
+        return tab
+
+    async def settle(self) -> None:
+        await self.clock.advance(0)
+
+    async def leave(self, *tabs: Tab) -> None:
+        for tab in tabs:
+            tab.task.cancel()
+        await asyncio.gather(*(tab.task for tab in tabs), return_exceptions=True)
+
+
+@asynccontextmanager
+async def _world() -> AsyncIterator[World]:
+    made = World()
+    try:
+        yield made
+    finally:
+        await made.leave(*made.tabs)
+        if made.following is not None:
+            made.following.cancel()
+            await asyncio.gather(made.following, return_exceptions=True)
+
+
+async def test_five_hundred_watchers_of_one_user_cost_one_look_a_second() -> None:
+    """Also with different credentials: those say nothing about what is seen."""
+    async with _world() as world:
+        tabs = [world.open(replace(CALLER, credential_id=CredentialId(f"key_{number}"))) for number in range(500)]
+        await world.settle()
+        assert all(tab.call_ids == ["call_1"] and tab.told[0].complete for tab in tabs)
+        begun = world.ledger.asked.total()
+        assert begun == 1
+        world.ledger.waiting["me"].append("call_3")
+        for _ in range(5):
+            await world.clock.advance(1)
+        assert world.ledger.asked == {("me", False): begun + 5}
+        assert all(tab.call_ids == ["call_1", "call_3"] for tab in tabs)
+
+
+async def test_who_sees_something_else_shares_no_look() -> None:
+    """Neither another user, nor the same with other rights or another filter."""
+    async with _world() as world:
+        mine, yours = world.open(CALLER), world.open(OTHER)
+        world.open(ADMIN_CALLER)
+        of_store, refused = world.open(ADMIN_CALLER, STORE_WIDE), world.open(CALLER, STORE_WIDE)
+        await world.clock.advance(3)
+        assert (mine.call_ids, yours.call_ids, of_store.call_ids) == (["call_1"], ["call_2"], ["call_1"])
+        assert isinstance(refused.error, PermissionDenied)
+        assert not refused.told
+        assert world.ledger.asked == {("me", False): 2 * 4, ("you", False): 4, ("me", True): 4}
+
+
+async def test_who_comes_during_a_look_gets_none_that_began_before() -> None:
+    """What a client knows to wait is in the first that it is told; those who come meanwhile share the next look."""
+    async with _world() as world:
+        world.ledger.gate.clear()
+        early = world.open(CALLER)
+        await world.settle()
+        world.ledger.waiting["me"].append("call_3")
+        late = [world.open(CALLER) for _ in range(10)]
+        await world.settle()
+        world.ledger.gate.set()
+        await world.settle()
+        assert early.call_ids == ["call_1"]
+        assert [tab.call_ids for tab in late] == [["call_1", "call_3"]] * 10
+        assert world.ledger.asked.total() == 2
+
+
+async def test_who_leaves_during_a_look_takes_nothing_from_others_and_the_last_one_ends_it() -> None:
+    async with _world() as world:
+        world.ledger.gate.clear()
+        first, second = world.open(CALLER), world.open(CALLER)
+        await world.settle()
+        await world.leave(first)
+        assert world.ledger.now_reading == 1
+        world.ledger.gate.set()
+        await world.settle()
+        assert second.call_ids == ["call_1"]
+        world.ledger.gate.clear()
+        await world.clock.advance(1)
+        assert world.ledger.now_reading == 1
+        await world.leave(second)
+        assert world.ledger.now_reading == 0
+        assert len(asyncio.all_tasks()) == 1
+
+
+async def test_many_users_wait_their_turn_at_the_ledger_and_none_is_refused() -> None:
+    users = 4 * READERS_MAX
+    async with _world() as world:
+        world.ledger.gate.clear()
+        tabs = [world.open(replace(CALLER, user_id=UserId(f"user_{number}"))) for number in range(users)]
+        await world.settle()
+        assert world.ledger.now_reading == READERS_MAX
+        world.ledger.gate.set()
+        for _ in range(users // READERS_MAX):
+            await world.settle()
+        assert all(tab.told == [PendingPart(complete=True)] for tab in tabs)
+        assert world.ledger.most_reading == READERS_MAX
+
+
+async def test_at_rest_a_user_costs_one_look_in_a_while_and_what_is_said_to_change_is_seen_after_a_pause() -> None:
+    async with _world() as world:
+        await world.follow()
+        mine, yours, of_store = world.open(CALLER), world.open(OTHER), world.open(ADMIN_CALLER, STORE_WIDE)
+        await world.clock.advance(2)
+        world.ledger.asked.clear()
+        await world.clock.advance(4 * FALLBACK_PAUSES)
+        assert world.ledger.asked == {("me", False): 4, ("you", False): 4, ("me", True): 4}
+        world.ledger.waiting["me"].append("call_3")
+        world.ledger.waiting["you"].append("call_4")
+        world.say("me", "other store")
+        world.say("me")
+        await world.clock.advance(1)
+        assert (mine.call_ids, of_store.call_ids) == (["call_1", "call_3"], ["call_1", "call_3"])
+        assert yours.call_ids == ["call_2"]
+
+
+@pytest.mark.parametrize("churn", [False, True])
+async def test_a_change_that_was_not_heard_of_is_seen_in_a_while(churn: bool) -> None:
+    """Also while others come and go, who have turns of their own."""
+    async with _world() as world:
+        await world.follow()
+        before = world.open(OTHER)
+        mine = world.open(CALLER)
+        await world.clock.advance(2)
+        world.ledger.waiting["me"].append("call_3")
+        for _ in range(FALLBACK_PAUSES + 1):
+            if churn:
+                await world.leave(before)
+                before = world.open(OTHER)
+            await world.clock.advance(1)
+        assert mine.call_ids == ["call_1", "call_3"]

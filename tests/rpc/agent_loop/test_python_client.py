@@ -4,35 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from pawl.agent.v1 import agent_pb2, types_pb2
-from pawl.agent_loop.domain.run import RunState
+from pawl.agent.v1 import agent_pb2
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.ids import IdSource
-from pawl.client import AsyncClient, Client, NoAnswer, PawlError, answer, approve, edit, reject, result
+from pawl.client import AsyncClient, Client, NoAnswer
 from pawl.errors import (
-    AlreadyDecided,
-    DependencyUnavailable,
-    DigestMismatch,
     InvalidField,
     RequestIdReused,
     RunNotFound,
     Unauthenticated,
 )
-from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, run_pb2
+from pawl.event.v1 import call_pb2, event_pb2, gap_pb2
 from pawl.launcher.ports import free_port
 from pawl.tools import ToolContext, tool
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.conftest import APPROVER, client_side, new_server
+from tests.rpc.agent_loop.client import until
+from tests.rpc.agent_loop.conftest import client_side, new_server
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 KEY = "key-of-me-0123456789"
-APPROVING = APPROVER[0][1].removeprefix("Bearer ")
 
 
 class Door:
@@ -58,12 +54,6 @@ def door(ledger: PlayedLedger, live: FakeLive, ids: IdSource) -> Door:
     return Door(ledger, live, ids)
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():
-            await asyncio.sleep(0.005)
-
-
 async def test_a_watcher_goes_on_after_a_restart_without_a_loss_and_without_a_repetition(
     door: Door, ledger: PlayedLedger
 ) -> None:
@@ -87,18 +77,6 @@ async def test_a_watcher_goes_on_after_a_restart_without_a_loss_and_without_a_re
         await ledger.finish()
         await watching
     assert [event.SerializeToString() for event in seen] == [event.SerializeToString() for event in ledger.log()]
-
-
-async def test_events_that_are_gone_are_one_gap(door: Door, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.append(count=9)
-    await ledger.finish()
-    ledger.trim(to_seq=6)
-    async with door.open(), door.client() as pawl:
-        first, *rest = [event async for event in pawl.watch("run_1", 2)]
-    assert isinstance(first, gap_pb2.Gap)
-    assert (first.from_seq, first.to_seq) == (3, 6)
-    assert [event.seq for event in rest if isinstance(event, event_pb2.RunEvent)] == [7, 8, 9, 10, 11]
 
 
 async def test_a_start_while_nobody_answers_starts_one_run_when_somebody_does(door: Door, ledger: PlayedLedger) -> None:
@@ -131,19 +109,6 @@ async def test_a_request_whose_answer_was_lost_has_its_effect_once(door: Door, l
     assert list(ledger.runs) == [started.run.run_id]
 
 
-async def test_a_request_that_would_be_another_one_is_not_made_again(door: Door) -> None:
-    async with door.client(retry_seconds=600) as pawl:
-        with pytest.raises(NoAnswer):
-            await asyncio.wait_for(pawl.delete_document("notes.txt"), 60)
-
-
-async def test_without_patience_nobody_is_waited_for(door: Door) -> None:
-    async with door.client(retry_seconds=0) as pawl:
-        with pytest.raises(NoAnswer, match=f"no answer from {door.address}") as caught:
-            await pawl.get("run_1")
-    assert isinstance(caught.value, PawlError)
-
-
 async def test_refusals_are_exceptions_by_reason(door: Door, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     async with door.open(), door.client() as pawl:
@@ -161,45 +126,6 @@ async def test_refusals_are_exceptions_by_reason(door: Door, ledger: PlayedLedge
     async with door.open(), door.client("key-of-nobody-012345") as nobody:
         with pytest.raises(Unauthenticated):
             await nobody.get("run_1")
-
-
-async def test_a_dependency_that_is_away_is_waited_for(door: Door, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    ledger.down = True
-    async with door.open(), door.client(retry_seconds=600) as pawl:
-        getting = asyncio.create_task(pawl.get("run_1"))
-        await asyncio.wait({getting}, timeout=0.1)
-        assert not getting.done()
-        ledger.down = False
-        assert (await getting).run_id == "run_1"
-        ledger.down = True
-        async with door.client(retry_seconds=0) as hasty:
-            with pytest.raises(DependencyUnavailable):
-                await hasty.get("run_1")
-
-
-async def test_decisions_answers_and_results(door: Door, ledger: PlayedLedger) -> None:
-    """HITL-1, HITL-2, FE-3."""
-    await ledger.add_run()
-    for name in ("a", "b", "c"):
-        await ledger.add_call(name, call_pb2.CALL_STATE_AWAITING_APPROVAL)
-    await ledger.add_call("q", call_pb2.CALL_STATE_ASKED)
-    await ledger.offer("f")
-    async with door.open(), door.client(APPROVING) as pawl:
-        calls = {item.call_id: item async for item in pawl.pending() if isinstance(item, call_pb2.Call)}
-        assert set(calls) == {"a", "b", "c", "q", "f"}
-        await pawl.decide(approve(calls["a"]))
-        with pytest.raises(AlreadyDecided):
-            await pawl.decide(reject(calls["a"]))
-        stale = calls["b"]
-        stale.approval.digest = "of something else"
-        with pytest.raises(DigestMismatch):
-            await pawl.decide(approve(stale))
-        (edited, answered) = await pawl.decide_all([edit(calls["c"], {"n": 1}), answer(calls["q"], "at noon")])
-        assert {edited.status, answered.status} == {types_pb2.RECEIPT_STATUS_ACCEPTED}
-        await pawl.submit(result(calls["f"], {"shown": True}))
-        with pytest.raises(PawlError):
-            await pawl.submit(result(calls["f"], {"shown": False}))
 
 
 async def test_the_inbox_is_followed_over_a_restart(door: Door, ledger: PlayedLedger) -> None:
@@ -223,17 +149,6 @@ async def test_the_inbox_is_followed_over_a_restart(door: Door, ledger: PlayedLe
         await until(lambda: seen[-1:] == [set()])
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-
-
-async def test_a_result_is_there_when_the_run_has_ended(door: Door, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    async with door.open(), door.client() as pawl:
-        waiting = asyncio.create_task(pawl.result("run_1"))
-        await ledger.append(count=3)
-        assert not waiting.done()
-        await ledger.finish()
-        assert (await waiting).state == run_pb2.RUN_STATE_COMPLETED
-        assert (await pawl.result("run_1")).state == run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_a_result_made_while_the_replica_restarts_is_taken_under_the_next_lease(
@@ -290,24 +205,6 @@ async def test_without_asyncio_the_same_is_done(door: Door, ledger: PlayedLedger
     assert len(runs) == 2
 
 
-async def test_a_watcher_without_asyncio_may_leave_at_any_event(
-    door: Door, ledger: PlayedLedger, live: FakeLive
-) -> None:
-    await ledger.add_run()
-    await ledger.append(count=3)
-
-    def program() -> int:
-        with Client(door.address, api_key=KEY, environment={}) as pawl:
-            for event in pawl.watch("run_1"):
-                if isinstance(event, event_pb2.RunEvent) and event.seq == 2:
-                    break
-            return pawl.get("run_1").last_seq
-
-    async with door.open():
-        assert await asyncio.to_thread(program) == 4
-        await until(lambda: not live.subscriber_count)
-
-
 async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) -> None:
     pawl = Client(door.address, api_key=KEY, environment={})
     names = [thread.name for thread in threading.enumerate()]
@@ -317,24 +214,6 @@ async def test_a_client_that_is_closed_leaves_no_thread_and_says_so(door: Door) 
     assert "pawl-client" not in [thread.name for thread in threading.enumerate()]
     with pytest.raises(RuntimeError, match="the client is closed"):
         pawl.get("run_1")
-
-
-async def test_closing_ends_what_other_threads_wait_for(door: Door, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    pawl = Client(door.address, api_key=KEY, environment={})
-    seen: list[Any] = []
-
-    def program() -> None:
-        with suppress(BaseException):
-            seen.extend(pawl.watch("run_1"))
-        seen.append("left")
-
-    async with door.open():
-        watching = asyncio.create_task(asyncio.to_thread(program))
-        await asyncio.to_thread(pawl.get, "run_1")
-        await asyncio.to_thread(pawl.close)
-        await watching
-    assert seen[-1] == "left"
 
 
 async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Door, ledger: PlayedLedger) -> None:
@@ -355,19 +234,3 @@ async def test_runs_of_a_conversation_are_given_as_they_begin_each_once(door: Do
         async with asyncio.timeout(60):
             assert [(await anext(since)).run_id for _ in range(4)] == ["run_1", "run_2", "run_3", "run_4"]
         await since.aclose()
-
-
-async def test_jobs_are_listed_read_and_stopped(door: Door, ledger: PlayedLedger) -> None:
-    """ASYNC-7"""
-    await ledger.add_run("run_1")
-    for job_id in ("job_1", "job_2"):
-        await ledger.add_run(job_id, conversation_id=f"conv_of_{job_id}")
-        ledger.put_run(job_id, reports_to="conv_1")
-    async with door.open(), door.client() as pawl:
-        assert {job.job_id async for job in pawl.list_jobs("conv_1")} == {"job_1", "job_2"}
-        assert (await pawl.stop_job("job_1")).state == run_pb2.RUN_STATE_CANCELLING
-        await ledger.change("job_1", RunState.CANCELLED)
-        assert [job.job_id for job in await pawl.stop_jobs("conv_1")] == ["job_2"]
-        assert (await pawl.get_job("job_2")).stop_cause == run_pb2.STOP_CAUSE_USER
-        await ledger.change("job_2", RunState.CANCELLED)
-        assert [job async for job in pawl.list_jobs("conv_1", open_only=True)] == []

@@ -10,8 +10,7 @@ import pytest
 
 from pawl.agent.v1 import steps_pb2
 from pawl.event.v1 import call_pb2, event_pb2
-from tests.rpc.agent_loop.conftest import ME, STRANGERS
-from tests.rpc.agent_loop.errors import reason
+from tests.rpc.agent_loop.conftest import ME
 from tests.rpc.agent_loop.ledger import PlayedLedger
 
 if TYPE_CHECKING:
@@ -85,19 +84,3 @@ async def changed(stream: object) -> steps_pb2.WatchStepsResponse:
             assert isinstance(response, steps_pb2.WatchStepsResponse)
             if response.changes:
                 return response
-
-
-async def test_steps_of_others_are_not_found(stub: AgentServiceAsyncStub) -> None:
-    """I8"""
-    for stranger in STRANGERS:
-        request = steps_pb2.ListStepsRequest(run_id="run_1")
-        assert await reason(stub.ListSteps(request, metadata=stranger)) == "RUN_NOT_FOUND"
-        stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1"), metadata=stranger)
-        assert await reason(stream.read()) == "RUN_NOT_FOUND"
-
-
-async def test_a_position_or_page_that_is_not_there_is_refused(stub: AgentServiceAsyncStub) -> None:
-    stream = stub.WatchSteps(steps_pb2.WatchStepsRequest(run_id="run_1", after_seq=99), metadata=ME)
-    assert await reason(stream.read()) == "SEQ_BEYOND_END"
-    request = steps_pb2.ListStepsRequest(run_id="run_1", page_token="nonsense")
-    assert await reason(stub.ListSteps(request, metadata=ME)) == "INVALID_PAGE_TOKEN"

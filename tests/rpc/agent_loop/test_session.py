@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -12,15 +11,16 @@ import pytest
 
 from pawl.agent.v1 import session_pb2, types_pb2
 from pawl.agent_loop.app.frames import Event, Welcome
-from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent, ProgressCommand
+from pawl.agent_loop.app.public_values import DecisionCommand, LoggedEvent
 from pawl.agent_loop.app.session_stream import Outgoing, SessionTimes
 from pawl.agent_loop.app.watch import Watches
 from pawl.agent_loop.domain.command import Cancel
-from pawl.chassis.ids import CallId, ClientId, RunId
+from pawl.chassis.ids import ClientId, RunId
 from pawl.chassis.rpc_server import RpcServer
 from pawl.event.v1 import call_pb2, run_pb2
+from pawl.tool.v1 import tool_pb2
 from tests.fakes.live_events import FakeLive
-from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client, until
 from tests.rpc.agent_loop.conftest import APPROVER, STRANGERS
 from tests.rpc.agent_loop.errors import failure, reason
 from tests.rpc.agent_loop.ledger import PlayedLedger
@@ -33,9 +33,13 @@ UNKNOWN = types_pb2.RECEIPT_STATUS_UNKNOWN
 DUPLICATE = types_pb2.RECEIPT_STATUS_DUPLICATE
 
 
-async def until(condition: Callable[[], Any]) -> None:
-    while not condition():
-        await asyncio.sleep(0.001)
+@pytest.fixture
+async def client(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> Client:
+    """A client whose user has a run."""
+    await ledger.add_run()
+    client = Client(stub)
+    await client.hello()
+    return client
 
 
 async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> None:
@@ -46,32 +50,33 @@ async def test_a_session_begins_with_a_welcome(stub: AgentServiceAsyncStub) -> N
     assert (await client.stream.read()).receipt == types_pb2.Receipt(frame_id="f1", status=ACCEPTED)
 
 
-async def test_a_client_without_an_id_gets_one(stub: AgentServiceAsyncStub) -> None:
-    assert (await Client(stub).hello("")).startswith("cli_")
-
-
-@pytest.mark.parametrize(
-    ("frame", "expected"),
-    [
+async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub) -> None:
+    tool = session_pb2.ClientTool
+    frames: list[tuple[dict[str, Any], str]] = [
         ({"heartbeat": session_pb2.ClientHeartbeat()}, "HELLO_REQUIRED"),
         ({"attach": session_pb2.Attach(run_id="run_1")}, "HELLO_REQUIRED"),
         ({}, "INVALID_FIELD"),
         ({"hello": session_pb2.Hello(client_id="a b")}, "INVALID_ID"),
         ({"hello": session_pb2.Hello(calls_max=65)}, "INVALID_FIELD"),
-        ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool()])}, "INVALID_FIELD"),
-        ({"hello": session_pb2.Hello(tools=[session_pb2.ClientTool(name="x" * 257)])}, "INVALID_FIELD"),
-        # They are kept as long as the stream is there, and take twenty times the room that they take in the frame.
-        (
-            {"hello": session_pb2.Hello(tools=2 * [session_pb2.ClientTool(name="x", versions=range(5001))])},
-            "INVALID_FIELD",
-        ),
+        ({"hello": session_pb2.Hello(tools=[tool()])}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(tools=[tool(name="x" * 257)])}, "INVALID_FIELD"),
+        # They are kept as long as the stream exists, and take twenty times the room that they take in the frame.
+        ({"hello": session_pb2.Hello(tools=2 * [tool(name="x", versions=range(5001))])}, "INVALID_FIELD"),
+        ({"hello": session_pb2.Hello(front_end_tools=[big_tool()])}, "TOO_LARGE"),
         ({"hello": session_pb2.Hello(), "frame_id": "a b"}, "INVALID_ID"),
-    ],
-)
-async def test_the_first_frame_must_be_a_good_hello(stub: AgentServiceAsyncStub, frame: Any, expected: str) -> None:
+    ]
+    for frame, expected in frames:
+        client = Client(stub)
+        await client.send(**frame)
+        assert await reason(client.end()) == expected, frame
     client = Client(stub)
-    await client.send(**frame)
-    assert await reason(client.end()) == expected
+    assert (await client.hello("")).startswith("cli_")
+    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
+    assert await reason(client.end()) == "HELLO_REQUIRED"
+
+
+def big_tool() -> tool_pb2.ToolDefinition:
+    return tool_pb2.ToolDefinition(name="big", description="x" * 70_000)
 
 
 async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
@@ -96,33 +101,10 @@ async def test_what_a_client_has_yet_to_take_is_bounded_in_bytes() -> None:
     assert outgoing.qsize() == 2
 
 
-async def test_a_second_hello_ends_the_stream(stub: AgentServiceAsyncStub) -> None:
-    client = Client(stub)
-    await client.hello()
-    await client.send(hello=session_pb2.Hello(client_id="cli_a"))
-    assert await reason(client.end()) == "HELLO_REQUIRED"
-
-
 async def test_a_stream_that_is_closed_before_its_hello_is_refused(stub: AgentServiceAsyncStub) -> None:
     client = Client(stub)
     await client.stream.done_writing()
     assert await reason(client.end()) == "HELLO_REQUIRED"
-
-
-async def test_bytes_that_are_no_frame_end_the_stream(server: RpcServer) -> None:
-    async with grpc.aio.insecure_channel(server.address) as channel:
-        stream: Any = channel.stream_stream("/pawl.agent.v1.AgentService/Session")(
-            metadata=(("authorization", "Bearer key-of-me-0123456789"),)
-        )
-        hello = session_pb2.SessionRequest(frame_id="f1", hello=session_pb2.Hello())
-        await stream.write(hello.SerializeToString())
-        await stream.write(b"\xff\xff\xff")
-
-        async def end() -> None:
-            while await stream.read() is not grpc.aio.EOF:
-                pass
-
-        assert await reason(end()) == "MALFORMED_REQUEST"
 
 
 async def test_a_started_run_is_attached_from_its_first_event(
@@ -169,29 +151,6 @@ async def test_a_frame_id_used_for_something_else_is_refused(stub: AgentServiceA
     assert (receipt.status, receipt.reason) == (REFUSED, "REQUEST_ID_REUSED")
 
 
-async def test_several_runs_at_once_each_in_order(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    client = Client(stub)
-    await client.hello()
-    runs = [f"run_{number}" for number in range(1, 6)]
-    for run_id in runs:
-        await ledger.add_run(run_id)
-        assert (await client.attach(run_id)).status == ACCEPTED
-    for _ in range(10):
-        for run_id in runs:
-            await ledger.append(run_id)
-    for run_id in runs:
-        await ledger.finish(run_id)
-    seen: dict[str, list[int]] = {run_id: [] for run_id in runs}
-    ends: set[str] = set()
-    while len(ends) < len(runs):
-        response = await client.next("event", "end")
-        if response.HasField("end"):
-            assert seen[response.end.run_id] == list(range(1, 13))
-            ends.add(response.end.run_id)
-        else:
-            seen[response.event.run_id].append(response.event.seq)
-
-
 async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
     await ledger.add_run()
     await ledger.append(count=4)
@@ -205,31 +164,7 @@ async def test_attaching_again_moves_the_position(stub: AgentServiceAsyncStub, l
     assert await client.events(1) == [6]
 
 
-async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    """EVT-1: the same as WatchRun shows."""
-    await ledger.add_run()
-    await ledger.append(count=4)
-    await ledger.finish()
-    ledger.trim()
-    client = Client(stub)
-    await client.hello()
-    for after_seq in range(5):
-        await client.attach(after_seq=after_seq)
-        assert (await client.next("gap", "event", "end")).gap == ledger.gap("run_1", after_seq)
-        assert await client.events(1) == [6]
-        assert (await client.next("end")).end.last_seq == 6
-    await client.attach(after_seq=5)
-    assert (await client.next("gap", "event", "end")).event.seq == 6
-
-
-async def test_after_a_detach_nothing_more_comes(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, watches: Watches
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_after_a_detach_nothing_more_comes(client: Client, ledger: PlayedLedger, watches: Watches) -> None:
     await client.attach()
     assert await client.events(1) == [1]
     assert (await client.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
@@ -239,19 +174,8 @@ async def test_after_a_detach_nothing_more_comes(
     assert not [kept for kept in client._kept if kept.HasField("event")]
 
 
-async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.finish()
-    client = Client(stub)
-    await client.hello()
-    await client.attach(after_seq=2)
-    end = (await client.next("end")).end
-    assert (end.last_seq, end.state) == (2, run_pb2.RUN_STATE_COMPLETED)
-
-
-@pytest.mark.parametrize(
-    ("frame", "status", "expected"),
-    [
+async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(client: Client) -> None:
+    frames: list[tuple[dict[str, Any], Any, str]] = [
         ({}, REFUSED, "INVALID_FIELD"),
         ({"attach": session_pb2.Attach(run_id="no-such")}, UNKNOWN, "RUN_NOT_FOUND"),
         ({"attach": session_pb2.Attach(run_id="a b")}, REFUSED, "INVALID_ID"),
@@ -280,16 +204,10 @@ async def test_a_run_that_has_ended_is_shown_and_ended(stub: AgentServiceAsyncSt
         ),
         ({"decision": types_pb2.CallDecision(run_id="run_1", call_id="call_1")}, REFUSED, "INVALID_FIELD"),
         ({"frame_id": "a b", "cancel": session_pb2.Cancel(run_id="run_1")}, REFUSED, "INVALID_ID"),
-    ],
-)  # fmt: skip
-async def test_a_bad_frame_gets_a_receipt_and_the_stream_goes_on(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger, frame: Any, status: Any, expected: str
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
-    receipt = await client.ask(**frame)
-    assert (receipt.status, receipt.reason) == (status, expected)
+    ]
+    for frame, status, expected in frames:
+        receipt = await client.ask(**frame)
+        assert (receipt.status, receipt.reason) == (status, expected), frame
     assert (await client.attach()).status == ACCEPTED
 
 
@@ -332,43 +250,15 @@ async def test_decisions_messages_and_stops_go_through(stub: AgentServiceAsyncSt
     assert [type(command) for command in ledger.commands] == [DecisionCommand, Cancel]
 
 
-async def test_progress_is_passed_on(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    await ledger.offer("call_1")
-    client = Client(stub)
-    await client.hello("cli_a", "show")
-    await client.attach()
-    offer = await client.offer()
-    report = session_pb2.ToolProgressReport(
-        run_id="run_1", call_id="call_1", offer_epoch=offer.offer_epoch, fraction=0.5, message="half"
-    )
-    assert (await client.ask(tool_progress=report)).status == ACCEPTED
-    assert ledger.commands == [
-        ProgressCommand(
-            call_id=CallId("call_1"), client_id=ClientId("cli_a"), offer_epoch=1, fraction=0.5, message="half"
-        )
-    ]
-
-
-async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
+async def test_a_ledger_that_is_away_ends_the_stream_without_a_receipt(client: Client, ledger: PlayedLedger) -> None:
     """A receipt is final; where nothing final can be said, the client sends the frame again."""
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
     ledger.down = True
     await client.send(cancel=session_pb2.Cancel(run_id="run_1"))
     assert await reason(client.end()) == "DEPENDENCY_UNAVAILABLE"
     assert not [kept for kept in client._kept if kept.HasField("receipt")]
 
 
-async def test_a_client_that_has_closed_its_side_still_gets_everything(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
-) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_a_client_that_has_closed_its_side_still_gets_everything(client: Client, ledger: PlayedLedger) -> None:
     await client.attach()
     await client.stream.done_writing()
     await ledger.append(count=30)
@@ -394,22 +284,10 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(
     assert len(server._interceptor.streams) == 0
 
 
-async def test_a_stopping_server_says_so(stub: AgentServiceAsyncStub, server: RpcServer, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
-    await client.attach()
-    server._interceptor.stop_calls(drainable=False)
-    assert await reason(client.end()) == "SHUTTING_DOWN"
-
-
 async def test_a_client_that_does_not_read_is_cut_off_with_the_place_to_resume(
-    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+    stub: AgentServiceAsyncStub, client: Client, ledger: PlayedLedger
 ) -> None:
     """EVT-3"""
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
     await client.attach()
     assert await client.events(1) == [1]
 
@@ -437,18 +315,11 @@ class TestSilence:
     def times(self) -> SessionTimes:
         return SessionTimes(heartbeat_seconds=0.05, silence_max_seconds=2.0)
 
-    async def test_a_silent_server_sends_life_signs(self, stub: AgentServiceAsyncStub) -> None:
-        client = Client(stub)
-        await client.hello()
-        assert (await client.next("heartbeat")).HasField("heartbeat")
-
     async def test_a_silent_client_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)
         await client.hello()
         assert await reason(client.end()) == "DEADLINE_EXCEEDED"
-
-    async def test_a_client_that_never_says_hello_is_dismissed(self, stub: AgentServiceAsyncStub) -> None:
-        assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED"
+        assert await reason(Client(stub).end()) == "DEADLINE_EXCEEDED", "also before its hello"
 
     async def test_a_client_with_a_heartbeat_stays(self, stub: AgentServiceAsyncStub) -> None:
         client = Client(stub)
@@ -467,13 +338,23 @@ async def test_a_second_stream_of_a_client_ends_the_first(stub: AgentServiceAsyn
     assert (await second.ask(detach=session_pb2.Detach(run_id="run_1"))).status == ACCEPTED
 
 
-async def test_frames_are_answered_in_order_each_once(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
-    await ledger.add_run()
-    client = Client(stub)
-    await client.hello()
+async def test_frames_are_answered_in_order_each_once(client: Client) -> None:
     sent = []
     for number, bad in zip(range(50), itertools.cycle([False, True]), strict=False):
         run_id = "no-such" if bad else "run_1"
         sent.append(await client.send(f"x{number}", cancel=session_pb2.Cancel(run_id=run_id)))
     receipts = [(await client.next("receipt")).receipt.frame_id for _ in sent]
     assert receipts == sent
+
+
+async def test_a_log_that_was_trimmed_is_shown_as_a_gap_then_the_rest_and_the_end(
+    client: Client, ledger: PlayedLedger
+) -> None:
+    """EVT-1: the same as WatchRun shows."""
+    await ledger.append(count=4)
+    await ledger.finish()
+    ledger.trim()
+    await client.attach(after_seq=2)
+    assert (await client.next("gap", "event", "end")).gap == ledger.gap("run_1", 2)
+    assert await client.events(1) == [6]
+    assert (await client.next("end")).end.last_seq == 6

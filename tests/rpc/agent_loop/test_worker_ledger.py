@@ -16,18 +16,22 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
 from pawl.agent_loop.adapters.worker_ledger import LEDGER_MESSAGE_BYTES_MAX, WorkerLedgerClient
 from pawl.agent_loop.app.drive import Drive
 from pawl.agent_loop.app.ports import Claim
+from pawl.agent_loop.app.public_values import MessagePolicy, NewMessage
 from pawl.agent_loop.domain import loop_state
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion
+from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
 from pawl.agent_loop.domain.step import LeaseAction, Step
-from pawl.chassis.ids import CallId, RunId, RunKey, StoreId, UserId, WorkerId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import CallId, ConversationId, CredentialId, RequestId, RunId, RunKey, StoreId, UserId, WorkerId
 from pawl.chassis.rpc_client import open_channel
-from pawl.errors import CallNotFound, LeaseLost
+from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2
 from tests.fakes import virtual_time
@@ -198,19 +202,6 @@ async def test_a_call_is_read_by_its_id_and_only_for_its_user(replica: Replica, 
             await client.call(StoreId(STORE), UserId(user_id), CallId(call_id))
 
 
-async def test_a_stale_worker_changes_nothing(replica: Replica, client: WorkerLedgerClient) -> None:
-    """I4."""
-    await submit(replica)
-    first = await claim(client)
-    await client.commit(first, "cmt_1", Step(lease_action=LeaseAction.RELEASE))
-    second = await claim(client)
-    assert second.epoch == first.epoch + 1
-    with pytest.raises(LeaseLost):
-        await client.commit(first, "cmt_2", Step(active_seconds=1.0))
-    with pytest.raises(LeaseLost):
-        await client.load(first)
-
-
 async def test_renewing_tells_what_is_held_and_who_got_commands(replica: Replica, client: WorkerLedgerClient) -> None:
     key = await submit(replica)
     held = await claim(client)
@@ -239,3 +230,63 @@ async def test_a_job_of_which_the_ledger_says_nothing_is_left_to_another_one(
     await client.commit(first, "cmt_1", Step(loop_state=of_job, lease_action=LeaseAction.RELEASE))
     with pytest.raises(NewerVersion):
         await client.load(await claim(client))
+
+
+# The roles of a user go with the run: from the credential, over the ledger, to the registry.
+
+
+MEMBER = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member"}))
+ADMIN = Principal(store_id=StoreId("acme"), user_id=UserId("ann"), roles=frozenset({"member", "admin"}))
+
+
+@pytest.fixture
+async def clients(replica: Replica, tmp_path: Path) -> AsyncIterator[tuple[PublicLedgerClient, WorkerLedgerClient]]:
+    async with open_channel(f"unix:{tmp_path}/1", message_bytes_max=LEDGER_MESSAGE_BYTES_MAX, batches=True) as channel:
+        yield PublicLedgerClient(channel), WorkerLedgerClient(channel)
+
+
+def message(request_id: str = "", *, policy: MessagePolicy = MessagePolicy.QUEUE) -> NewMessage:
+    return NewMessage(
+        request_id=RequestId(request_id),
+        conversation_id=ConversationId("conv"),
+        conversation_must_exist=False,
+        text="hello",
+        options=RunOptions(),
+        asked_options=AskedOptions(),
+        policy=policy,
+    )
+
+
+async def test_a_run_has_the_credential_that_started_it_and_each_decision_its_own(
+    clients: tuple[PublicLedgerClient, WorkerLedgerClient],
+) -> None:
+    """HITL-4: kept in the ledger, and told to the loop; who started it counts, and not who entered it."""
+    public, worker = clients
+    mine = dataclasses.replace(MEMBER, credential_id=CredentialId("key_1"), delegate_user_id=UserId("shop"))
+    created, _ = await public.submit_message(mine, message("r1"))
+    again, _ = await public.submit_message(
+        dataclasses.replace(MEMBER, credential_id=CredentialId("key_2")), message("r1")
+    )
+    assert (again.run_id, again.credential_id, again.delegate_user_id) == (created.run_id, "key_1", "shop")
+    other = dataclasses.replace(MEMBER, credential_id=CredentialId("key_2"))
+    _, steered = await public.submit_message(other, message(policy=MessagePolicy.STEER))
+    assert steered
+    (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
+    loaded = await worker.load(claim)
+    assert (loaded.run.credential_id, loaded.run.delegate_user_id) == ("key_1", "shop")
+    (steer,) = loaded.commands
+    assert (steer.user_id, steer.credential_id, steer.delegate_user_id) == ("ann", "key_2", "")
+
+
+async def test_neither_a_repetition_nor_a_message_that_enters_widens_the_roles_of_a_run(
+    clients: tuple[PublicLedgerClient, WorkerLedgerClient],
+) -> None:
+    """I2: a key that got another role between two attempts makes no second run."""
+    public, worker = clients
+    first, _ = await public.submit_message(MEMBER, message("r1"))
+    again, _ = await public.submit_message(ADMIN, message("r1"))
+    assert again.run_id == first.run_id
+    _, steered = await public.submit_message(ADMIN, message(policy=MessagePolicy.STEER))
+    assert steered
+    (claim,) = await worker.claim(WorkerId("worker"), runs_max=1, lease_seconds=10)
+    assert (await worker.load(claim)).run.user_roles == ("member",)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TypeVar
 
 from pawl.agent_loop.app.worker import Worker
 from pawl.agent_loop.domain.call import CallState, Question
 from pawl.agent_loop.domain.event import OutputDelta, RoundRetrying, RoundStarted
-from pawl.agent_loop.domain.run import ENDED, RunState
+from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState
 from pawl.agent_loop.domain.tool import Verdict
 from pawl.chassis.ids import RunKey
 from tests.fakes.loop_world import World
-from tests.fakes.model import calls, says
+from tests.fakes.model import Script, calls, says
 from tests.fakes.registry import tool
+
+T = TypeVar("T")
 
 DIGEST = "d" * 64
 VERDICTS: dict[str, Verdict] = {
@@ -84,3 +87,24 @@ async def at_work(worker: Worker) -> AsyncIterator[Worker]:
 async def end_of(world: World, key: RunKey) -> None:
     while world.ledger.run(key).state not in ENDED:
         await asyncio.sleep(0.1)
+
+
+async def finished(
+    verdicts: dict[str, Verdict],
+    scripts: list[Script],
+    *,
+    text: str = "hello",
+    options: RunOptions | None = None,
+    seconds: float = 1.0,
+) -> tuple[World, RunKey]:
+    """Return a world and the run in it that has ended."""
+    world = World(verdicts, scripts, seconds=seconds)
+    key = world.ledger.submit(text, options)
+    await world.finish(key)
+    return world, key
+
+
+def present(value: T | None) -> T:
+    """Return a value that must be there."""
+    assert value is not None, "the value is missing"
+    return value

@@ -12,12 +12,19 @@ from msgspec.structs import replace
 
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import background, job_program, jobs
+from pawl.agent_loop.domain import background as domain
 from pawl.agent_loop.domain.background import ITERATIONS_MAX, NAMES, Wish
 from pawl.agent_loop.domain.call import Call, CallState, Series
-from pawl.agent_loop.domain.run import Job
+from pawl.agent_loop.domain.jobs import wishes_of
+from pawl.agent_loop.domain.run import Job, JobReports, RunOptions, RunState
+from pawl.agent_loop.domain.tool import Tool
 from pawl.chassis import strict_json
-from pawl.chassis.ids import CallId
+from pawl.chassis.ids import CallId, ConversationId, RunId, StoreId
 from pawl.errors import InvalidField, InvalidJson, TooLarge
+from tests.fakes.model import calls, says
+from tests.unit.agent_loop.scenario import present
+from tests.unit.agent_loop.test_jobs import Story
+from tests.unit.agent_loop.test_jobs import background as async_call
 
 _SCHEMA = b'{"type":"object","properties":{"n":{"type":"integer"}}}'
 _VALUES = st.one_of(
@@ -145,9 +152,9 @@ def test_a_series_is_as_long_as_was_asked_for(
     assert wish.delay_first or (not delay and count != 1)
 
 
-@pytest.mark.parametrize(
-    ("said", "iterations"),
-    [
+def test_a_series_may_go_on_for_a_day_or_a_year() -> None:
+    """What is more is refused, and nothing is cut short unasked."""
+    rows: list[Any] = [
         ({"_interval": 0.5, "_duration": 1440}, 172_801),
         ({"_interval": 0.5, "_stopAfter": 1_000_000}, 1_000_000),
         ({"_interval": 60, "_duration": 525_600}, 525_601),
@@ -155,14 +162,12 @@ def test_a_series_is_as_long_as_was_asked_for(
         ({"_interval": 0.5, "_stopAfter": 1_000_001}, 0),
         ({"_interval": 0.5, "_duration": 525_600}, 0),
         ({"_interval": 60, "_duration": 525_601}, 0),
-    ],
-)
-def test_a_series_may_go_on_for_a_day_or_a_year(said: dict[str, Any], iterations: int) -> None:
-    """What is more is refused, and nothing is cut short unasked."""
-    reading = background.read(json.dumps({"_executeAsync": True, **said}), _SCHEMA)
-    assert (reading.wish is None) == (not iterations)
-    assert reading.wish is None or reading.wish.iterations_max == iterations
-    assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault
+    ]
+    for said, iterations in rows:
+        reading = background.read(json.dumps({"_executeAsync": True, **said}), _SCHEMA)
+        assert (reading.wish is None) == (not iterations), said
+        assert reading.wish is None or reading.wish.iterations_max == iterations, said
+        assert reading.wish is not None or "1,000,000" in reading.fault or "525600" in reading.fault, said
 
 
 @given(
@@ -186,19 +191,12 @@ def test_an_edit_of_a_series_moves_its_end_only_where_it_says_so(
     assert granted.end_time is None or 5.0 <= granted.end_time <= 5.0 + 365 * 86_400
 
 
-def test_numbers_stay_as_they_were_written() -> None:
-    """What is run is what the model wrote, but for the parameters."""
-    written = '{"id":18446744073709551615,"x":1.0,"y":1e2,"_executeAsync":true}'
-    reading = background.read(written, _SCHEMA)
-    assert reading.wish is not None
-    assert json.loads(reading.arguments) == {"id": 18446744073709551615, "x": 1.0, "y": 100.0}
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_a_tool_with_a_parameter_of_such_a_name_keeps_all_of_them(name: str) -> None:
-    schema = json.dumps({"type": "object", "properties": {name: {}}}).encode()
-    written = '{"_executeAsync": true, "_interval": "often"}'
-    assert background.read(written, schema) == background.Reading(arguments=written)
+def test_a_tool_with_a_parameter_of_such_a_name_keeps_all_of_them() -> None:
+    rows: list[Any] = [*sorted(NAMES)]
+    for name in rows:
+        schema = json.dumps({"type": "object", "properties": {name: {}}}).encode()
+        written = '{"_executeAsync": true, "_interval": "often"}'
+        assert background.read(written, schema) == background.Reading(arguments=written), name
 
 
 def iteration(number: int, begin: float, end: float) -> Call:
@@ -243,31 +241,15 @@ def test_each_iteration_is_due_on_the_beat_after_the_one_before_has_ended(
         missed = len(beats) - number
 
 
-def test_after_its_end_a_series_misses_nothing() -> None:
-    job = Job(tool_name="look", arguments_json=b"{}", begin_time=100.0, interval_seconds=10, iterations_max=9)
-    slow = iteration(3, 150.0, 999.0)
-    assert job_program.missed(job, iteration(3, 150.0, 155.0)) == 3
-    assert job_program.missed(job, slow) == 90 - 3
-    assert job_program.missed(replace(job, iterations_max=3), slow) == 3
-    assert job_program.missed(replace(job, end_time=180.0), slow) == 6
-    assert job_program.missed(replace(job, end_time=180.0, delay_first=True), slow) == 5
-    assert job_program.missed(replace(job, interval_seconds=0), slow) == 0
-
-
-def test_a_clock_that_was_set_back_makes_no_negative_number_of_missed_iterations() -> None:
-    job = Job(tool_name="look", arguments_json=b"{}", begin_time=100.0, interval_seconds=10, iterations_max=9)
-    assert job_program.missed(job, iteration(5, 90.0, 91.0)) == 0
-
-
-@pytest.mark.parametrize("written", ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}'])
-def test_what_no_tool_would_take_is_not_mended_on_the_way(written: str) -> None:
+def test_what_no_tool_would_take_is_not_mended_on_the_way() -> None:
     """Two readers of it could differ, so the check of the call is to refuse it: it is left as it was written."""
-    assert background.read(written, b"{}") == background.Reading(arguments=written)
+    rows: list[Any] = ['{"to":1,"to":2,"_executeAsync":true}', f'{{"to":{2**70},"_executeAsync":true}}']
+    for written in rows:
+        assert background.read(written, b"{}") == background.Reading(arguments=written), written
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
+def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them() -> None:
+    rows: list[Any] = [
         b'{"properties":{"_interval":{}}}',
         b'{"allOf":[{"properties":{"_interval":{}}}]}',
         b'{"$ref":"#/$defs/a","$defs":{"a":{"properties":{"_interval":{}}}}}',
@@ -275,12 +257,156 @@ def test_what_no_tool_would_take_is_not_mended_on_the_way(written: str) -> None:
         b'{"patternProperties":{"^_i":{}}}',
         b'{"anyOf":[{"patternProperties":{"^.+$":{}}}]}',
         b'{"patternProperties":{"(?=no)such":{}}}',
-    ],
-)
-def test_a_tool_keeps_parameters_of_such_names_wherever_it_declares_them(schema: bytes) -> None:
-    assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}')
+    ]
+    for schema in rows:
+        assert background.read('{"_interval":5}', schema) == background.Reading(arguments='{"_interval":5}'), schema
 
 
 def test_a_pattern_that_fits_none_of_the_names_keeps_nothing() -> None:
     schema = b'{"patternProperties":{"^x-":{},"^(a+)+$":{}}}'
     assert background.read('{"_executeAsync":true}', schema).wish is not None
+
+
+# Where and how calls may run in the background: switches, their time there, and what the model is told of it.
+
+
+async def test_where_it_is_switched_off_the_call_runs_at_once_with_a_note() -> None:
+    story = Story(calls(async_call("work", n=1)), says("Done."), seconds=1.0)
+    key = story.say("do it", RunOptions(without_background=True))
+    await story.until(lambda: story.is_over)
+    (call,) = story.calls(story.world.ledger.run(key))
+    assert (call.state, story.jobs) == (CallState.SUCCEEDED, [])
+    assert "not in the background" in present(call.result).note
+    system = [message for message in story.world.model.requests[0].messages if message["role"] == "system"]
+    assert system == []
+
+
+async def test_a_tool_that_does_not_run_in_the_background_runs_at_once_with_a_note() -> None:
+    story = Story(calls(async_call("here"), async_call("work")), says("Begun."), seconds=1.0)
+    key = story.say("do it")
+    await story.until(lambda: story.is_over)
+    here, work = story.calls(story.world.ledger.run(key))
+    assert (here.state, work.state) == (CallState.SUCCEEDED, CallState.DETACHED)
+    assert "not in the background: here does not run there" in present(here.result).note
+    assert [job.job and job.job.tool_name for job in story.jobs] == ["work"]
+
+
+async def test_an_iteration_has_the_time_of_its_tool_in_the_background() -> None:
+    """Neither the short timeout of the tool nor the limits of the run cut it."""
+
+    story = Story(calls(async_call("slow"), async_call("work")), says("Begun."), seconds=3000.0)
+    story.say("do it")
+    await story.until(lambda: story.is_over, seconds_max=20_000.0, look_seconds=5.0)
+    assert {job.job and job.job.timeout_seconds for job in story.jobs} == {3600.0, 7200.0}
+    assert [job.state for job in story.jobs] == [RunState.COMPLETED] * 2
+    asked = {execution.tool_name: execution.timeout_seconds for execution in story.world.registry.asked}
+    assert asked == {"slow": 7200.0, "work": 3600.0}
+    assert {context.in_background for context in story.world.registry.contexts} == {True}
+
+
+def by_tool(name: str, **more: object) -> str:
+    """A call of the tool for the background."""
+    return f"in_background {json.dumps({'tool': name, **more})}"
+
+
+async def test_a_tool_takes_the_place_of_the_parameters_where_that_is_set() -> None:
+    """The job makes the call that was meant; the model sees the call that it made."""
+
+    asked = by_tool("look", arguments='{"n":1}', interval=60, stop_after=2, reports="end", duration=None)
+    story = Story(
+        calls(asked, by_tool("work", arguments={"n": 2}), by_tool("work", arguments="")),
+        says("Begun."),
+        seconds=1.0,
+        as_tool=True,
+    )
+    key = story.say("watch it")
+    await story.until(lambda: story.is_over)
+    done = story.calls(story.world.ledger.run(key))
+    assert [(call.tool_name, call.name_for_model, call.state) for call in done] == [
+        ("look", "in_background", CallState.DETACHED),
+        ("work", "in_background", CallState.DETACHED),
+        ("work", "in_background", CallState.DETACHED),
+    ]
+    jobs = [job.job for job in story.jobs if job.job is not None]
+    assert [(job.tool_name, job.arguments_json, job.iterations_max) for job in jobs] == [
+        ("look", b'{"n":1}', 2),
+        ("work", b'{"n":2}', 1),
+        ("work", b"{}", 1),
+    ]
+    first, second = story.world.model.requests[:2]
+    assert "in_background" in [function["function"]["name"] for function in first.tools]
+    assert "_executeAsync" not in first.messages[0]["content"]
+    shown, *_ = second.messages[2]["tool_calls"]
+    assert shown["function"]["name"] == "in_background"
+    assert f"in_background {json.dumps(json.loads(shown['function']['arguments']))}" == asked
+
+
+def test_what_makes_no_sense_of_the_tool_is_refused_with_a_hint() -> None:
+    schemas = {"look": b"{}", "work": b"{}"}
+    for asked, hint in (
+        ("in_background {}", "`tool` is the name"),
+        (by_tool("look", n=1), "There is no n"),
+        (by_tool("look", interval=5), "interval needs an end: stop_after (times), duration"),
+        (by_tool("wo rk", arguments={}), "There is no tool of that name"),
+        (by_tool("look", arguments=[]), "an object"),
+        (by_tool("look", arguments=0), "an object"),
+        ('in_background {"tool":"look","tool":"work"}', "`tool` is the name"),
+        ('in_background {"tool":"look","arguments":{"n":1180591620717411303424}}', "`tool` is the name"),
+        (by_tool("look", arguments={"n": 1, "_executeAsync": True}), "has no place in `arguments`"),
+        (by_tool("look", arguments='{"_interval": 5}'), "has no place in `arguments`"),
+    ):
+        _, reading = domain.read_tool(asked.partition(" ")[2], schemas)
+        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
+
+
+@pytest.mark.parametrize("name", ["shop.buy", "shop__buy"])
+def test_of_names_that_are_alike_the_one_that_was_given_is_meant(name: str) -> None:
+    """A tool of a source is called with two underscores, unless there is a tool of that very name."""
+    tools = [Tool(name=each, version=1) for each in ("shop.buy", "shop__buy")]
+    asked = Call(
+        store_id=StoreId("s"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        call_id=CallId("call"),
+        round=1,
+        index=0,
+        tool_name="in_background",
+        state=CallState.PROPOSED,
+        proposed_arguments=json.dumps({"tool": name, "arguments": "{}"}),
+        create_time=0.0,
+    )
+    for known in (tools, tools[::-1]):
+        (call,), _ = wishes_of([asked], known, 0.0, as_tool=True)
+        assert call.tool_name == name
+    (call,), _ = wishes_of([asked], tools[:1], 0.0, as_tool=True)
+    assert call.tool_name == "shop.buy"
+
+
+@pytest.mark.parametrize(
+    ("tool_name", "asked", "reports", "iterations"),
+    [
+        ("tenth", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 10),
+        ("tenth", {"_interval": 60, "_stopAfter": 30, "_reports": "every"}, JobReports.EVERY, 0),
+        ("tenth", {}, JobReports.EVERY, 0),
+        ("quiet", {"_interval": 60, "_stopAfter": 30}, JobReports.NONE, 0),
+        ("quiet", {}, JobReports.NONE, 0),
+        ("quiet", {"_interval": 60, "_stopAfter": 30, "_reports": "change"}, JobReports.CHANGE, 0),
+        ("quiet", {"_interval": 60, "_duration": 30, "_until": "value > 1"}, JobReports.END, 0),
+        ("quiet", {"_interval": 60, "_duration": 30, "_when": "value > 1"}, JobReports.END, 0),
+        ("look", {"_interval": 60, "_stopAfter": 30}, JobReports.EVERY, 0),
+    ],
+)
+async def test_a_tool_says_what_is_told_of_its_jobs_where_nobody_else_does(
+    tool_name: str, asked: dict[str, Any], reports: JobReports, iterations: int
+) -> None:
+    """ASYNC-5: the model's word comes first, and who watches for something hears of that."""
+
+    story = Story(calls(async_call(tool_name, **asked)), says("Begun."))
+    story.say("do it")
+    await story.until(lambda: len(story.jobs) == 1)
+    (job,) = story.jobs
+    assert (present(job.job).reports, present(job.job).report_iterations) == (reports, iterations)
+    (call,) = story.calls(story.runs[0])
+    is_silent = reports is JobReports.NONE
+    assert ("you are not told" in present(call.result).note) is is_silent
+    assert story.world.ledger.tables.runs[story.key(job)].silent is is_silent

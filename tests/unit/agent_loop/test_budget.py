@@ -2,21 +2,41 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from pawl.agent_loop.app.agent_quotas import ENOUGH_SECONDS_MAX, AgentQuotas
+from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import budget, loop_state
-from pawl.agent_loop.domain.command import Steer
+from pawl.agent_loop.domain.agents import AgentDefinition, AgentQuota, ToolSelection
 from pawl.agent_loop.domain.event import RoundEnded, RoundRetrying, RoundStarted, Warned
 from pawl.agent_loop.domain.limits import CEILINGS, TOKENS_MAX, Limits, read_ceilings
 from pawl.agent_loop.domain.model import UsageReport
 from pawl.agent_loop.domain.retry import BUDGET_EXHAUSTED
-from pawl.agent_loop.domain.run import FailureClass, RunOptions, RunState, TokenBudgetPolicy, Usage, WaitKind
+from pawl.agent_loop.domain.run import (
+    FailureClass,
+    PinnedAgent,
+    RunOptions,
+    RunState,
+    TokenBudgetPolicy,
+    Usage,
+    WaitKind,
+)
 from pawl.agent_loop.domain.state import MODEL
+from pawl.chassis.ids import RunKey, StoreId
 from pawl.errors import InvalidField
+from tests.fakes.ledger import STORE
+from tests.fakes.loop_world import World
+from tests.fakes.model import says
+from tests.unit.agent_loop.scenario import VERDICTS, present
 from tests.unit.agent_loop.simulation import TOKENS_PER_ANSWER, Simulation, answer
+from tests.unit.agent_loop.test_sub_agents import ANN
 
 DAY_SECONDS = 86_400.0
 FAIL = TokenBudgetPolicy.FAIL
@@ -52,37 +72,25 @@ def state(run: Simulation) -> RunState:
 
 
 class TestExhaustion:
-    def test_calls_that_were_asked_for_still_run(self) -> None:
-        run = used_up()
-        assert run.under_way == {run.calls[0].call_id}
-
     def test_the_model_is_not_called_and_the_run_waits_for_a_top_up(self) -> None:
         run = waiting()
         assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
         assert run.parked
 
-    def test_an_answer_is_an_answer_though_it_took_the_last_token(self) -> None:
-        run = with_budget(1)
-        run.model_answers()
-        assert run.run.state is RunState.COMPLETED
-
     def test_a_run_may_ask_to_fail_instead(self) -> None:
         run = used_up(FAIL)
         run.ends(run.calls[0].call_id)
         assert run.run.state is RunState.FAILED
-        assert run.run.failure is not None
-        assert (run.run.failure.failure_class, run.run.failure.reason) == (FailureClass.LIMIT, BUDGET_EXHAUSTED)
+        assert (present(run.run.failure).failure_class, present(run.run.failure).reason) == (
+            FailureClass.LIMIT,
+            BUDGET_EXHAUSTED,
+        )
 
     def test_a_failed_attempt_counts_and_the_next_one_is_not_made(self) -> None:
         run = with_budget(TOKENS_PER_ANSWER)
         run.model_fails()
         assert (run.model_calls, run.run.state) == (1, RunState.WAITING)
         assert run.run.usage.total_tokens == TOKENS_PER_ANSWER
-
-    def test_an_attempt_that_used_nothing_is_made_again(self) -> None:
-        run = with_budget(1)
-        run.model_fails(is_counted=False)
-        assert (run.model_calls, run.under_way) == (2, {MODEL})
 
     @pytest.mark.parametrize(("ceiling", "fails"), [(TOKENS_PER_ANSWER, True), (TOKENS_PER_ANSWER + 1, False)])
     def test_a_run_whose_top_ups_cannot_reach_what_it_needs_fails_and_does_not_wait(
@@ -92,21 +100,8 @@ class TestExhaustion:
         run.model_fails()
         assert run.run.state is (RunState.FAILED if fails else RunState.WAITING)
         if fails:
-            assert run.run.failure is not None
-            assert run.run.failure.reason == BUDGET_EXHAUSTED
-            assert f"to {ceiling} only" in run.run.failure.message
-
-    def test_what_a_failed_attempt_had_written_is_kept_when_the_run_fails_for_its_budget(self) -> None:
-        run = with_budget(TOKENS_PER_ANSWER, policy=FAIL)
-        run.model_fails()
-        assert run.run.state is RunState.FAILED
-        assert run.run.output_text == "half"
-
-    def test_without_a_budget_nothing_is_limited(self) -> None:
-        run = with_budget(0, "serial")
-        run.finishes()
-        assert run.run.state is RunState.COMPLETED
-        assert budget.left(run.base) is None
+            assert present(run.run.failure).reason == BUDGET_EXHAUSTED
+            assert f"to {ceiling} only" in present(run.run.failure).message
 
 
 class TestTopUps:
@@ -127,64 +122,12 @@ class TestTopUps:
         run.tops_up(10)
         assert state(run) is RunState.RUNNING
 
-    def test_an_attempt_that_was_held_back_is_made_under_its_number(self) -> None:
-        run = with_budget(TOKENS_PER_ANSWER)
-        run.model_fails()
-        run.is_taken_over()
-        run.tops_up(1)
-        assert run.under_way == {MODEL}
-        assert run.base.loop.model_call is not None
-        assert run.base.loop.model_call.attempt == 2
-        assert len([event for event in run.told if isinstance(event, RoundRetrying)]) == 1
-
-    def test_tokens_added_before_they_are_needed_count(self) -> None:
-        run = used_up()
-        run.tops_up(1)
-        run.ends(run.calls[0].call_id)
-        assert run.under_way == {MODEL}
-
     def test_a_top_up_outlives_its_worker(self) -> None:
         run = used_up()
         run.tops_up(100)
         run.base = replace(run.base, loop=loop_state.read(loop_state.write(run.base.loop)))
         run.is_taken_over()
         assert budget.tokens(run.base) == TOKENS_PER_ANSWER + 100
-
-    def test_nobody_tops_up_and_the_run_expires(self) -> None:
-        run = waiting()
-        run.passes(DAY_SECONDS - 1)
-        assert state(run) is RunState.WAITING
-        run.passes(1)
-        assert state(run) is RunState.EXPIRED
-
-    def test_a_message_meanwhile_enters_and_the_deadline_stays(self) -> None:
-        run = waiting()
-        run.passes(DAY_SECONDS - 1)
-        run.sends(Steer(text="and then?"))
-        assert state(run) is RunState.WAITING
-        assert run.base.messages[-1].text == "and then?"
-        run.passes(1)
-        assert state(run) is RunState.EXPIRED
-
-    def test_a_cancel_ends_the_wait(self) -> None:
-        run = waiting()
-        run.cancels()
-        assert state(run) is RunState.CANCELLED
-
-    def test_what_an_attempt_had_written_is_kept_when_its_successor_is_never_made(self) -> None:
-        run = with_budget(TOKENS_PER_ANSWER)
-        run.model_fails()
-        run.passes(DAY_SECONDS)
-        assert (run.run.state, run.run.output_text) == (RunState.EXPIRED, "half")
-        assert run.base.loop.model_call is None
-
-    def test_a_message_to_a_run_that_expires_before_its_next_attempt_is_kept(self) -> None:
-        run = with_budget(TOKENS_PER_ANSWER)
-        run.model_fails()
-        run.sends(Steer(text="and then?"))
-        run.passes(DAY_SECONDS)
-        assert run.run.state is RunState.EXPIRED
-        assert [message.text for message in run.base.messages] == ["hello", "half", "and then?"]
 
 
 class TestAccounting:
@@ -205,26 +148,6 @@ class TestAccounting:
         used = run.run.usage
         assert used.model_calls == 1
         assert used.estimated_tokens == used.input_tokens > 0
-
-    def test_crashes_are_no_way_round_a_budget(self) -> None:
-        run = with_budget(5)
-        run.is_taken_over()
-        assert (run.model_calls, run.run.state, run.run.waits) == (1, RunState.WAITING, (WaitKind.BUDGET,))
-
-    def test_what_a_cut_call_had_shown_is_not_counted_twice(self) -> None:
-        run = with_budget(1000)
-        shown = Usage(input_tokens=8, output_tokens=3, estimated_tokens=11, model_calls=1)
-        run.base = replace(run.base, run=replace(run.base.run, usage=shown))
-        run.is_taken_over()
-        assert run.run.usage == shown
-        assert [event.usage for event in run.told if isinstance(event, RoundRetrying)] == [shown]
-
-    def test_a_report_takes_the_place_of_the_estimate(self) -> None:
-        run = with_budget(1000)
-        estimate = Usage(input_tokens=80, output_tokens=30, estimated_tokens=110, model_calls=1)
-        run.base = replace(run.base, run=replace(run.base.run, usage=estimate))
-        run.model_answers()
-        assert run.run.usage == Usage(input_tokens=10, output_tokens=5, model_calls=1)
 
     @pytest.mark.parametrize(
         ("report", "counted"),
@@ -256,26 +179,19 @@ class TestWhatAPromptIsTakenFor:
         run.model_answers()
         return run
 
-    def test_before_the_first_report_it_is_three_bytes_a_token(self) -> None:
-        assert budget.prompt_tokens(with_budget(1000).base, 301) == 101
-        silent = self.run(UsageReport(input_tokens=100, output_tokens=1, estimated_tokens=100))
-        assert budget.prompt_tokens(silent.base, 301) == 101
-
-    @pytest.mark.parametrize(
-        ("reported", "prompt_bytes", "tokens"),
-        [
+    def test_then_only_what_came_since_is_estimated(self) -> None:
+        """A text of more tokens than usual counts as such, and a server that counts next to nothing is not believed."""
+        rows: list[Any] = [
             (250, 1000, 250),
             (250, 1300, 350),
             (250, 900, 250),
             (700, 1300, 800),
             (5, 1000, 125),
             (5, 1300, 163),
-        ],
-    )
-    def test_then_only_what_came_since_is_estimated(self, reported: int, prompt_bytes: int, tokens: int) -> None:
-        """A text of more tokens than usual counts as such, and a server that counts next to nothing is not believed."""
-        run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
-        assert budget.prompt_tokens(run.base, prompt_bytes) == tokens
+        ]
+        for reported, prompt_bytes, tokens in rows:
+            run = self.run(UsageReport(input_tokens=reported, output_tokens=1, prompt_bytes=1000))
+            assert budget.prompt_tokens(run.base, prompt_bytes) == tokens, reported
 
     @given(st.integers(1, 10**6), st.integers(1, 10**6), st.integers(0, 10**6), st.integers(0, 10**6))
     def test_a_longer_prompt_is_never_taken_for_less(self, size: int, tokens: int, one: int, more: int) -> None:
@@ -284,28 +200,22 @@ class TestWhatAPromptIsTakenFor:
         state = replace(run.base, loop=replace(run.base.loop, counted_prompt=counted))
         assert budget.prompt_tokens(state, one) <= budget.prompt_tokens(state, one + more)
 
-    def test_a_worker_that_takes_over_knows_it(self) -> None:
-        run = self.run(UsageReport(input_tokens=250, output_tokens=1, prompt_bytes=1000))
-        read = loop_state.read(loop_state.write(run.base.loop))
-        assert read.counted_prompt == loop_state.CountedPrompt(size_bytes=1000, tokens=250)
-
 
 class TestTheCallInFlight:
-    @pytest.mark.parametrize(
-        ("tokens", "asked", "sent"),
-        [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)],
-    )
-    def test_its_answer_is_limited_to_what_is_left(self, tokens: int, asked: int | None, sent: int | None) -> None:
-        options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
-        run = Simulation([], options)
-        run.turn()
-        assert budget.output_tokens_max(run.base, 0) == sent
+    def test_its_answer_is_limited_to_what_is_left(self) -> None:
+        rows: list[Any] = [(0, None, None), (0, 50, 50), (100, None, 100), (100, 50, 50), (100, 200, 100)]
+        for tokens, asked, sent in rows:
+            options = RunOptions(limits=Limits(total_tokens_max=tokens), output_tokens_max=asked)
+            run = Simulation([], options)
+            run.turn()
+            assert budget.output_tokens_max(run.base, 0) == sent, tokens
 
-    @pytest.mark.parametrize(("prompt", "sent"), [(0, 100), (40, 60), (98, 2), (99, 1)])
-    def test_its_prompt_is_reserved_before_its_answer(self, prompt: int, sent: int) -> None:
-        run = with_budget(100)
-        assert budget.needed(run.base, prompt) == 0
-        assert budget.output_tokens_max(run.base, prompt) == sent
+    def test_its_prompt_is_reserved_before_its_answer(self) -> None:
+        rows: list[Any] = [(0, 100), (40, 60), (98, 2), (99, 1)]
+        for prompt, sent in rows:
+            run = with_budget(100)
+            assert budget.needed(run.base, prompt) == 0, prompt
+            assert budget.output_tokens_max(run.base, prompt) == sent, prompt
 
     def test_a_call_that_costs_more_than_what_is_left_is_not_made(self) -> None:
         """I18: descriptions of tools are part of what a request costs."""
@@ -322,28 +232,20 @@ class TestTheCallInFlight:
         assert (run.under_way, run.base.loop.model_call and run.base.loop.model_call.attempt) == ({MODEL}, 1)
         assert run.run.tokens_needed == 0
 
-    @pytest.mark.parametrize(("used", "needed", "missing"), [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)])
-    def test_what_a_top_up_must_add_is_what_is_left_short_of_the_need(
-        self, used: int, needed: int, missing: int
-    ) -> None:
-        base = with_budget(100).base
-        run = replace(base.run, usage=Usage(input_tokens=used))
-        loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
-        assert budget.missing(replace(base, run=run, loop=loop)) == missing
-
-    def test_without_an_open_call_the_last_prompt_is_what_the_next_one_needs_at_the_least(self) -> None:
-        base = with_budget(100).base
-        run = replace(base.run, usage=Usage(input_tokens=95))
-        loop = replace(base.loop, counted_prompt=loop_state.CountedPrompt(size_bytes=300, tokens=60))
-        assert budget.missing(replace(base, run=run, loop=loop)) == 56
+    def test_what_a_top_up_must_add_is_what_is_left_short_of_the_need(self) -> None:
+        rows: list[Any] = [(90, 50, 40), (90, 0, 1), (100, 0, 1), (100, 50, 50)]
+        for used, needed, missing in rows:
+            base = with_budget(100).base
+            run = replace(base.run, usage=Usage(input_tokens=used))
+            loop = replace(base.loop, model_call=loop_state.OpenModelCall(attempt=1, tokens_needed=needed))
+            assert budget.missing(replace(base, run=run, loop=loop)) == missing, used
 
     def test_or_the_run_fails_and_says_what_it_would_cost(self) -> None:
         run = with_budget(100, policy=FAIL)
         run.needs(5721)
         assert run.run.state is RunState.FAILED
-        assert run.run.failure is not None
-        assert "needs about 5721 tokens" in run.run.failure.message
-        assert "100 are left of the budget of 100" in run.run.failure.message
+        assert "needs about 5721 tokens" in present(run.run.failure).message
+        assert "100 are left of the budget of 100" in present(run.run.failure).message
 
     @pytest.mark.parametrize(("asked", "is_cut"), [(None, True), (100, False), (50, False)])
     def test_an_answer_that_the_budget_cut_short_is_none(self, asked: int | None, is_cut: bool) -> None:
@@ -370,15 +272,96 @@ class TestNarrowing:
         with pytest.raises(InvalidField, match=f"must be at least {smallest}"):
             Limits().with_asked({name: smallest - 1}, CEILINGS)
 
-    def test_a_run_may_set_a_budget_where_the_deployment_has_none(self) -> None:
-        assert Limits().with_asked({"total_tokens_max": 500}, CEILINGS).total_tokens_max == 500
-
     @pytest.mark.parametrize("asked", [501, 0, TOKENS_MAX])
     def test_a_run_may_not_have_a_wider_budget_than_the_deployment_s(self, asked: int) -> None:
         with pytest.raises(InvalidField):
             defaults = Limits(total_tokens_max=500)
             defaults.with_asked({"total_tokens_max": asked}, read_ceilings("", defaults))
 
-    def test_no_budget_is_larger_than_can_be_counted(self) -> None:
-        with pytest.raises(InvalidField):
-            Limits().with_asked({"total_tokens_max": TOKENS_MAX + 1}, CEILINGS)
+
+# Budgets of agents: once their runs have used up what they may in a day, no model call begins (I18).
+
+
+CLERK = PinnedAgent(name="clerk", version=1)
+
+
+async def give(world: World, tokens: int) -> None:
+    definition = AgentDefinition(name="clerk", tools=ToolSelection(names=("look",)), daily_tokens_max=tokens)
+    await world.agents.put_agent(ANN, definition, ("look",), validate_only=False)
+
+
+def use(world: World, tokens: int) -> None:
+    world.agents.usage.tokens_today[StoreId(STORE), "clerk"] = tokens
+
+
+def submit(world: World, policy: TokenBudgetPolicy = TokenBudgetPolicy.WAIT) -> RunKey:
+    world.agents.usage.day_end_time = world.ledger.time() + timedelta(hours=1)
+    return world.ledger.submit("hello", RunOptions(token_budget_policy=policy), agent=CLERK)
+
+
+async def test_a_run_whose_agent_has_nothing_left_waits_for_the_next_day() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    await give(world, 100)
+    use(world, 100)
+    key = submit(world)
+
+    assert await world.drive() is Left.PARKED
+
+    run, row = world.ledger.run(key), world.ledger.row(key)
+    assert (run.state, run.waits, len(world.model.requests)) == (RunState.WAITING, (WaitKind.AGENT_QUOTA,), 0)
+    waits = [300, 1200, 2100]
+    day_end = world.agents.usage.day_end_time
+    for seconds in waits:
+        row = world.ledger.row(key)
+        assert row.claim_at is not None
+        assert abs((row.claim_at - world.ledger.time()).total_seconds() - seconds) < 1
+        if seconds != waits[-1]:
+            await world.drive()
+    assert world.ledger.row(key).claim_at == day_end
+    (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+    assert warned.reason == "AGENT_QUOTA_EXHAUSTED"
+    # The next day has begun.
+    use(world, 0)
+    assert await world.drive() is Left.ENDED
+    assert world.ledger.time() >= world.agents.usage.day_end_time
+    assert world.ledger.run(key).output_text == "Done."
+    assert len(world.model.requests) == 1
+
+
+async def test_a_run_may_ask_to_fail_instead() -> None:
+    world = World(VERDICTS, [says("Done.")])
+    await give(world, 100)
+    use(world, 101)
+    key = submit(world, TokenBudgetPolicy.FAIL)
+    await world.finish(key)
+    run = world.ledger.run(key)
+    assert run.state is RunState.FAILED
+    assert present(run.failure).reason == "AGENT_QUOTA_EXHAUSTED"
+
+
+@dataclass
+class Reader:
+    """Reads a budget, and counts how often."""
+
+    quota: AgentQuota = field(default_factory=AgentQuota)
+    error: Exception | None = None
+    asked: list[Any] = field(default_factory=list)
+
+    async def read(self, store_id: StoreId, name: str) -> AgentQuota:
+        self.asked.append((store_id, name))
+        if self.error is not None:
+            raise self.error
+        return self.quota
+
+
+async def test_what_is_used_is_remembered_for_a_moment_while_there_is_enough_left() -> None:
+    world = World(VERDICTS, [])
+    run = world.ledger.run(submit(world))
+    quotas, reader = AgentQuotas(), Reader(AgentQuota(tokens_max=1000, tokens_used=900))
+    await quotas.read(run, reader.read, 100.0)
+    assert quotas.must_be_read(run, 0, 100.0), "90 % are used"
+    reader.quota = AgentQuota(tokens_max=1000, tokens_used=800)
+    await quotas.read(run, reader.read, 100.0)
+    assert not quotas.must_be_read(run, 60, 99.9 + ENOUGH_SECONDS_MAX)
+    assert quotas.must_be_read(run, 0, 100.0 + ENOUGH_SECONDS_MAX)
+    assert quotas.must_be_read(run, 40, 100.1), "its own runs have used the rest"

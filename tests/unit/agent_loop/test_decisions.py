@@ -9,22 +9,32 @@ from collections.abc import AsyncGenerator, Sequence
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import CallContext, Execution
+from pawl.agent_loop.domain import options, proposals
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import Cancel, CommandKind, Decide, Steer, ToolResult
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.run import ENDED, RunOptions, RunState, StopCause
-from pawl.agent_loop.domain.tool import ExecutionPiece, RecordedDecision, RecordedResult
+from pawl.agent_loop.domain.run import ENDED, ApprovalExpiryPolicy, RunOptions, RunState, StopCause, WaitKind
+from pawl.agent_loop.domain.state import MODEL
+from pawl.agent_loop.domain.tool import Disposition, ExecutionPiece, RecordedDecision, RecordedResult, Verdict
 from pawl.chassis.ids import CallId, CallKey, RunKey, UserId
-from pawl.errors import DependencyUnavailable, LeaseLost, MethodNotFound, PawlError, RunEnded
+from pawl.errors import (
+    DependencyUnavailable,
+    InvalidField,
+    LeaseLost,
+    PawlError,
+    RunEnded,
+)
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
 from tests.fakes.registry import FakeRegistry
-from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, check_whole, everything
+from tests.unit.agent_loop.scenario import DIGEST, VERDICTS, check_whole, everything, present
+from tests.unit.agent_loop.simulation import Simulation, answer
 
 
 class Witness(FakeRegistry):
@@ -35,16 +45,6 @@ class Witness(FakeRegistry):
         assert not execution.approved_digest or execution.call_id in recorded
         async for piece in super().execute(context, execution):
             yield piece
-
-
-class OldRegistry(FakeRegistry):
-    """One of a version that keeps no chain."""
-
-    async def record_decisions(self, context: CallContext, decisions: Sequence[RecordedDecision]) -> None:
-        raise MethodNotFound
-
-    async def record_results(self, context: CallContext, results: Sequence[RecordedResult]) -> None:
-        raise MethodNotFound
 
 
 class AwayOnce(FakeRegistry):
@@ -123,56 +123,50 @@ def test_it_is_recorded_whatever_commit_fails(error: type[PawlError], *, done: b
     ],
     ids=["rejected", "edited", "answered"],
 )
-def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
-    async def main() -> None:
-        world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        (mail,) = world.ledger.calls(key)
-        given = Decide(
-            call_id=mail.call_id,
-            kind=decision.kind,
-            arguments_json=decision.arguments_json,
-            edited_digest=decision.edited_digest,
-            reason=decision.reason,
-            answer=decision.answer,
-        )
-        await world.ledger.send(key, given)
-        world.registry.unreachable = 3
-        await world.finish(key)
-        assert world.ledger.calls(key)[0].state is state
-        recorded = [(note.call_id, note.kind, note.arguments_json) for note in world.registry.decisions]
-        assert recorded == [(mail.call_id, decision.kind, arguments)]
-
-    virtual_time.run(main())
+async def test_every_kind_is_recorded(decision: Decide, state: CallState, arguments: bytes) -> None:
+    world = with_registry(World(VERDICTS, [calls('mail {"n":1}'), says("Done.")]), Witness(VERDICTS))
+    key = world.ledger.submit("hello")
+    assert await world.drive() is Left.PARKED
+    (mail,) = world.ledger.calls(key)
+    given = Decide(
+        call_id=mail.call_id,
+        kind=decision.kind,
+        arguments_json=decision.arguments_json,
+        edited_digest=decision.edited_digest,
+        reason=decision.reason,
+        answer=decision.answer,
+    )
+    await world.ledger.send(key, given)
+    world.registry.unreachable = 3
+    await world.finish(key)
+    assert world.ledger.calls(key)[0].state is state
+    recorded = [(note.call_id, note.kind, note.arguments_json) for note in world.registry.decisions]
+    assert recorded == [(mail.call_id, decision.kind, arguments)]
 
 
-def test_a_result_is_recorded_before_it_is_used() -> None:
+async def test_a_result_is_recorded_before_it_is_used() -> None:
     """With the time since the lease, also in a run that was never parked meanwhile; not without a result."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
-        key = world.ledger.submit("hello")
-        drive = Drive(await world.claim(), world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(3.0)
-        show = await held(world, key)
-        assert world.registry.returned == []
+    world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
+    key = world.ledger.submit("hello")
+    drive = Drive(await world.claim(), world.dependencies)
+    running = asyncio.create_task(drive.run())
+    await asyncio.sleep(3.0)
+    show = await held(world, key)
+    assert world.registry.returned == []
 
-        world.registry.unreachable = 1
-        failed = CallResult(content_json=b'"no"', is_error=True)
-        await world.ledger.send(key, ToolResult(call_id=show.call_id, result=failed))
-        drive.wake()
-        await asyncio.sleep(0.0)
-        assert not next(call for call in world.ledger.calls(key) if call.tool_name == "show").settled
-        assert await running is Left.ENDED
+    world.registry.unreachable = 1
+    failed = CallResult(content_json=b'"no"', is_error=True)
+    await world.ledger.send(key, ToolResult(call_id=show.call_id, result=failed))
+    drive.wake()
+    await asyncio.sleep(0.0)
+    assert not next(call for call in world.ledger.calls(key) if call.tool_name == "show").settled
+    assert await running is Left.ENDED
 
-        (note,) = world.registry.returned
-        assert (note.call_id, note.user_id, note.content_json) == (show.call_id, "user", b'"no"')
-        assert note.state is CallState.FAILED
-        assert note.duration_seconds == pytest.approx(2.0)
-
-    virtual_time.run(main())
+    (note,) = world.registry.returned
+    assert (note.call_id, note.user_id, note.content_json) == (show.call_id, "user", b'"no"')
+    assert note.state is CallState.FAILED
+    assert note.duration_seconds == pytest.approx(2.0)
 
 
 async def held(world: World, key: RunKey, tool_name: str = "show") -> Call:
@@ -228,148 +222,86 @@ def test_a_call_that_a_client_holds_and_gives_up_is_recorded(
     assert position > 0
 
 
-def test_a_call_that_expires_beside_another_one_is_recorded_with_its_time() -> None:
-    """The drive has the run all the while: it reads since when a client holds the call."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'show {"n":1}'), says("Done.")], seconds=30.0)
-        options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
-        key = world.ledger.submit("hello", options=options)
-        running = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
-        await asyncio.sleep(3.0)
-        await held(world, key)
-        assert await running is Left.ENDED
-        (note,) = world.registry.returned
-        assert note.state is CallState.EXPIRED
-        assert 5.0 < note.duration_seconds < 10.0
-
-    virtual_time.run(main())
+# Approvals by several people, and requests and questions that nobody sees to, in the loop (HITL-1, HITL-4).
 
 
-def test_a_result_that_was_faster_than_the_end_of_its_call_is_all_that_is_recorded() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        show = await held(world, key)
-        await world.ledger.send(key, Steer(text="in blue, please"))
-
-        async def submit(request: str, carried_out: bool) -> None:
-            if request == "CommitRun" and not carried_out:
-                world.ledger.fault = None
-                await world.ledger.send(
-                    key, ToolResult(call_id=show.call_id, result=CallResult(content_json=b'"shown"'))
-                )
-
-        world.ledger.fault = submit
-        await world.finish(key)
-        assert [note.state for note in world.registry.returned] == [CallState.SUCCEEDED]
-
-    virtual_time.run(main())
+def started(*names: str, asked: RunOptions | None = None) -> Simulation:
+    """A run whose model asked for these calls."""
+    run = Simulation([answer(*names)], asked or RunOptions())
+    run.turn()
+    run.model_answers()
+    return run
 
 
-def test_a_call_that_a_client_takes_just_before_it_is_given_up_is_recorded() -> None:
-    """The drive learns of that lease from the ledger only, after the step."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        await world.ledger.send(key, Steer(text="in blue, please"))
-
-        async def lease(request: str, carried_out: bool) -> None:
-            if request == "CommitRun" and not carried_out:
-                world.ledger.fault = None
-                await held(world, key)
-
-        world.ledger.fault = lease
-        await world.finish(key)
-        assert [note.state for note in world.registry.returned] == [CallState.CANCELLED]
-
-    virtual_time.run(main())
+def test_an_edit_that_others_have_to_approve_is_shown_again() -> None:
+    """D6: the editor's approval counts for the edited call, and the model is told of the edit."""
+    run = started("gated", asked=RunOptions(approvals_required=2))
+    run.decides(run.calls[0], DecisionKind.EDIT)
+    call = run.calls[0]
+    assert call.state is CallState.AWAITING_APPROVAL
+    assert (present(call.approval).digest, call.arguments_json) == ("e", b'{"edited":true}')
+    assert [decided.kind for decided in present(call.approval).approvals] == [DecisionKind.EDIT]
+    assert run.started == []
+    run.decides(run.calls[0], DecisionKind.APPROVE)
+    assert run.started == [call.call_id]
+    run.ends(call.call_id)
+    result = run.calls[0].result
+    assert "A reviewer edited this call" in present(result).note
 
 
-def test_a_call_that_was_given_up_rounds_ago_is_recorded_when_the_registry_is_back() -> None:
-    async def main() -> None:
-        looks = [calls(f'look {{"n":{number}}}') for number in range(4)]
-        registry = AwayOnce(VERDICTS)
-        registry.times = 5
-        world = with_registry(World(VERDICTS, [calls('show {"n":1}'), *looks, says("Done.")]), registry)
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        show = await held(world, key)
-        await world.ledger.send(key, Steer(text="in blue, please"))
-        await world.finish(key)
-        assert registry.times == 0
-        assert [(note.call_id, note.state) for note in registry.returned] == [(show.call_id, CallState.CANCELLED)]
-
-    virtual_time.run(main())
+def test_a_request_is_escalated_once() -> None:
+    run = started("gated", asked=RunOptions(approval_expiry_policy=ApprovalExpiryPolicy.ESCALATE))
+    run.passes(900)
+    call = run.calls[0]
+    assert call.state is CallState.AWAITING_APPROVAL
+    assert present(call.approval).escalated
+    assert (run.run.state, run.run.waits) == (RunState.WAITING, (WaitKind.APPROVAL,))
+    states = []
+    for seconds in (899, 1):
+        run.passes(seconds)
+        states.append(run.calls[0].state)
+    assert states == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
+    assert MODEL in run.under_way
 
 
-def test_a_run_goes_on_to_wait_when_a_call_expires_that_nobody_took() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('mail {"n":1}', 'show {"n":1}'), says("Done.")])
-        options = RunOptions(limits=Limits(offer_deadline_seconds=10.0))
-        key = world.ledger.submit("hello", options=options)
-        assert await world.drive() is Left.PARKED
-        assert await world.drive() is Left.PARKED
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.AWAITING_APPROVAL, CallState.EXPIRED]
-
-    virtual_time.run(main())
-
-
-def test_a_run_ends_while_nobody_can_count_its_calls() -> None:
-    """A user's stop waits seconds, not for the registry to come back."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        assert await world.drive() is Left.PARKED
-        await held(world, key)
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        world.registry.unreachable = 1_000_000
-        began = world.clock.monotonic()
-        assert await world.drive() is Left.ENDED
-        assert world.ledger.run(key).state is RunState.CANCELLED
-        assert world.clock.monotonic() - began < 10.0
-        assert world.registry.returned == []
-
-    virtual_time.run(main())
+def test_a_question_with_a_default_is_answered_by_it_in_its_own_time() -> None:
+    """HITL-1: the model is told that nobody answered."""
+    run = started("ask_by_default")
+    states = []
+    for seconds in (59, 1):
+        run.passes(seconds)
+        states.append(run.calls[0].state)
+    assert states == [CallState.ASKED, CallState.SUCCEEDED]
+    call = run.calls[0]
+    assert present(call.result).content_json == b'{"answer":"blue"}'
+    assert "Nobody answered" in present(call.result).note
+    assert MODEL in run.under_way
 
 
-def test_a_call_that_no_client_held_is_not_recorded() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('show {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello", options=RunOptions(limits=Limits(offer_deadline_seconds=10.0)))
-        assert await world.drive() is Left.PARKED
-        assert await world.drive() is Left.ENDED
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.EXPIRED]
-        assert world.registry.returned == []
-
-    virtual_time.run(main())
-
-
-def test_a_run_without_front_end_calls_reports_no_results() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'mail {"n":1}', 'ask {"n":1}'), says("Done.")])
-        key = world.ledger.submit("hello")
-        world.registry.record_results = unexpected  # type: ignore[method-assign,assignment]
-        await world.finish(key)
-        assert world.ledger.run(key).state is RunState.COMPLETED
-
-    async def unexpected(*_: object) -> None:
-        raise AssertionError
-
-    virtual_time.run(main())
+def test_several_questions_each_get_their_own_answer() -> None:
+    """HITL-1, C3"""
+    run = started("ask", "ask_by_default", "ask")
+    run.decides(run.calls[2], DecisionKind.ANSWER)
+    run.decides(run.calls[0], DecisionKind.REJECT)
+    assert MODEL not in run.under_way
+    run.passes(60)
+    states = [call.state for call in run.calls]
+    assert states == [CallState.REJECTED, CallState.SUCCEEDED, CallState.SUCCEEDED]
+    assert MODEL in run.under_way
 
 
-def test_a_registry_that_keeps_no_chain_stops_nobody() -> None:
-    """Version N-1, while a deployment goes on."""
+@pytest.mark.parametrize(("tool", "run", "required"), [(0, 0, 1), (2, 0, 2), (0, 3, 3), (2, 3, 3), (4, 3, 4)])
+def test_the_largest_number_of_approvals_holds(tool: int, run: int, required: int) -> None:
+    """D6"""
+    call = replace(started("gated").calls[0], state=CallState.PROPOSED)
+    verdict = Verdict(call_id=CallId(""), disposition=Disposition.APPROVE, digest="d", approvals_required=tool)
+    judged = proposals.judged(call, verdict, RunOptions(approvals_required=run), 0.0)
+    assert present(judged.approval).approvals_required == required
 
-    async def main() -> None:
-        world = with_registry(everything(), OldRegistry(VERDICTS))
-        key = world.ledger.submit("hello")
-        await world.finish(key)
-        check_whole(world, key, state=RunState.COMPLETED)
 
-    virtual_time.run(main())
+def test_a_run_may_ask_for_more_approvals_than_the_deployment_and_not_for_fewer() -> None:
+    defaults = options.RunDefaults(model="m", approvals_required=2)
+    for asked, required in ((0, 2), (1, 2), (3, 3)):
+        assert options.complete(options.AskedOptions(approvals_required=asked), defaults).approvals_required == required
+    with pytest.raises(InvalidField):
+        options.complete(options.AskedOptions(approvals_required=6), defaults)

@@ -3,237 +3,118 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import json
 
 import pytest
 
 from pawl.agent_loop.app.drive import Drive, Left
-from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.call import CallResult, CallState
-from pawl.agent_loop.domain.command import CallResolution, Cancel, Resolve
+from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.event import OutputDelta, ToolProgress, Warned
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.model import ModelRequest
 from pawl.agent_loop.domain.run import (
-    RoundLimitPolicy,
     RunOptions,
     RunState,
     StopCause,
     ToolChoice,
     ToolChoiceMode,
-    UnknownOutcomePolicy,
 )
-from pawl.agent_loop.domain.step import Committed, Step
-from pawl.errors import IllegalTransition
-from tests.fakes import virtual_time
-from tests.fakes.ledger import MemoryLedger
 from tests.fakes.loop_world import World
 from tests.fakes.model import calls, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
+from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, finished, present, shown_text
 
 
-def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
-    async def main() -> None:
-        world = everything()
-        key = world.ledger.submit("hello")
+async def test_a_run_goes_through_every_kind_of_call_to_its_answer() -> None:
+    world = everything()
+    key = world.ledger.submit("hello")
 
-        await world.finish(key)
+    await world.finish(key)
 
-        check_whole(world, key)
-        assert len(world.model.requests) == 3
-        assert shown_text(world, key, 3) == "All is done."
-
-    virtual_time.run(main())
+    check_whole(world, key)
+    assert len(world.model.requests) == 3
+    assert shown_text(world, key, 3) == "All is done."
 
 
-def test_a_tool_round_costs_two_commits() -> None:
-    """The begin, and one step for each side of the batch."""
+async def test_a_round_that_only_reads_costs_one_commit() -> None:
+    world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")], seconds=0.01)
+    world.registry.reads_at_once = True
+    key = world.ledger.submit("hello")
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")])
-        key = world.ledger.submit("hello")
+    await world.finish(key)
 
-        await world.finish(key)
-
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        # Begin, answer with calls, results with the next round, first piece of the answer, end.
-        assert len(world.ledger.steps) <= 6
-
-    virtual_time.run(main())
-
-
-def test_a_round_that_only_reads_costs_one_commit() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls('look {"n":1}', 'look {"n":2}'), says("Done.")], seconds=0.01)
-        world.registry.reads_at_once = True
-        key = world.ledger.submit("hello")
-
-        await world.finish(key)
-
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        settled = world.ledger.calls(key)
-        assert [(call.state, call.attempt) for call in settled] == [(CallState.SUCCEEDED, 1)] * 2
-        assert not world.registry.asked
-        assert world.meter.executed == ["SUCCEEDED"] * 2
-        # Begin, answer with calls and results and the next round, first piece of the answer, end.
-        assert len(world.ledger.steps) <= 5
-
-    virtual_time.run(main())
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    settled = world.ledger.calls(key)
+    assert [(call.state, call.attempt) for call in settled] == [(CallState.SUCCEEDED, 1)] * 2
+    assert not world.registry.asked
+    assert world.meter.executed == ["SUCCEEDED"] * 2
+    # Begin, answer with calls and results and the next round, first piece of the answer, end.
+    assert len(world.ledger.steps) <= 5
 
 
-@pytest.mark.parametrize(("variants", "rounds"), [(1, 4), (2, 6)])
-def test_a_model_that_repeats_itself_does_not_read_once_more(variants: int, rounds: int) -> None:
-    """LOOP-5, D2."""
-
-    async def main() -> None:
-        asked = [calls(f'look {{"n":{n % variants}}}') for n in range(8)]
-        world = World(VERDICTS, asked, seconds=0.01)
-        world.registry.reads_at_once = True
-        key = world.ledger.submit("hello")
-
-        await world.finish(key)
-
-        failure = world.ledger.run(key).failure
-        assert failure is not None
-        assert failure.reason == "STUCK_LOOP"
-        states = [call.state for call in world.ledger.calls(key)]
-        assert states == [CallState.SUCCEEDED] * (rounds - 1) + [CallState.CANCELLED]
-        assert len(world.registry.order) == rounds - 1
-
-    virtual_time.run(main())
-
-
-def test_a_ledger_of_the_version_before_is_told_of_a_read_that_it_may_begin() -> None:
-    class Older(MemoryLedger):
-        async def commit(self, claim: Claim, commit_id: str, step: Step) -> Committed:
-            known = {call.call_id for call in self.calls(claim.key)}
-            if any(call.settled and call.attempt and call.call_id not in known for call in step.calls):
-                raise IllegalTransition("a call cannot be created SUCCEEDED")
-            return await super().commit(claim, commit_id, step)
-
-    async def main() -> None:
-        first, *others = (calls(f'look {{"n":{n}}}') for n in range(3))
-        world = World(VERDICTS, [first, says("forgotten"), *others, says("Done.")], seconds=0.01)
-        world.registry.reads_at_once = True
-        world.ledger = Older()
-        world.dependencies = dataclasses.replace(world.dependencies, ledger=world.ledger)
-        key = world.ledger.submit("hello")
-
-        await world.finish(key)
-
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.SUCCEEDED] * 3
-        assert len(world.registry.asked) == 3
-        # The one that was begun before the ledger refused the first of them was for nothing, and no other.
-        assert len(world.model.requests) == 5
-
-    virtual_time.run(main())
-
-
-def test_progress_of_a_tool_is_told() -> None:
+async def test_progress_of_a_tool_is_told() -> None:
     """TOOL-8."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls("look")])
-        world.registry.tells_progress = True
-        key = world.ledger.submit("hello")
+    world = World(VERDICTS, [calls("look")])
+    world.registry.tells_progress = True
+    key = world.ledger.submit("hello")
 
-        await world.finish(key)
+    await world.finish(key)
 
-        (told,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
-        assert (told.tool_name, told.fraction, told.message) == ("look", 0.5, "half")
-
-    virtual_time.run(main())
+    (told,) = [event for event in world.ledger.events(key) if isinstance(event, ToolProgress)]
+    assert (told.tool_name, told.fraction, told.message) == ("look", 0.5, "half")
 
 
-def test_a_parked_run_holds_no_task() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [calls("ask")])
-        world.ledger.submit("hello")
-        claim = await world.claim()
-        before = asyncio.all_tasks()
-
-        assert await Drive(claim, world.dependencies).run() is Left.PARKED
-
-        assert asyncio.all_tasks() == before
-
-    virtual_time.run(main())
-
-
-def test_a_long_history_is_summarised_and_the_run_goes_on() -> None:
+async def test_a_long_history_is_summarised_and_the_run_goes_on() -> None:
     """LOOP-11: the summary is a model call of its own, and what it replaces is not sent any more."""
 
-    async def main() -> None:
-        options = RunOptions(limits=Limits(context_bytes_max=10_000, result_bytes_per_round_max=2_000, rounds_max=50))
-        rounds = [calls(f'write {{"n":{n}}}') for n in range(12)]
-        world = World(VERDICTS, [])
-        world.registry.results["write"] = CallResult(content_json=json.dumps("x" * 5_000).encode())
-        answers = iter([*rounds, says("All is done.")])
-        world.model.reply = lambda request: says("In short.") if _is_summary(request) else next(answers)
-        key = world.ledger.submit("hello", options)
+    options = RunOptions(limits=Limits(context_bytes_max=10_000, result_bytes_per_round_max=2_000, rounds_max=50))
+    rounds = [calls(f'write {{"n":{n}}}') for n in range(12)]
+    world = World(VERDICTS, [])
+    world.registry.results["write"] = CallResult(content_json=json.dumps("x" * 5_000).encode())
+    answers = iter([*rounds, says("All is done.")])
+    world.model.reply = lambda request: says("In short.") if _is_summary(request) else next(answers)
+    key = world.ledger.submit("hello", options)
 
-        await world.finish(key)
+    await world.finish(key)
 
-        assert world.ledger.run(key).output_text == "All is done."
-        summaries = [message for message in world.ledger.messages(key) if message.role is Role.SUMMARY]
-        assert len(summaries) >= 2
-        assert all(summary.text == "In short." for summary in summaries)
-        sizes = [len(json.dumps(request.messages)) for request in world.model.requests if not _is_summary(request)]
-        assert max(sizes) < 15_000
-        assert "In short." in json.dumps(world.model.requests[-1].messages)
-        # The summary's own output is no answer.
-        assert not any(
-            isinstance(event, OutputDelta) and "In short" in event.text for event in world.ledger.events(key)
-        )
-
-    virtual_time.run(main())
+    assert world.ledger.run(key).output_text == "All is done."
+    summaries = [message for message in world.ledger.messages(key) if message.role is Role.SUMMARY]
+    assert len(summaries) >= 2
+    assert all(summary.text == "In short." for summary in summaries)
+    sizes = [len(json.dumps(request.messages)) for request in world.model.requests if not _is_summary(request)]
+    assert max(sizes) < 15_000
+    assert "In short." in json.dumps(world.model.requests[-1].messages)
+    # The summary's own output is no answer.
+    assert not any(isinstance(event, OutputDelta) and "In short" in event.text for event in world.ledger.events(key))
 
 
 def _is_summary(request: ModelRequest) -> bool:
     return "Summarise" in str(request.messages[0]["content"])
 
 
-def test_a_message_names_the_output_that_it_replaces() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [says("One two three four.", chunks=25)])
-        key = world.ledger.submit("hello")
+async def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
+    world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
+    key = world.ledger.submit("hello")
+    claim = await world.claim()
+    drive = Drive(claim, world.dependencies)
+    running = asyncio.create_task(drive.run())
+    await asyncio.sleep(5.0)
+    assert world.model.streaming == 1
 
-        await world.finish(key)
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    drive.wake()
+    assert await running is Left.ENDED
 
-        events = world.ledger.events(key)
-        places = [seq for seq, event in enumerate(events, 1) if isinstance(event, OutputDelta)]
-        message = world.ledger.messages(key)[-1]
-        assert (message.first_output_seq, message.last_output_seq) == (places[0], places[-1])
-
-    virtual_time.run(main())
-
-
-def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
-        key = world.ledger.submit("hello")
-        claim = await world.claim()
-        drive = Drive(claim, world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(5.0)
-        assert world.model.streaming == 1
-
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        drive.wake()
-        assert await running is Left.ENDED
-
-        assert world.clock.now() < 1010
-        assert world.model.streaming == 0
-        run = world.ledger.run(key)
-        assert (run.state, run.stop_cause, run.output_text) == (RunState.CANCELLED, StopCause.USER, "Once upo")
-        message = world.ledger.messages(key)[-1]
-        assert (message.text, message.interrupted) == ("Once upo", True)
-        told = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
-        assert "".join(event.text for event in told if isinstance(event, OutputDelta)) == "Once upo"
-
-    virtual_time.run(main())
+    assert world.clock.now() < 1010
+    assert world.model.streaming == 0
+    run = world.ledger.run(key)
+    assert (run.state, run.stop_cause, run.output_text) == (RunState.CANCELLED, StopCause.USER, "Once upo")
+    message = world.ledger.messages(key)[-1]
+    assert (message.text, message.interrupted) == ("Once upo", True)
+    told = world.ledger.events(key)[message.first_output_seq - 1 : message.last_output_seq]
+    assert "".join(event.text for event in told if isinstance(event, OutputDelta)) == "Once upo"
 
 
 @pytest.mark.parametrize(
@@ -243,114 +124,73 @@ def test_a_cancel_stops_the_model_at_once_and_keeps_what_it_wrote() -> None:
         (Limits(run_timeout_seconds=5), "RUN_TIMEOUT"),
     ],
 )
-def test_a_run_whose_model_is_cut_at_a_limit_has_failed(limits: Limits, reason: str) -> None:
+async def test_a_run_whose_model_is_cut_at_a_limit_has_failed(limits: Limits, reason: str) -> None:
     """LOOP-6: what the model had written is kept, and is no answer."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]])
-        key = world.ledger.submit("hello", RunOptions(limits=limits))
-
-        await world.finish(key)
-
-        run = world.ledger.run(key)
-        assert (run.state, run.failure and run.failure.reason) == (RunState.FAILED, reason)
-        message = world.ledger.messages(key)[-1]
-        assert (message.text, message.interrupted) == ("Once upo", True)
-
-    virtual_time.run(main())
+    world, key = await finished(
+        VERDICTS, [[*says("Once upon a time", chunks=4)[:2], 60.0]], options=RunOptions(limits=limits)
+    )
+    run = world.ledger.run(key)
+    assert (run.state, run.failure and run.failure.reason) == (RunState.FAILED, reason)
+    message = world.ledger.messages(key)[-1]
+    assert (message.text, message.interrupted) == ("Once upo", True)
 
 
-def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> None:
+async def test_a_cancel_stops_running_tools_and_says_what_became_of_them() -> None:
     """C5, C11."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('write {"n":1}', 'look {"n":1}', 'write {"n":2}')], seconds=8.0)
-        key = world.ledger.submit("hello")
-        drive = Drive(await world.claim(), world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(3.0)
-        assert world.registry.running == 2
+    world = World(VERDICTS, [calls('write {"n":1}', 'look {"n":1}', 'write {"n":2}')], seconds=8.0)
+    key = world.ledger.submit("hello")
+    drive = Drive(await world.claim(), world.dependencies)
+    running = asyncio.create_task(drive.run())
+    await asyncio.sleep(3.0)
+    assert world.registry.running == 2
 
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        drive.wake()
-        await running
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    drive.wake()
+    await running
 
-        assert world.registry.running == 0
-        assert not world.registry.effects
-        assert [call.state for call in world.ledger.calls(key)] == [CallState.CANCELLED] * 3
-        assert len(world.registry.order) == 2
-
-    virtual_time.run(main())
+    assert world.registry.running == 0
+    assert not world.registry.effects
+    assert [call.state for call in world.ledger.calls(key)] == [CallState.CANCELLED] * 3
+    assert len(world.registry.order) == 2
 
 
-def test_an_approval_lets_its_call_start_while_siblings_run() -> None:
+async def test_an_approval_lets_its_call_start_while_siblings_run() -> None:
     """HITL-6."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls('look {"n":1}', 'mail {"n":1}')], seconds=30.0)
-        key = world.ledger.submit("hello", RunOptions())
-        drive = Drive(await world.claim(), world.dependencies)
-        running = asyncio.create_task(drive.run())
-        await asyncio.sleep(3.0)
+    world = World(VERDICTS, [calls('look {"n":1}', 'mail {"n":1}')], seconds=30.0)
+    key = world.ledger.submit("hello", RunOptions())
+    drive = Drive(await world.claim(), world.dependencies)
+    running = asyncio.create_task(drive.run())
+    await asyncio.sleep(3.0)
 
-        await world.respond(key)
-        drive.wake()
-        await asyncio.sleep(1.0)
+    await world.respond(key)
+    drive.wake()
+    await asyncio.sleep(1.0)
 
-        assert world.registry.running == 2
-        await running
-
-    virtual_time.run(main())
+    assert world.registry.running == 2
+    await running
 
 
-def test_the_run_time_limit_stops_the_work_itself() -> None:
+async def test_the_run_time_limit_stops_the_work_itself() -> None:
     """LOOP-6, D4, C11: parked time does not count."""
 
-    async def main() -> None:
-        options = RunOptions(limits=Limits(run_timeout_seconds=20, tool_timeout_seconds=100))
-        world = World(VERDICTS, [calls("ask"), calls("write")], seconds=90.0)
-        key = world.ledger.submit("hello", options)
-        await world.drive()
-        await asyncio.sleep(1000)
-        await world.respond(key)
-        began = world.clock.now()
+    options = RunOptions(limits=Limits(run_timeout_seconds=20, tool_timeout_seconds=100))
+    world = World(VERDICTS, [calls("ask"), calls("write")], seconds=90.0)
+    key = world.ledger.submit("hello", options)
+    await world.drive()
+    await asyncio.sleep(1000)
+    await world.respond(key)
+    began = world.clock.now()
 
-        await world.drive()
+    await world.drive()
 
-        run = world.ledger.run(key)
-        assert run.failure is not None
-        assert (run.state, run.failure.reason) == (RunState.FAILED, "RUN_TIMEOUT")
-        assert 15 <= world.clock.now() - began <= 25
-        assert world.registry.running == 0
-        assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
-
-    virtual_time.run(main())
-
-
-def test_a_run_that_needed_attention_may_fail_right_after_it_got_it() -> None:
-    """D9: the resolved call was the last that the round limit allows."""
-
-    async def main() -> None:
-        options = RunOptions(
-            limits=Limits(rounds_max=1),
-            round_limit_policy=RoundLimitPolicy.FAIL,
-            unknown_outcome_policy=UnknownOutcomePolicy.NEEDS_ATTENTION,
-        )
-        world = World(VERDICTS, [calls("write")])
-        world.registry.forgets.add("write")
-        key = world.ledger.submit("hello", options)
-        assert await world.drive() is Left.PARKED
-        assert world.ledger.run(key).state is RunState.NEEDS_ATTENTION
-        (call,) = world.ledger.calls(key)
-
-        await world.ledger.send(key, Resolve(call_id=call.call_id, resolution=CallResolution.TELL_MODEL))
-        await world.drive()
-
-        run = world.ledger.run(key)
-        assert run.failure is not None
-        assert run.failure.reason == "ROUND_LIMIT"
-
-    virtual_time.run(main())
+    run = world.ledger.run(key)
+    assert (run.state, present(run.failure).reason) == (RunState.FAILED, "RUN_TIMEOUT")
+    assert 15 <= world.clock.now() - began <= 25
+    assert world.registry.running == 0
+    assert world.ledger.calls(key)[-1].state is CallState.CANCELLED
 
 
 @pytest.mark.parametrize(
@@ -365,26 +205,11 @@ def test_a_run_that_needed_attention_may_fail_right_after_it_got_it() -> None:
         ),
     ],
 )
-def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolChoice, sent: object) -> None:
+async def test_a_forced_tool_choice_applies_to_the_first_call_only(choice: ToolChoice, sent: object) -> None:
     """LOOP-10."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [calls("look")])
-        key = world.ledger.submit("hello", RunOptions(tool_choice=choice))
-        await world.finish(key)
-        assert [request.tool_choice for request in world.model.requests] == [sent, None]
-
-    virtual_time.run(main())
-
-
-def test_a_run_offers_the_tools_that_it_named_and_no_others() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [])
-        key = world.ledger.submit("hello", RunOptions(tool_names=("look", "ask")))
-        await world.finish(key)
-        assert [tool["function"]["name"] for tool in world.model.requests[0].tools] == ["look", "ask"]
-
-    virtual_time.run(main())
+    world, _ = await finished(VERDICTS, [calls("look")], options=RunOptions(tool_choice=choice))
+    assert [request.tool_choice for request in world.model.requests] == [sent, None]
 
 
 @pytest.mark.parametrize(
@@ -395,51 +220,25 @@ def test_a_run_offers_the_tools_that_it_named_and_no_others() -> None:
     ],
     ids=["in the list", "as the choice"],
 )
-def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunOptions) -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [])
-        key = world.ledger.submit("hello", options)
-        await world.finish(key)
-        failure = world.ledger.run(key).failure
-        assert failure is not None
-        assert (failure.reason, failure.failure_class) == ("TOOL_NOT_FOUND", "LIMIT")
-        assert "absent" in failure.message
-
-    virtual_time.run(main())
-
-
-def test_results_that_are_large_together_are_written_in_several_steps_and_nothing_runs_twice() -> None:
-    """LOOP-8: a stored result has up to 1 MiB, and a batch has many."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [calls(*(f'look {{"n":{n}}}' for n in range(6)))])
-        world.registry.results["look"] = CallResult(content_json=json.dumps("x" * 1_000_000).encode())
-        key = world.ledger.submit("hello")
-        await world.finish(key)
-        settled = world.ledger.calls(key)
-        assert [call.state for call in settled] == [CallState.SUCCEEDED] * 6
-        assert len(world.registry.asked) == 6
-        sizes = [sum(len(call.result.content_json) for call in step.calls) for step in world.ledger.steps]
-        assert max(sizes) < 3_000_000
-
-    virtual_time.run(main())
+async def test_a_run_that_names_an_absent_tool_fails_with_a_reason(options: RunOptions) -> None:
+    world, key = await finished(VERDICTS, [], options=options)
+    failure = world.ledger.run(key).failure
+    assert (present(failure).reason, present(failure).failure_class) == ("TOOL_NOT_FOUND", "LIMIT")
+    assert "absent" in present(failure).message
 
 
 @pytest.mark.parametrize("wanted", ["", "tool_199"])
-def test_too_many_tools_fail_no_run_and_the_one_that_must_be_called_is_there(wanted: str) -> None:
-    async def main() -> None:
-        verdicts = dict.fromkeys((f"tool_{number:03}" for number in range(200)), VERDICTS["look"])
-        world = World(verdicts, [says("hello")])
-        choice = ToolChoice(mode=ToolChoiceMode.TOOL, tool_name=wanted) if wanted else ToolChoice()
-        key = world.ledger.submit("hello", RunOptions(tool_choice=choice))
-        await world.finish(key)
-        assert world.ledger.run(key).state is RunState.COMPLETED
-        (request,) = world.model.requests
-        names = {tool["function"]["name"] for tool in request.tools}
-        assert len(names) == 128
-        assert not wanted or wanted in names
-        (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
-        assert warned.reason == "TOOLS_LEFT_OUT"
-        assert warned.message.startswith("72 tools were left out")
-
-    virtual_time.run(main())
+async def test_too_many_tools_fail_no_run_and_the_one_that_must_be_called_is_there(wanted: str) -> None:
+    verdicts = dict.fromkeys((f"tool_{number:03}" for number in range(200)), VERDICTS["look"])
+    world = World(verdicts, [says("hello")])
+    choice = ToolChoice(mode=ToolChoiceMode.TOOL, tool_name=wanted) if wanted else ToolChoice()
+    key = world.ledger.submit("hello", RunOptions(tool_choice=choice))
+    await world.finish(key)
+    assert world.ledger.run(key).state is RunState.COMPLETED
+    (request,) = world.model.requests
+    names = {tool["function"]["name"] for tool in request.tools}
+    assert len(names) == 128
+    assert not wanted or wanted in names
+    (warned,) = [event for event in world.ledger.events(key) if isinstance(event, Warned)]
+    assert warned.reason == "TOOLS_LEFT_OUT"
+    assert warned.message.startswith("72 tools were left out")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
-import math
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from typing import Any
@@ -16,10 +15,8 @@ from pawl.agent_loop.app.drive import Drive, Left
 from pawl.agent_loop.app.ports import Claim
 from pawl.agent_loop.domain.command import Cancel, Steer
 from pawl.agent_loop.domain.event import TAKEOVER, OutputDelta, RoundRetrying
-from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
 from pawl.agent_loop.domain.run import (
-    RunOptions,
     RunState,
     StopCause,
 )
@@ -29,8 +26,8 @@ from pawl.errors import DependencyUnavailable, Internal, LeaseLost, PawlError, R
 from tests.fakes import virtual_time
 from tests.fakes.ledger import transient
 from tests.fakes.loop_world import World
-from tests.fakes.model import calls, fails, says
-from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, shown_text
+from tests.fakes.model import fails, says
+from tests.unit.agent_loop.scenario import VERDICTS, check_whole, everything, present, shown_text
 
 
 @pytest.mark.parametrize("done", [False, True], ids=["not carried out", "carried out"])
@@ -209,157 +206,62 @@ def test_a_worker_may_die_at_any_moment() -> None:
     assert moment > 30
 
 
-def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
+async def test_a_takeover_in_mid_stream_voids_what_was_shown() -> None:
     """EVT-2, I8."""
 
-    async def main() -> None:
-        world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])
-        key = world.ledger.submit("hello")
-        first = asyncio.create_task(world.drive("first"))
-        await asyncio.sleep(2.0)
-        assert shown_text(world, key, 1) == "Once upo"
-        first.cancel()
-        await asyncio.wait([first])
+    world = World(VERDICTS, [[*says("Once upon a time", chunks=8)[:4], 60.0], says("The whole story.", chunks=4)])
+    key = world.ledger.submit("hello")
+    first = asyncio.create_task(world.drive("first"))
+    await asyncio.sleep(2.0)
+    assert shown_text(world, key, 1) == "Once upo"
+    first.cancel()
+    await asyncio.wait([first])
 
-        await world.finish(key)
+    await world.finish(key)
 
-        assert shown_text(world, key, 1) == "The whole story."
-        (retrying,) = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
-        assert (retrying.reason, retrying.model_attempt) == (TAKEOVER, 1)
-        deltas = [event for event in world.ledger.events(key) if isinstance(event, OutputDelta)]
-        assert {delta.model_attempt for delta in deltas} == {1, 2}
-
-    virtual_time.run(main())
+    assert shown_text(world, key, 1) == "The whole story."
+    (retrying,) = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
+    assert (retrying.reason, retrying.model_attempt) == (TAKEOVER, 1)
+    deltas = [event for event in world.ledger.events(key) if isinstance(event, OutputDelta)]
+    assert {delta.model_attempt for delta in deltas} == {1, 2}
 
 
-def test_a_call_is_asked_for_again_under_its_id_and_with_what_went_before() -> None:
-    """I5: the registry tells by the id whether it ran."""
-
-    async def main() -> None:
-        world = World(VERDICTS, [calls("write")], seconds=5.0)
-        key = world.ledger.submit("hello")
-        first = asyncio.create_task(world.drive("first"))
-        await asyncio.sleep(2.0)
-        first.cancel()
-        await asyncio.wait([first])
-
-        await world.finish(key)
-
-        (call,) = world.ledger.calls(key)
-        asked = [(execution.call_id, execution.earlier_attempts) for execution in world.registry.asked]
-        assert asked == [(call.call_id, 0), (call.call_id, 1)]
-        assert world.registry.effects == {call.call_id: 1}
-
-    virtual_time.run(main())
-
-
-def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_the_run() -> None:
+async def test_a_provider_failure_is_retried_with_growing_waits_and_then_fails_the_run() -> None:
     """LOOP-7, C11: one retry layer, four attempts."""
 
-    async def main() -> None:
-        broken = fails(after=says("Once upon", chunks=2)[:2])
-        world = World(VERDICTS, [broken] * 6)
-        key = world.ledger.submit("hello")
-        began = world.clock.now()
+    broken = fails(after=says("Once upon", chunks=2)[:2])
+    world = World(VERDICTS, [broken] * 6)
+    key = world.ledger.submit("hello")
+    began = world.clock.now()
 
-        await world.finish(key)
+    await world.finish(key)
 
-        run = world.ledger.run(key)
-        assert run.state is RunState.FAILED
-        assert run.failure is not None
-        assert (run.failure.reason, run.failure.failure_class) == ("PROVIDER_ERROR", "PROVIDER")
-        assert run.output_text == "Once upon"
-        assert len(world.model.requests) == 4
-        retries = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
-        assert [retry.model_attempt for retry in retries] == [1, 2, 3]
-        assert [retry.delay_seconds for retry in retries] == [0.75, 1.5, 3.0]
-        assert world.clock.now() - began >= 5.25
-        message = world.ledger.messages(key)[-1]
-        assert (message.text, message.interrupted) == ("Once upon", True)
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize("hands_over", [False, True])
-@pytest.mark.parametrize("failures", [3, 4])
-def test_failures_of_the_model_count_over_takeovers_and_takeovers_do_not_count(
-    failures: int, *, hands_over: bool
-) -> None:
-    """LOOP-7: three retries, however many workers died with the call or handed it over."""
-    takeovers = 6
-
-    async def main() -> None:
-        stuck = [*says("Once upon a time", chunks=8)[:4], 60.0]
-        tries = [stuck, stuck, fails(), stuck, stuck, fails(), stuck, stuck, fails()]
-        world = World(VERDICTS, [*tries, *[fails()] * (failures - 3), says("The end.")], crashes_max=10)
-        key = world.ledger.submit("hello")
-        for number in range(takeovers):
-            drive = Drive(await world.claim(f"worker_{number}"), world.dependencies)
-            running = asyncio.create_task(drive.run())
-            await asyncio.sleep(6.0)
-            if hands_over:
-                drive.hand_over()
-                assert await running is Left.HANDED_OVER
-                await world.ledger.release(WorkerId(f"worker_{number}"))
-            else:
-                running.cancel()
-                await asyncio.wait([running])
-
-        await world.finish(key)
-
-        reasons = [event.reason for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
-        assert reasons.count(TAKEOVER) == takeovers
-        assert len(reasons) == takeovers + 3
-        run = world.ledger.run(key)
-        assert run.state is (RunState.COMPLETED if failures == 3 else RunState.FAILED)
-
-    virtual_time.run(main())
-
-
-def test_what_a_failed_attempt_showed_is_replaced_and_never_doubled() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [fails(after=says("Once upon", chunks=2)[:2]), says("The end.")])
-        key = world.ledger.submit("hello")
-
-        await world.finish(key)
-
-        assert shown_text(world, key, 1) == "The end."
-
-    virtual_time.run(main())
+    run = world.ledger.run(key)
+    assert run.state is RunState.FAILED
+    assert (present(run.failure).reason, present(run.failure).failure_class) == ("PROVIDER_ERROR", "PROVIDER")
+    assert run.output_text == "Once upon"
+    assert len(world.model.requests) == 4
+    retries = [event for event in world.ledger.events(key) if isinstance(event, RoundRetrying)]
+    assert [retry.model_attempt for retry in retries] == [1, 2, 3]
+    assert [retry.delay_seconds for retry in retries] == [0.75, 1.5, 3.0]
+    assert world.clock.now() - began >= 5.25
+    message = world.ledger.messages(key)[-1]
+    assert (message.text, message.interrupted) == ("Once upon", True)
 
 
 @pytest.mark.parametrize("error", [DependencyUnavailable, Internal])
-def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlError]) -> None:
-    async def main() -> None:
-        world = everything()
-        world.registry.error = error
-        key = world.ledger.submit("hello")
-        world.registry.unreachable = 3
-        drive = asyncio.create_task(world.finish(key))
-        await asyncio.sleep(0.5)
-        world.registry.unreachable = 3
+async def test_the_registry_may_be_away_or_fail_for_a_while(error: type[PawlError]) -> None:
+    world = everything()
+    world.registry.error = error
+    key = world.ledger.submit("hello")
+    world.registry.unreachable = 3
+    drive = asyncio.create_task(world.finish(key))
+    await asyncio.sleep(0.5)
+    world.registry.unreachable = 3
 
-        await drive
+    await drive
 
-        check_whole(world, key)
-
-    virtual_time.run(main())
-
-
-def test_a_run_that_never_reached_the_registry_says_so() -> None:
-    async def main() -> None:
-        world = everything()
-        key = world.ledger.submit("hello", RunOptions(limits=Limits(run_timeout_seconds=20)))
-        world.registry.unreachable = 10**6
-
-        await world.finish(key)
-
-        failure = world.ledger.run(key).failure
-        assert failure is not None
-        assert failure.reason == "RUN_TIMEOUT"
-        assert "see whether tool-registry can be reached" in failure.message
-
-    virtual_time.run(main())
+    check_whole(world, key)
 
 
 def test_handing_over_settles_nothing_and_loses_nothing() -> None:
@@ -397,104 +299,11 @@ def fails_inside(world: World, *, until: float, name: str = "") -> None:
 
 
 @pytest.mark.parametrize("name", ["LoadRun", "CommitRun", "ListCommands"])
-def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_minutes(name: str) -> None:
+async def test_no_run_fails_for_an_internal_error_of_the_ledger_that_lasts_two_minutes(name: str) -> None:
     """As while a database is read-only after a failover."""
 
-    async def main() -> None:
-        world = everything()
-        key = world.ledger.submit("hello")
-        fails_inside(world, until=world.clock.now() + 120.0, name=name)
-        await world.finish(key)
-        check_whole(world, key)
-
-    virtual_time.run(main())
-
-
-def test_an_internal_error_that_never_ends_is_believed_after_some_minutes() -> None:
-    """A run that nobody can read is somebody's to look at, and not tried for ever."""
-
-    async def main() -> None:
-        world = everything()
-        world.ledger.submit("hello")
-        began = world.clock.now()
-        fails_inside(world, until=math.inf, name="LoadRun")
-        with pytest.raises(Internal):
-            await Drive(await world.claim(), world.dependencies).run()
-        assert 170 < world.clock.now() - began < 200
-
-    virtual_time.run(main())
-
-
-def test_only_internal_errors_in_a_row_count() -> None:
-    """Minutes without an answer are no internal error."""
-
-    async def main() -> None:
-        world = everything()
-        key = world.ledger.submit("hello")
-        end, errors = world.clock.now() + 1000.0, itertools.cycle([Internal] * 50 + [DependencyUnavailable])
-
-        async def fault(request: str, done: bool) -> None:
-            if request != "ClaimRuns" and world.clock.now() < end:
-                raise next(errors)
-
-        world.ledger.fault = fault
-        await world.finish(key)
-        check_whole(world, key)
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize("jump", [130.0, 100_000.0, -130.0, -100_000.0])
-def test_the_clock_of_the_database_may_jump_before_any_answer(jump: float) -> None:
-    """Active time is counted by the worker's own clock, which does not jump."""
-
-    async def main(position: int) -> bool:
-        world = everything()
-        key = world.ledger.submit("hello")
-        count = itertools.count()
-
-        async def fault(name: str, done: bool) -> None:
-            if name == "CommitRun" and not done and next(count) == position:
-                world.ledger.tables.server.ahead_seconds = jump
-
-        world.ledger.fault = fault
-        await Drive(await world.claim(), world.dependencies).run()
-        run = world.ledger.run(key)
-        assert run.failure is None
-        assert run.active_seconds < 10
-        return position < len(world.ledger.steps)
-
-    position = 0
-    while virtual_time.run(main(position)):
-        position += 1
-    assert position > 3
-
-
-@pytest.mark.parametrize("jump", [0.0, -130.0])
-def test_a_round_that_takes_too_long_ends_in_time_whatever_the_clock_of_the_database_does(jump: float) -> None:
-    async def main() -> None:
-        said = says("Once upon a time", chunks=8)
-        world = World(VERDICTS, [[*said[:4], 2.0, *said[4:6], 1000.0]])
-        key = world.ledger.submit("hello")
-        driving = asyncio.create_task(Drive(await world.claim(), world.dependencies).run())
-        await asyncio.sleep(1.0)
-        world.ledger.tables.server.ahead_seconds = jump
-        await driving
-        failure = world.ledger.run(key).failure
-        assert failure is not None
-        assert failure.reason == "ROUND_TIMEOUT"
-        assert 115 < world.clock.now() - 1000 < 125
-
-    virtual_time.run(main())
-
-
-def test_a_model_call_that_waits_for_its_retry_has_the_rest_of_its_round() -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [[20.0, *fails()], says("Done.")])
-        key = world.ledger.submit("hello")
-        await world.finish(key)
-        first, second = (request.deadline_seconds for request in world.model.requests)
-        assert first == pytest.approx(120.0, abs=0.5)
-        assert second == pytest.approx(120.0 - 20.0 - 0.75, abs=0.5)
-
-    virtual_time.run(main())
+    world = everything()
+    key = world.ledger.submit("hello")
+    fails_inside(world, until=world.clock.now() + 120.0, name=name)
+    await world.finish(key)
+    check_whole(world, key)

@@ -13,6 +13,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.agent_loop.app.worker import WorkerLimits
+from pawl.agent_loop.domain.background import read
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass
 from pawl.agent_loop.domain.command import Cancel
 from pawl.agent_loop.domain.message import Role
@@ -25,6 +26,7 @@ from tests.fakes import virtual_time
 from tests.fakes.loop_world import World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 
 VERDICTS = {
     "here": tool(without_background=True),
@@ -44,6 +46,57 @@ def background(name: str, **more: object) -> str:
     return f"{name} {json.dumps({'_executeAsync': True, **more})}"
 
 
+NONSENSE: list[tuple[dict[str, Any], str]] = [
+    ({"_executeAsync": "true"}, "_executeAsync is true"),
+    ({"_interval": 5, "_stopAfter": 2}, "goes with _executeAsync: true"),
+    ({"_executeAsync": True, "_interval": 5}, "needs an end"),
+    ({"_executeAsync": True, "_stopAfter": 5}, "goes with _interval"),
+    ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": "cheap"}, "_until: column 1: "),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until is like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
+        "pause of _when",
+    ),
+    ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
+        "for of _when",
+    ),
+    (
+        {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
+        "on_failure",
+    ),
+    (
+        {
+            "_executeAsync": True,
+            "_interval": 1,
+            "_duration": 1,
+            "_until": {"below": 1, "on_failure": 2},
+            "_when": {"below": 1, "on_failure": 2},
+        },
+        "say it in one",
+    ),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "tells nobody"),
+    ({"_executeAsync": True, "_when": "value > 1"}, "goes with _interval"),
+    ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "_duration is over before"),
+    ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "_duration is over before"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, '_reports is "every'),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports is"),
+    ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until is like"),
+    ({"_executeAsync": True, "_until": {"below": 1}}, "goes with _interval"),
+]
+
+
 class Story:
     """A conversation with jobs: what the model says to the user and to notices, in order."""
 
@@ -58,14 +111,21 @@ class Story:
         self.conversation_id = self.world.ledger.run(key).conversation_id
         return key
 
-    async def until(self, done: Callable[[], bool], *, seconds_max: float = 3600.0, approve: bool = False) -> None:
+    async def until(
+        self,
+        done: Callable[[], bool],
+        *,
+        seconds_max: float = 3600.0,
+        approve: bool = False,
+        look_seconds: float = 0.5,
+    ) -> None:
         """Let a worker drive until something is so."""
         worker = self.world.worker(limits=self.limits)
         tasks = [asyncio.create_task(work()) for work in (worker.claim_forever, worker.renew_forever)]
         try:
             async with asyncio.timeout(seconds_max):
                 while not done():
-                    await asyncio.sleep(0.05)
+                    await asyncio.sleep(look_seconds)
                     for key in list(self.world.ledger.tables.runs) if approve else ():
                         with suppress(PawlError):
                             await self.world.respond(key)
@@ -119,332 +179,187 @@ def played(story: Callable[[], Any]) -> None:
     virtual_time.run(story())
 
 
-def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_ends() -> None:
+async def test_a_call_in_the_background_answers_at_once_and_is_told_of_when_it_ends() -> None:
     """ASYNC-1, ASYNC-5: the run ends while the tool works; its end begins a turn, in which the model says it."""
 
-    async def main() -> None:
-        story = Story(calls(background("work", n=1, _estimatedMinutes=10)), says("Begun."), says("It is done: 7."))
-        story.world.registry.results["work"] = CallResult(content_json=b'{"n":7}')
-        key = story.say("do it")
-        await story.until(lambda: story.world.ledger.run(key).state in ENDED)
+    story = Story(calls(background("work", n=1, _estimatedMinutes=10)), says("Begun."), says("It is done: 7."))
+    story.world.registry.results["work"] = CallResult(content_json=b'{"n":7}')
+    key = story.say("do it")
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
 
-        run = story.world.ledger.run(key)
-        (call,) = story.calls(run)
-        assert (run.state, run.output_text, call.state) == (RunState.COMPLETED, "Begun.", CallState.DETACHED)
-        assert call.result is not None
-        assert json.loads(call.result.content_json) == {
-            "estimated_minutes": 10,
-            "job_id": call.child_run_id,
-            "state": "RUNNING",
-        }
-        assert call.arguments_json == b'{"n":1}', "what is shown and run has none of the parameters"
-        (job,) = story.jobs
-        assert (job.run_id, job.parent_call_id, job.state in ENDED) == (call.child_run_id, call.call_id, False)
+    run = story.world.ledger.run(key)
+    (call,) = story.calls(run)
+    assert (run.state, run.output_text, call.state) == (RunState.COMPLETED, "Begun.", CallState.DETACHED)
+    assert json.loads(present(call.result).content_json) == {
+        "estimated_minutes": 10,
+        "job_id": call.child_run_id,
+        "state": "RUNNING",
+    }
+    assert call.arguments_json == b'{"n":1}', "what is shown and run has none of the parameters"
+    (job,) = story.jobs
+    assert (job.run_id, job.parent_call_id, job.state in ENDED) == (call.child_run_id, call.call_id, False)
 
-        await story.until(lambda: story.is_over)
-        (job,), (turn,) = story.jobs, story.turns
-        assert (job.state, story.calls(job)[0].arguments_json) == (RunState.COMPLETED, b'{"n":1}')
-        assert (turn.state, turn.output_text, turn.conversation_id) == (
-            RunState.COMPLETED,
-            "It is done: 7.",
-            run.conversation_id,
-        )
-        assert story.told(2) == [[{"job_id": job.run_id, "tool": "work", "state": "COMPLETED", "result": {"n": 7}}]]
-        assert sum(story.world.registry.effects.values()) == 1
-        roles = [message.role for message in story.world.ledger.messages(key)]
-        assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.NOTICE, Role.ASSISTANT]
-
-    played(main)
+    await story.until(lambda: story.is_over)
+    (job,), (turn,) = story.jobs, story.turns
+    assert (job.state, story.calls(job)[0].arguments_json) == (RunState.COMPLETED, b'{"n":1}')
+    assert (turn.state, turn.output_text, turn.conversation_id) == (
+        RunState.COMPLETED,
+        "It is done: 7.",
+        run.conversation_id,
+    )
+    assert story.told(2) == [[{"job_id": job.run_id, "tool": "work", "state": "COMPLETED", "result": {"n": 7}}]]
+    assert sum(story.world.registry.effects.values()) == 1
+    roles = [message.role for message in story.world.ledger.messages(key)]
+    assert roles == [Role.USER, Role.ASSISTANT, Role.ASSISTANT, Role.NOTICE, Role.ASSISTANT]
 
 
-def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_batch() -> None:
+async def test_an_end_that_comes_while_the_user_asks_is_told_at_the_next_closed_batch() -> None:
     """ASYNC-5: into the running turn, once; there is no turn of its own."""
 
-    async def main() -> None:
-        story = Story(
-            calls(background("work")), says("Begun."), calls('look {"n":1}'), calls('look {"n":2}'), says("Both."),
-            seconds=8.0,
-        )  # fmt: skip
-        first = story.say("do it")
-        await story.until(lambda: story.world.ledger.run(first).state in ENDED)
-        second = story.say("and meanwhile?")
-        await story.until(lambda: story.is_over)
-        assert story.world.ledger.run(second).output_text == "Both."
-        assert story.turns == []
-        told = [story.told(number) for number in range(len(story.world.model.requests))]
-        assert told[:3] == [[], [], []]
-        assert sum(bool(each) for each in told) >= 1
-        messages = story.world.ledger.messages(second)
-        assert [message.role for message in messages].count(Role.NOTICE) == 1
-
-    played(main)
+    story = Story(
+        calls(background("work")), says("Begun."), calls('look {"n":1}'), calls('look {"n":2}'), says("Both."),
+        seconds=8.0,
+    )  # fmt: skip
+    first = story.say("do it")
+    await story.until(lambda: story.world.ledger.run(first).state in ENDED)
+    second = story.say("and meanwhile?")
+    await story.until(lambda: story.is_over)
+    assert story.world.ledger.run(second).output_text == "Both."
+    assert story.turns == []
+    told = [story.told(number) for number in range(len(story.world.model.requests))]
+    assert told[:3] == [[], [], []]
+    assert sum(bool(each) for each in told) >= 1
+    messages = story.world.ledger.messages(second)
+    assert [message.role for message in messages].count(Role.NOTICE) == 1
 
 
-def test_several_that_end_together_are_told_in_one_turn() -> None:
-    async def main() -> None:
-        asked = [background("work", n=number) for number in range(3)]
-        story = Story(calls(*asked), says("Begun."), says("All three."))
-        story.say("do it")
-        await story.until(lambda: story.is_over)
-        assert len(story.jobs) == 3
-        ends = [notice for notices in story.told(2) for notice in notices]
-        assert (
-            len(ends) + sum(len(each) for n in range(3, len(story.world.model.requests)) for each in story.told(n)) >= 3
-        )
-        messages = story.world.ledger.messages(story.key(story.runs[0]))
-        entered = [
-            notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)
-        ]
-        assert sorted(notice["job_id"] for notice in entered) == sorted(job.run_id for job in story.jobs), "each once"
-        assert len(story.turns) <= 2
-
-    played(main)
-
-
-def test_a_failure_is_told_as_one_and_a_stop_never_as_success() -> None:
+async def test_a_failure_is_told_as_one_and_a_stop_never_as_success() -> None:
     """ASYNC-5, ASYNC-6."""
 
-    async def main() -> None:
-        story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
-        story.world.registry.results["work"] = CallResult(
-            content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR"
-        )
-        story.say("do it")
-        await story.until(lambda: len(story.jobs) == 2 and all(story.calls(job) for job in story.jobs))
-        stopped = story.jobs[0]
-        await story.world.ledger.send(story.key(stopped), Cancel(cause=StopCause.USER))
-        await story.until(lambda: story.is_over)
-        messages = story.world.ledger.messages(story.key(story.runs[0]))
-        told = {
-            notice["job_id"]: notice
-            for message in messages
-            if message.notices_json
-            for notice in json.loads(message.notices_json)
-        }
-        assert told[stopped.run_id]["state"] == "CANCELLED"
-        failed = told[story.jobs[1].run_id]
-        assert (failed["state"], failed["error"]) == ("FAILED", "no such page")
-
-    played(main)
+    story = Story(calls(background("work", n=1), background("work", n=2)), says("Begun."), says("Sorry."))
+    story.world.registry.results["work"] = CallResult(
+        content_json=b'{"error":"no such page"}', is_error=True, error_reason="TOOL_ERROR"
+    )
+    story.say("do it")
+    await story.until(lambda: len(story.jobs) == 2 and all(story.calls(job) for job in story.jobs))
+    stopped = story.jobs[0]
+    await story.world.ledger.send(story.key(stopped), Cancel(cause=StopCause.USER))
+    await story.until(lambda: story.is_over)
+    messages = story.world.ledger.messages(story.key(story.runs[0]))
+    told = {
+        notice["job_id"]: notice
+        for message in messages
+        if message.notices_json
+        for notice in json.loads(message.notices_json)
+    }
+    assert told[stopped.run_id]["state"] == "CANCELLED"
+    failed = told[story.jobs[1].run_id]
+    assert (failed["state"], failed["error"]) == ("FAILED", "no such page")
 
 
-def test_a_message_goes_before_a_turn_that_has_not_begun() -> None:
-    async def main() -> None:
-        story = Story(calls(background("work")), says("Begun."), says("You asked, and it is done."))
-        story.say("do it")
-        await story.until(lambda: any(job.state in ENDED for job in story.jobs) or bool(story.turns))
-        if not story.turns:
-            raise AssertionError("the end of a job begins a turn in the same transaction")
-
-    played(main)
-
-
-def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
+async def test_a_series_keeps_its_beat_tells_each_result_and_ends() -> None:
     """ASYNC-3: iterations are due at the beginning plus whole intervals; a slow one skips what it missed."""
 
-    async def main() -> None:
-        story = Story(calls(background("look", _interval=60, _stopAfter=4)), seconds=70.0)
-        story.say("watch it")
-        await story.until(lambda: story.is_over)
-        (job,) = story.jobs
-        assert (job.state, job.round, job.missed_iterations) == (RunState.COMPLETED, 4, 3)
-        messages = story.world.ledger.messages(story.key(story.runs[0]))
-        told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-        assert [notice.get("missed") for notice in told] == [1, 2, 3, 3]
-        assert job.job is not None
-        begins = [(call.create_time or 0) - job.job.begin_time for call in story.calls(job)]
-        assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]
-        assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
-
-    played(main)
+    story = Story(calls(background("look", _interval=60, _stopAfter=4)), seconds=70.0)
+    story.say("watch it")
+    await story.until(lambda: story.is_over)
+    (job,) = story.jobs
+    assert (job.state, job.round, job.missed_iterations) == (RunState.COMPLETED, 4, 3)
+    messages = story.world.ledger.messages(story.key(story.runs[0]))
+    told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
+    assert [notice.get("missed") for notice in told] == [1, 2, 3, 3]
+    begins = [(call.create_time or 0) - present(job.job).begin_time for call in story.calls(job)]
+    assert [round(begin / 60) for begin in begins] == [0, 2, 4, 6]
+    assert all(begin - 60 * round(begin / 60) < 2 for begin in begins), begins
 
 
-def test_an_error_of_an_iteration_does_not_stop_a_series_and_its_end_is_told() -> None:
-    async def main() -> None:
-        story = Story(calls(background("work", _interval=10, _stopAfter=3)), seconds=1.0)
-        story.world.registry.results["work"] = CallResult(
-            content_json=b'{"error":"not there"}', is_error=True, error_reason="TOOL_ERROR"
-        )
-        story.say("watch it")
-        await story.until(lambda: story.is_over)
-        (job,) = story.jobs
-        assert (job.state, job.round) == (RunState.COMPLETED, 3)
-        messages = story.world.ledger.messages(story.key(story.runs[0]))
-        told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-        assert told[-1] == {
-            "job_id": job.run_id,
-            "tool": "work",
-            "state": "COMPLETED",
-            "iterations": 3,
-            "result": {"error": "not there"},
-        }
-        assert {notice.get("iteration") for notice in told[:-1]} <= {1, 2, 3}
-
-    played(main)
+async def test_an_error_of_an_iteration_does_not_stop_a_series_and_its_end_is_told() -> None:
+    story = Story(calls(background("work", _interval=10, _stopAfter=3)), seconds=1.0)
+    story.world.registry.results["work"] = CallResult(
+        content_json=b'{"error":"not there"}', is_error=True, error_reason="TOOL_ERROR"
+    )
+    story.say("watch it")
+    await story.until(lambda: story.is_over)
+    (job,) = story.jobs
+    assert (job.state, job.round) == (RunState.COMPLETED, 3)
+    messages = story.world.ledger.messages(story.key(story.runs[0]))
+    told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
+    assert told[-1] == {
+        "job_id": job.run_id,
+        "tool": "work",
+        "state": "COMPLETED",
+        "iterations": 3,
+        "result": {"error": "not there"},
+    }
+    assert {notice.get("iteration") for notice in told[:-1]} <= {1, 2, 3}
 
 
-def test_a_series_ends_also_if_its_last_iteration_is_refused_as_soon_as_it_begins() -> None:
-    """It waited for its time until then: it goes on, and ends, in a step each."""
-
-    async def main() -> None:
-        story = Story(calls(background("hire", task="", _interval=10, _stopAfter=2)))
-        story.say("watch it")
-        await story.until(lambda: story.is_over)
-        (job,) = story.jobs
-        assert (job.state, job.round, job.failure) == (RunState.COMPLETED, 2, None)
-        assert [call.state for call in story.calls(job)] == [CallState.FAILED] * 2
-
-    played(main)
-
-
-def test_only_a_change_is_told_where_that_is_asked_for() -> None:
-    async def main() -> None:
-        story = Story(calls(background("look", _interval=10, _stopAfter=5, _reports="change")), seconds=0.1)
-        story.world.registry.results["look"] = CallResult(content_json=b'{"price":30}')
-        story.say("watch it")
-        await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= 3)
-        story.world.registry.results["look"] = CallResult(content_json=b'{"price":19}')
-        await story.until(lambda: story.is_over)
-        messages = story.world.ledger.messages(story.key(story.runs[0]))
-        told = [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
-        assert [notice["result"]["price"] for notice in told if "iteration" in notice] == [30, 19]
-
-    played(main)
+async def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
+    story = Story(calls(background("gated")), says("It awaits your approval."), says("Done."))
+    key = story.say("do it")
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
+    (call,) = story.calls(story.world.ledger.run(key))
+    assert json.loads(present(call.result).content_json)["state"] == "AWAITING_APPROVAL"
+    await story.until(lambda: any(each.state is CallState.AWAITING_APPROVAL for each in story.calls(story.jobs[0])))
+    assert story.world.registry.effects == {}
+    await story.until(lambda: story.is_over, approve=True)
+    assert (story.jobs[0].state, story.world.registry.effects) == (
+        RunState.COMPLETED,
+        {story.calls(story.jobs[0])[0].call_id: 1},
+    )
 
 
-def test_a_gated_call_in_the_background_is_gated_in_its_job() -> None:
-    async def main() -> None:
-        story = Story(calls(background("gated")), says("It awaits your approval."), says("Done."))
-        key = story.say("do it")
-        await story.until(lambda: story.world.ledger.run(key).state in ENDED)
-        (call,) = story.calls(story.world.ledger.run(key))
-        assert call.result is not None
-        assert json.loads(call.result.content_json)["state"] == "AWAITING_APPROVAL"
-        await story.until(lambda: any(each.state is CallState.AWAITING_APPROVAL for each in story.calls(story.jobs[0])))
-        assert story.world.registry.effects == {}
-        await story.until(lambda: story.is_over, approve=True)
-        assert (story.jobs[0].state, story.world.registry.effects) == (
-            RunState.COMPLETED,
-            {story.calls(story.jobs[0])[0].call_id: 1},
-        )
-
-    played(main)
+async def test_what_makes_no_sense_is_refused_with_a_hint() -> None:
+    story = Story(calls(f"work {json.dumps(NONSENSE[0][0])}"), says("I see."))
+    key = story.say("do it")
+    await story.until(lambda: story.is_over)
+    (call,) = story.calls(story.world.ledger.run(key))
+    result = present(call.result)
+    assert (call.state, result.error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
+    assert NONSENSE[0][1] in result.content_json.decode()
+    assert story.world.registry.effects == {}
+    for asked, hint in NONSENSE:
+        reading = read(json.dumps(asked), b"{}")
+        assert (reading.wish, hint in reading.fault) == (None, True), f"{asked}: {reading.fault}"
 
 
-@pytest.mark.parametrize(
-    ("asked", "hint"),
-    [
-        ({"_executeAsync": "true"}, "_executeAsync is true"),
-        ({"_interval": 5, "_stopAfter": 2}, "goes with _executeAsync: true"),
-        ({"_executeAsync": True, "_interval": 5}, "needs an end"),
-        ({"_executeAsync": True, "_stopAfter": 5}, "goes with _interval"),
-        ({"_executeAsync": True, "_interval": 0.1, "_stopAfter": 5}, "from 0.5"),
-        ({"_executeAsync": True, "_interval": 1, "_stopAfter": 1_000_001}, "more than 1,000,000 times"),
-        ({"_executeAsync": True, "_interval": 1, "_stopAfter": True}, "whole number"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": "never"}, "_reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": "cheap"}, "_until: column 1: "),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": 7}, "_until is like"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value.price <"}, "_when: column 14: "),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": False}}, "_when is like"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "times": 0}}, "times of"),
-        (
-            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "pause": -1}},
-            "pause of _when",
-        ),
-        ({"_executeAsync": True, "_interval": 1, "_when": "value > 1"}, "needs _duration"),
-        ({"_executeAsync": True, "_interval": 1, "_stopAfter": 9, "_until": "value > 1"}, "needs _duration"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"changed": True, "for": 5}}, "for of _when"),
-        (
-            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": {"cel": "value", "for": "x"}},
-            "for of _when",
-        ),
-        (
-            {"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "on_failure": 0}},
-            "on_failure",
-        ),
-        (
-            {
-                "_executeAsync": True,
-                "_interval": 1,
-                "_duration": 1,
-                "_until": {"below": 1, "on_failure": 2},
-                "_when": {"below": 1, "on_failure": 2},
-            },
-            "say it in one",
-        ),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_when": "value", "_reports": "none"}, "tells nobody"),
-        ({"_executeAsync": True, "_when": "value > 1"}, "goes with _interval"),
-        ({"_executeAsync": True, "_interval": 90, "_stopAfter": 1, "_duration": 1}, "_duration is over before"),
-        ({"_executeAsync": True, "_interval": 90, "_delayFirst": True, "_duration": 1}, "_duration is over before"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"every": 1.5}}, "_reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"never": 0}}, r"_reports is \"every"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_reports": {"digest": 0}}, "digest of _reports is"),
-        ({"_executeAsync": True, "_interval": 1, "_duration": 1, "_until": {"below": 1, "above": 2}}, "_until is like"),
-        ({"_executeAsync": True, "_until": {"below": 1}}, "goes with _interval"),
-    ],
-)
-def test_what_makes_no_sense_is_refused_with_a_hint(asked: dict[str, object], hint: str) -> None:
-    async def main() -> None:
-        story = Story(calls(f"work {json.dumps(asked)}"), says("I see."))
-        key = story.say("do it")
-        await story.until(lambda: story.is_over)
-        (call,) = story.calls(story.world.ledger.run(key))
-        assert call.result is not None
-        assert (call.state, call.result.error_reason) == (CallState.FAILED, "INVALID_ARGUMENTS")
-        assert hint in call.result.content_json.decode()
-        assert story.world.registry.effects == {}
-
-    played(main)
-
-
-def test_what_cannot_be_in_the_background_says_so() -> None:
+async def test_what_cannot_be_in_the_background_says_so() -> None:
     """ASYNC-1, ASYNC-7: a front-end tool, the same call twice in an answer, and an eleventh job."""
 
-    async def main() -> None:
-        many = [background("work", n=number) for number in range(11)]
-        story = Story(calls(background("show"), background("look"), background("look")), calls(*many), says("Begun."))
-        key = story.say("do it")
-        await story.until(lambda: story.world.ledger.run(key).state in ENDED)
-        ends = [
-            (call.state.name, call.result.error_reason if call.result else "") for call in story.calls(story.runs[0])
-        ]
-        assert ends[:3] == [("FAILED", "INVALID_ARGUMENTS"), ("DETACHED", ""), ("FAILED", "DUPLICATE_CALL")]
-        assert ends[3:] == [("DETACHED", "")] * 9 + [("FAILED", "TOO_MANY_JOBS")] * 2
-        assert len(story.jobs) == 10
-
-    played(main)
+    many = [background("work", n=number) for number in range(11)]
+    story = Story(calls(background("show"), background("look"), background("look")), calls(*many), says("Begun."))
+    key = story.say("do it")
+    await story.until(lambda: story.world.ledger.run(key).state in ENDED)
+    ends = [(call.state.name, call.result.error_reason if call.result else "") for call in story.calls(story.runs[0])]
+    assert ends[:3] == [("FAILED", "INVALID_ARGUMENTS"), ("DETACHED", ""), ("FAILED", "DUPLICATE_CALL")]
+    assert ends[3:] == [("DETACHED", "")] * 9 + [("FAILED", "TOO_MANY_JOBS")] * 2
+    assert len(story.jobs) == 10
 
 
-def test_nothing_is_shown_of_a_turn_in_which_the_model_has_nothing_to_say() -> None:
-    async def main() -> None:
-        story = Story(calls(background("work")), says("Begun."), says("[silent]", chunks=3))
-        story.say("do it")
-        await story.until(lambda: story.is_over)
-        (turn,) = story.turns
-        assert (turn.state, turn.output_text) == (RunState.COMPLETED, "")
-        types = [event.WhichOneof("kind") for event in story.world.ledger.log(story.key(turn))]
-        assert "output_delta" not in types
-
-    played(main)
+async def test_nothing_is_shown_of_a_turn_in_which_the_model_has_nothing_to_say() -> None:
+    story = Story(calls(background("work")), says("Begun."), says("[silent]", chunks=3))
+    story.say("do it")
+    await story.until(lambda: story.is_over)
+    (turn,) = story.turns
+    assert (turn.state, turn.output_text) == (RunState.COMPLETED, "")
+    types = [event.WhichOneof("kind") for event in story.world.ledger.log(story.key(turn))]
+    assert "output_delta" not in types
 
 
-def test_a_model_that_is_down_is_told_three_times_and_then_with_the_next_message() -> None:
+async def test_a_model_that_is_down_is_told_three_times_and_then_with_the_next_message() -> None:
     """ASYNC-5: the notice stands in the conversation once, and no answered request lacks it."""
 
-    async def main() -> None:
-        down = [fails(retryable=False)] * 3
-        story = Story(calls(background("work")), says("Begun."), *down, says("Here it is."))
-        key = story.say("do it")
-        await story.until(lambda: len(story.turns) == 3 and story.is_over)
-        assert [turn.state for turn in story.turns] == [RunState.FAILED] * 3
-        again = story.say("and?")
-        await story.until(lambda: story.is_over)
-        assert story.world.ledger.run(again).output_text == "Here it is."
-        assert len(story.turns) == 3
-        messages = story.world.ledger.messages(key)
-        assert [message.role for message in messages].count(Role.NOTICE) == 1
-
-    played(main)
+    down = [fails(retryable=False)] * 3
+    story = Story(calls(background("work")), says("Begun."), *down, says("Here it is."))
+    key = story.say("do it")
+    await story.until(lambda: len(story.turns) == 3 and story.is_over)
+    assert [turn.state for turn in story.turns] == [RunState.FAILED] * 3
+    again = story.say("and?")
+    await story.until(lambda: story.is_over)
+    assert story.world.ledger.run(again).output_text == "Here it is."
+    assert len(story.turns) == 3
+    messages = story.world.ledger.messages(key)
+    assert [message.role for message in messages].count(Role.NOTICE) == 1
 
 
 @pytest.mark.parametrize(
@@ -454,38 +369,32 @@ def test_a_model_that_is_down_is_told_three_times_and_then_with_the_next_message
         [calls('look {"n":1}', text="I look."), fails(retryable=False)],
     ],
 )
-def test_a_turn_that_broke_off_before_its_answer_is_made_again(before: list[Script]) -> None:
+async def test_a_turn_that_broke_off_before_its_answer_is_made_again(before: list[Script]) -> None:
     """ASYNC-5: what it had written or done stands after the notice, and is no answer to it."""
 
-    async def main() -> None:
-        story = Story(calls(background("work")), says("Begun."), *before, says("It came to 7."))
-        key = story.say("do it")
-        await story.until(lambda: story.is_over)
-        assert [turn.state for turn in story.turns] == [RunState.FAILED, RunState.COMPLETED]
-        assert story.turns[1].output_text == "It came to 7."
-        roles = [message.role for message in story.world.ledger.messages(key)]
-        assert roles[-3:] == [Role.NOTICE, Role.ASSISTANT, Role.ASSISTANT]
-
-    played(main)
+    story = Story(calls(background("work")), says("Begun."), *before, says("It came to 7."))
+    key = story.say("do it")
+    await story.until(lambda: story.is_over)
+    assert [turn.state for turn in story.turns] == [RunState.FAILED, RunState.COMPLETED]
+    assert story.turns[1].output_text == "It came to 7."
+    roles = [message.role for message in story.world.ledger.messages(key)]
+    assert roles[-3:] == [Role.NOTICE, Role.ASSISTANT, Role.ASSISTANT]
 
 
-def test_turns_that_begin_jobs_come_to_an_end() -> None:
+async def test_turns_that_begin_jobs_come_to_an_end() -> None:
     """Each end of a job makes the model begin another one: after five turns it waits for the user."""
 
-    async def main() -> None:
-        story = Story(seconds=1.0)
-        number = 0
+    story = Story(seconds=1.0)
+    number = 0
 
-        def reply(request: ModelRequest) -> Script:
-            nonlocal number
-            number += 1
-            is_asked = request.messages[-1]["role"] == "user"
-            return calls(background("work", n=number)) if is_asked else says("Begun.")
+    def reply(request: ModelRequest) -> Script:
+        nonlocal number
+        number += 1
+        is_asked = request.messages[-1]["role"] == "user"
+        return calls(background("work", n=number)) if is_asked else says("Begun.")
 
-        story.world.model.reply = reply
-        story.say("go on for ever")
-        await story.until(lambda: len(story.jobs) == 6 and all(run.state in ENDED for run in story.runs))
-        assert [turn.generation for turn in story.turns] == [1, 2, 3, 4, 5]
-        assert len(story.waiting) == 1
-
-    played(main)
+    story.world.model.reply = reply
+    story.say("go on for ever")
+    await story.until(lambda: len(story.jobs) == 6 and all(run.state in ENDED for run in story.runs))
+    assert [turn.generation for turn in story.turns] == [1, 2, 3, 4, 5]
+    assert len(story.waiting) == 1

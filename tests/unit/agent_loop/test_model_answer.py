@@ -65,9 +65,8 @@ def failed(*chunks: Any) -> Problem:
     return caught.value.problem
 
 
-@pytest.mark.parametrize(
-    ("chunk", "pieces"),
-    [
+def test_a_chunk_gives_its_pieces() -> None:
+    rows: list[Any] = [
         (delta(content="Hi"), [TextPiece(text="Hi")]),
         (delta(content=None), []),
         (delta(content=""), []),
@@ -95,10 +94,9 @@ def failed(*chunks: Any) -> Problem:
         ({"error": None, "choices": [{"delta": {"content": "Hi"}}]}, [TextPiece(text="Hi")]),
         (b"", []),
         ({"object": "chat.completion.chunk", "unknown": {"deep": [1]}}, []),
-    ],
-)  # fmt: skip
-def test_a_chunk_gives_its_pieces(chunk: Any, pieces: list[Piece]) -> None:
-    assert read(chunk, STOP, DONE) == [*pieces, Finished(reason="stop")]
+    ]
+    for chunk, pieces in rows:
+        assert read(chunk, STOP, DONE) == [*pieces, Finished(reason="stop")], chunk
 
 
 @pytest.mark.parametrize(
@@ -116,20 +114,10 @@ def test_usage_may_come_anywhere(usage_chunk: Any, place: int) -> None:
     assert assemble(*chunks, DONE).usage == UsageReport(input_tokens=9, output_tokens=4)
 
 
-def test_cached_and_reasoning_tokens_are_counted() -> None:
-    usage = {
-        "prompt_tokens": 9,
-        "prompt_tokens_details": {"cached_tokens": 5},
-        "completion_tokens": 4,
-        "completion_tokens_details": {"reasoning_tokens": 3},
-    }
-    expected = UsageReport(input_tokens=9, cached_input_tokens=5, output_tokens=4, reasoning_tokens=3)
-    assert assemble(STOP, {"usage": usage}, DONE).usage == expected
-
-
-@pytest.mark.parametrize("usage", [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}])
-def test_usage_that_cannot_be_read_counts_as_nothing(usage: Any) -> None:
-    assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport()
+def test_usage_that_cannot_be_read_counts_as_nothing() -> None:
+    rows: list[Any] = [None, 5, [], {"prompt_tokens": "many", "completion_tokens": -1}]
+    for usage in rows:
+        assert assemble(STOP, {"usage": usage}, DONE).usage == UsageReport(), usage
 
 
 def test_reasoning_state_is_kept_byte_for_byte() -> None:
@@ -165,26 +153,18 @@ def test_a_whole_completion_instead_of_a_stream_is_an_answer() -> None:
     ]
 
 
-@pytest.mark.parametrize("reason", ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"])
-def test_any_finish_reason_ends_an_answer(reason: str) -> None:
-    assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason)
-
-
-def test_the_end_marker_alone_ends_an_answer_that_has_something_in_it() -> None:
-    assert read(delta(content="Hi"), DONE) == [TextPiece(text="Hi"), Finished(reason="")]
-
-
-def test_a_finish_reason_alone_ends_an_answer() -> None:
-    assert read(delta(content="Hi"), STOP) == [TextPiece(text="Hi"), Finished(reason="stop")]
+def test_any_finish_reason_ends_an_answer() -> None:
+    rows: list[Any] = ["stop", "tool_calls", "length", "function_call", "end_turn", "made_up"]
+    for reason in rows:
+        assert read(delta(content="Hi"), delta(reason), DONE)[-1] == Finished(reason=reason), reason
 
 
 def test_nothing_after_the_end_counts() -> None:
     assert read(STOP, DONE, delta(content="late"), b"{garbage") == [Finished(reason="stop")]
 
 
-@pytest.mark.parametrize(
-    ("chunks", "reason", "failure_class", "retryable"),
-    [
+def test_faults_are_typed() -> None:
+    rows: list[Any] = [
         ([], "EMPTY_STREAM", FailureClass.PROVIDER, True),
         ([DONE], "EMPTY_STREAM", FailureClass.PROVIDER, True),
         ([delta(role="assistant")], "EMPTY_STREAM", FailureClass.PROVIDER, True),
@@ -212,16 +192,14 @@ def test_nothing_after_the_end_counts() -> None:
         ([{"object": "error", "message": "bad", "code": 401}], "HTTP_401", FailureClass.AUTH, False),
         ([delta(content="Hi"), delta("error")], "STREAM_ERROR", FailureClass.PROVIDER, True),
         ([delta(content="Hi"), delta("content_filter"), DONE], "CONTENT_FILTER", FailureClass.CONTENT_FILTER, False),
-    ],
-)
-def test_faults_are_typed(chunks: list[Any], reason: str, failure_class: FailureClass, retryable: bool) -> None:
-    error = failed(*chunks)
-    assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable)
+    ]
+    for chunks, reason, failure_class, retryable in rows:
+        error = failed(*chunks)
+        assert (error.reason, error.failure_class, error.retryable) == (reason, failure_class, retryable), chunks
 
 
-@pytest.mark.parametrize(
-    ("data", "said"),
-    [
+def test_the_server_s_own_words_are_kept() -> None:
+    rows: list[Any] = [
         (event({"error": "out of memory"}), "reported an error: out of memory."),
         (event({"error": {"message": "out of memory."}}), "reported an error: out of memory."),
         (event({"detail": "out of memory"}), "reported an error: out of memory."),
@@ -232,12 +210,11 @@ def test_faults_are_typed(chunks: list[Any], reason: str, failure_class: Failure
         (b'{"detail": "out of memory"}', "reported an error: out of memory."),
         (b"<html><head><style>a</style></head><body><h1>out of</h1>\n<p>memory</p></body>", ": out of memory."),
         (b": keep-alive\n\nevent: x\n\n", "was empty."),
-    ],
-)  # fmt: skip
-def test_the_server_s_own_words_are_kept(data: bytes, said: str) -> None:
-    with pytest.raises(ModelError) as caught:
-        feed(data)
-    assert caught.value.problem.message.endswith(said)
+    ]
+    for data, said in rows:
+        with pytest.raises(ModelError) as caught:
+            feed(data)
+        assert caught.value.problem.message.endswith(said), data
 
 
 def test_numbers_that_json_does_not_have_cost_nothing() -> None:

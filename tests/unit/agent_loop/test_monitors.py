@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import resource
 from typing import Any
 
 import msgspec
@@ -11,10 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import condition, loop_state, monitor
+from pawl.agent_loop.domain import condition, expression, loop_state, monitor
 from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.expression import ExpressionError
 from pawl.agent_loop.domain.loop_state import JobCursor, LoopState
 from pawl.agent_loop.domain.run import Job, JobReports, Monitor
+from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.test_background import iteration
 
 _WRITTEN = st.sampled_from(
@@ -85,23 +89,6 @@ def test_without_a_pause_each_edge_fires_once(seen: list[bool]) -> None:
     assert cursor.fired == edges
 
 
-def test_what_is_still_so_after_the_pause_fires_then_and_what_was_so_only_meanwhile_does_not() -> None:
-    watch, cursor, fired = watched({"below": 5}, pause=10), JobCursor(), []
-    for now, value in [(0, 1), (2, 9), (4, 1), (6, 9), (8, 1), (10, 1), (12, 1), (30, 9)]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-        fired.append(cursor.fired)
-    assert fired == [1, 1, 1, 1, 1, 2, 2, 2]
-
-
-def test_what_has_to_be_so_for_a_time_fires_once_it_has_been_and_not_while_it_flickers() -> None:
-    """Edges stay edges: after that it fires again only once it was not so."""
-    watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
-    for now, value in [(0, 1), (4, 9), (5, 1), (12, 1), (14, 1), (15, 1), (30, 1), (31, 9), (32, 1), (42, 1)]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-        fired.append(cursor.fired)
-    assert fired == [0, 0, 0, 0, 0, 1, 1, 1, 1, 2]
-
-
 @given(st.lists(st.tuples(st.booleans(), _SECONDS), max_size=30), _SECONDS)
 def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, float]], hold: float) -> None:
     watch, cursor, now, since = watched("value", hold=hold), JobCursor(), 0.0, None
@@ -112,48 +99,25 @@ def test_nothing_fires_before_it_was_so_for_its_time(seen: list[tuple[bool, floa
         assert cursor.fired == before.fired or (since is not None and now - since >= hold)
 
 
-@pytest.mark.parametrize(
-    ("wanted", "value", "holds"),
-    [
+def test_a_number_is_the_same_however_a_tool_writes_it() -> None:
+    rows: list[Any] = [
         *((20, 20.0, True), (20.0, 20, True), (20, 20, True), (20, 21.0, False), (1, True, False), (True, 1.0, False)),
         *(("20", 20, False), (20, "20", False), (20, None, False), (2**53 + 1, float(2**53), False)),
-    ],
-)
-def test_a_number_is_the_same_however_a_tool_writes_it(wanted: object, value: object, holds: bool) -> None:
-    found = condition.read({"equals": wanted})
-    assert found is not None
-    assert found.is_met(value) is holds
+    ]
+    for wanted, value, holds in rows:
+        found = condition.read({"equals": wanted})
+        assert present(found).is_met(value) is holds, wanted
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "differ"),
-    [
+def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way() -> None:
+    rows: list[Any] = [
         *((20, 20.0, False), (0, -0.0, False), ({"a": [1, 2.0]}, {"a": [1.0, 2]}, False), (1e300, 1e300, False)),
         *((20, 20.5, True), (1, True, True), (20, "20.0", True), (2**53 + 1, float(2**53), True), (None, 0.0, True)),
-    ],
-)
-def test_a_number_has_not_changed_when_a_tool_writes_it_in_another_way(
-    before: object, after: object, differ: bool
-) -> None:
-    found = condition.read({"changed": True})
-    assert found is not None
-    assert found.is_met(after, found.seen(before)) is differ
-    assert found.is_met(before, found.seen(after)) is differ
-
-
-def test_a_clock_that_goes_back_has_nothing_be_so_for_a_time() -> None:
-    watch, cursor, fired = watched({"below": 5}, hold=10), JobCursor(), []
-    for now, value in [(1000, 1), (1001, 1), (500, 1), (509, 1), (510, 1)]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-        fired.append(cursor.fired)
-    assert fired == [0, 0, 0, 0, 1]
-
-
-def test_what_cannot_be_judged_neither_begins_nor_ends_the_time_that_something_is_so() -> None:
-    watch, cursor = watched("value.price < 5", hold=10), JobCursor()
-    for now, value in [(0, {"price": 1}), (5, {}), (10, {"price": 1})]:
-        cursor = monitor.fired(watch, cursor, value, float(now))
-    assert cursor.fired == 1
+    ]
+    for before, after, differ in rows:
+        found = condition.read({"changed": True})
+        assert present(found).is_met(after, present(found).seen(before)) is differ, before
+        assert present(found).is_met(before, present(found).seen(after)) is differ, before
 
 
 def test_a_change_within_the_pause_fires_after_it_unless_it_was_taken_back() -> None:
@@ -239,11 +203,119 @@ def test_a_digest_tells_of_the_iterations_since_the_last_one_at_most_once_in_its
     assert (len(many.digest), many.digest_left_out, many.digest[-1].said) == (monitor.DIGESTED_MAX, 12, "20")
 
 
-def test_each_tenth_iteration_is_told_where_that_is_asked_for() -> None:
-    what, cursor, told = job(report_iterations=10), JobCursor(), []
-    for number in range(1, 31):
-        call = looked(number, number)
-        after_it = monitor.judged(what, cursor, call, "1")
-        cursor, tells = monitor.tells(what, cursor, after_it, call, "1")
-        told += [number] * tells
-    assert told == [10, 20, 30]
+# Expressions in CEL over results: they come to true or false, or are refused; none of them costs much or gets far.
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=4),
+    max_leaves=12,
+)
+_WORDS = (
+    "value previous fired . [ ] ( ) { } : , ? ! == != < + - * / % in && || 1 2.5 'a' null true size has all exists "
+    "map filter x has( exists(x, matches timestamp google.protobuf.Value{}"
+)
+_TOKENS = st.lists(st.sampled_from(_WORDS.split(" ")), max_size=14)
+
+
+def evaluated(source: str, value: Any = None, previous: Any = None, fired: int = 0) -> bool:
+    expression.check(source)
+    return expression.evaluate(source, value=value, previous=previous, fired=fired)
+
+
+def test_an_expression_is_true_or_false() -> None:
+    rows: list[Any] = [
+        ("value.price < 20", {"price": 19.5}, None, True),
+        ("value.price < 20", {"price": 20}, None, False),
+        ("previous == null || value - previous > 1.5", 10, None, True),
+        ("previous == null || value - previous > 1.5", 10, 9.5, False),
+        ("value.items.exists(i, !(i in previous.items))", {"items": [1, 2]}, {"items": [2]}, True),
+        ("value.all(i, i.ok)", [{"ok": True}, {"ok": False}], None, False),
+        ("has(value.error) && value.error.contains('time')", {"error": "timeout"}, None, True),
+        ("timestamp(value) > timestamp('2025-01-01T00:00:00Z')", "2026-01-01T00:00:00Z", None, True),
+        ("value[0] == 9007199254740993", [9007199254740993], None, True),
+        ("fired < 3", None, None, True),
+    ]
+    for source, value, previous, outcome in rows:
+        assert evaluated(source, value, previous) is outcome, source
+
+
+def test_what_may_not_be_evaluated_is_refused_with_its_place() -> None:
+    rows: list[Any] = [
+        ("value.price <", "column 14: Syntax error"),
+        ("value.price < limit", "column 15: undeclared reference to 'limit'"),
+        ("fired + 'a' == 3", "column 7: found no matching overload"),
+        ("'cheap'", "of type string"),
+        ("", "1 to 256 characters"),
+        ("value == " + "1" * 250, "1 to 256 characters"),
+        ("value <\n20", "one line"),
+        ("\ud800 == value", "one line"),
+        ("(" * 100 + "true" + ")" * 100, "recursion limit"),
+        ("value.all(x, value.all(y, true))", "one of all, exists and exists_one"),
+        ("value.map(x, [x, x]).all(y, true)", "undeclared reference"),
+        ("value.filter(x, true) == []", "undeclared reference"),
+        ("value.matches('(a+)+$')", "undeclared reference to 'matches'"),
+        ("timestamp(value).getHours('/etc/passwd') > 1", "undeclared reference to 'getHours'"),
+        ("cel.bind(x, value, x == 1)", "undeclared reference"),
+    ]
+    for source, hint in rows:
+        with pytest.raises(ExpressionError) as refused:
+            expression.check(source)
+        assert hint in str(refused.value), source
+
+
+def test_what_comes_to_nothing_is_an_error() -> None:
+    rows: list[Any] = [
+        ("value.price < 20", {}, "Key not found"),
+        ("value.price < 20", {"price": "a"}, "No matching overloads"),
+        ("value", 3, "neither true nor false"),
+        ("1 / 0 == 1", None, "divide by zero"),
+        ("size(value) > 1", "x" * 70_000, "give a path"),
+    ]
+    for source, value, hint in rows:
+        with pytest.raises(ExpressionError) as error:
+            evaluated(source, value)
+        assert hint in str(error.value), source
+
+
+_NUMBERS = list(range(12_000))
+_ROWS = [{"name": f"n{number}", "price": number} for number in range(1500)]
+
+
+@pytest.mark.parametrize(
+    ("source", "value", "previous"),
+    [
+        ("value.all(x, value == previous || x == 0)", _NUMBERS[:9000], _NUMBERS[:9000]),
+        ("value.all(x, x in value && x in value)", _NUMBERS, None),
+        ("value.all(x, value == value)", _ROWS, None),
+        ("value.all(x, " + " && ".join(["x == x"] * 25) + ")", _NUMBERS[:9999], None),
+        ("[" + "1," * 60 + "1].all(x, !(x == value) && !(value == x))", _NUMBERS[:9000], None),
+        ("[" + ",".join(["value"] * 25) + "].all(x, x == x && x == x && x == x)", _NUMBERS, None),
+        ("[" + "1," * 60 + "1].all(x, size(string(x) + value + string(x)) > 0)", "y" * 65_000, None),
+        ("size(" + "+".join(["value"] * 25) + ") > 0", "y" * 65_000, None),
+        (" && ".join(["value == previous"] * 12), _NUMBERS, _NUMBERS),
+        ("value.exists(x, x.name.contains('zzz'))", _ROWS, None),
+    ],
+)
+def test_a_bomb_stops_nothing(source: str, value: Any, previous: Any) -> None:
+    """It is refused, or its cost is bounded: in the time of the processor, whatever else the machine does."""
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    with contextlib.suppress(ExpressionError):
+        evaluated(source, value, previous)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    assert after.ru_utime - before.ru_utime < 60, "an unbounded expression takes hours"
+    assert after.ru_maxrss - before.ru_maxrss < 100_000
+
+
+@given(_TOKENS, _JSON, _JSON)
+def test_whatever_is_written_comes_to_true_or_false_or_an_error_and_to_the_same_again(
+    tokens: list[str], value: Any, previous: Any
+) -> None:
+    source = " ".join(tokens)
+    outcomes = []
+    for _ in range(2):
+        try:
+            outcomes.append(str(evaluated(source, value, previous)))
+        except ExpressionError as error:
+            outcomes.append(f"{error}")
+    assert outcomes[0] == outcomes[1]

@@ -9,13 +9,10 @@ import msgspec
 import pytest
 
 from pawl.agent_loop.adapters import worker_ledger
-from pawl.agent_loop.app.drive import Left
 from pawl.agent_loop.domain import loop_state
-from pawl.agent_loop.domain.call import CallState, OfferFallback
 from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion
+from pawl.agent_loop.domain.loop_state import NewerVersion
 from pawl.agent_loop.domain.run import RunOptions, RunState, TokenBudgetPolicy, ToolChoice, ToolChoiceMode
-from pawl.agent_loop.domain.tool import TOOLS_MAX
 from pawl.errors import LeaseLost
 from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2
@@ -67,45 +64,6 @@ def test_names_of_tools_choose_among_those_of_the_register(names: tuple[str, ...
     world_test(test, says("Done."))
 
 
-def test_one_that_was_registered_meanwhile_is_none_of_the_run() -> None:
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        await world.finish(key)
-        assert offered(world).count("show") == 1
-        (call,) = world.ledger.calls(key)
-        assert call.state is CallState.SUCCEEDED
-        assert world.registry.effects == {}
-
-    world_test(test, calls("show"), says("Done."), show=tool())
-
-
-def test_they_push_those_of_the_register_out_and_never_the_other_way_round() -> None:
-    own = [own_tool(f"own_{number}") for number in range(64)]
-
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=own)
-        await world.finish(key)
-        names = [each.name for each in world.ledger.run(key).tools]
-        assert len(names) == TOOLS_MAX
-        assert names[:64] == [each.name for each in own]
-
-    world_test(test, says("Done."), **{f"tool_{number}": tool() for number in range(100)})
-
-
-def test_another_worker_goes_on_with_them() -> None:
-    async def test(world: World) -> None:
-        key = world.ledger.submit("go", own_tools=[SHOW])
-        assert await world.drive("first") is Left.PARKED
-        await world.respond(key)
-        assert await world.drive("second") is Left.PARKED
-        await world.respond(key)
-        await world.finish(key)
-        assert offered(world, 1) == offered(world, 0)
-        assert [call.own_tool for call in world.registry.checked] == [SHOW, SHOW]
-
-    world_test(test, calls("show"), calls("show"), says("Done."))
-
-
 def test_a_run_below_has_none_of_them() -> None:
     asked = 'run_agent {"task":"part"}'
 
@@ -123,24 +81,6 @@ def test_a_run_below_has_none_of_them() -> None:
         assert world.ledger.run(key).own_tools is not None
 
     world_test(test, calls(asked), says("Part."), says("Done."))
-
-
-def test_what_takes_the_place_of_one_that_nobody_runs_is_pinned_along() -> None:
-    panel = own_tool("panel", fallback="mail")
-    verdict = tool("OFFER", context="FRONTEND", offer_fallback=OfferFallback.BACKEND_TOOL, fallback_tool_name="mail")
-
-    async def test(world: World) -> None:
-        options = RunOptions(tool_names=("look",), limits=Limits(offer_deadline_seconds=5))
-        world.registry.own_verdict = verdict
-        key = world.ledger.submit("go", options, own_tools=[panel])
-        assert await world.drive() is Left.PARKED
-        assert offered(world) == ["panel", "look"]
-        while world.ledger.run(key).state is not RunState.COMPLETED:
-            await world.drive()
-        (call,) = world.ledger.calls(key)
-        assert (call.tool_name, call.proposed_tool_name, call.state) == ("mail", "panel", CallState.SUCCEEDED)
-
-    world_test(test, calls("panel"), says("Done."))
 
 
 @pytest.mark.parametrize(("description", "state"), [("Do it.", RunState.COMPLETED), ("x" * 20_000, RunState.FAILED)])
@@ -178,17 +118,11 @@ def test_a_worker_of_the_version_before_leaves_such_a_run_to_others() -> None:
     world_test(test, calls("show"), says("Done."))
 
 
-def test_every_other_run_has_the_number_that_the_version_before_reads() -> None:
-    assert msgspec.json.decode(loop_state.write(LoopState()), type=LoopStateBefore).version == 1
-
-
-def test_a_state_of_yet_another_version_is_of_a_newer_one() -> None:
-    with pytest.raises(NewerVersion, match="version"):
-        loop_state.read(b'{"version":"something else"}')
-
-
 def test_a_ledger_that_does_not_know_the_tools_is_asked_again_later() -> None:
     """I23: its answer is one about a run without them."""
     known = loop_state.write(loop_state.with_own_tools())
     with pytest.raises(NewerVersion, match="came with tools"):
         worker_ledger._loaded(ledger_pb2.LoadRunResponse(run=QUEUED, loop_state=known))
+
+
+# What a user does through this process, and makes a run due by, is looked for at once.

@@ -7,35 +7,28 @@ from collections.abc import Callable, Sequence
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import agent_program, loop_state, planning, program, undo_program
+from pawl.agent_loop.domain import loop_state, planning, program, undo_program
 from pawl.agent_loop.domain.call import Call, CallResult, CallState, EffectClass, Inverse
 from pawl.agent_loop.domain.condition import Condition
 from pawl.agent_loop.domain.decide import decide
 from pawl.agent_loop.domain.decision import (
     CallModel,
     Decision,
-    EnterSteers,
     Execute,
-    Fail,
     Finish,
     Park,
-    PinTools,
-    PlanUndo,
     Propose,
     ReadCalls,
     Resume,
     Wait,
 )
 from pawl.agent_loop.domain.event import Warned
-from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead, ToolsPinned
-from pawl.agent_loop.domain.limits import Limits
-from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion, OpenModelCall
+from pawl.agent_loop.domain.fact import CallChecked, CallExecuted, CallsRead
+from pawl.agent_loop.domain.loop_state import JobCursor, LoopState, NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import (
-    BatchOrder,
     Job,
     PinnedTool,
-    RoundLimitPolicy,
     Run,
     RunOptions,
     RunState,
@@ -70,7 +63,6 @@ PLAN = UndoPlan(
         CallUndo(call_id=CallId("call_3"), tool_name="mail", state=UndoState.CANNOT_BE_UNDONE, reason="No way back."),
     ),
 )
-MODEL_CALL = OpenModelCall(attempt=1)
 
 
 def call(call_id: str, state: CallState = CallState.RUNNABLE, *, index: int = 0, number: int = 1) -> Call:
@@ -110,72 +102,6 @@ def said(text: str = "", *call_ids: str, role: Role = Role.ASSISTANT) -> Message
     return Message(role=role, run_id=RunId("r"), text=text, call_ids=tuple(map(CallId, call_ids)), number=1)
 
 
-class TestAgent:
-    """What follows in a run that a model drives."""
-
-    def test_it_begins_with_its_tools(self) -> None:
-        state = state_of(run=agent_run(number=0))
-        assert agent_program.follows(state, NOW) == PinTools()
-        assert isinstance(agent_program.follows(replace(state, tools_pinned=True), NOW), CallModel)
-
-    @pytest.mark.parametrize("state", list(CallState))
-    def test_nothing_follows_before_the_batch_is_closed(self, state: CallState) -> None:
-        opened = call("call_1", state)
-        steered = LoopState(steers=("wait",))
-        follows = agent_program.follows(state_of(opened, loop=steered, messages=[said("", "call_1")]), NOW)
-        assert follows == (EnterSteers() if opened.settled else Wait(until=None))
-
-    def test_nothing_follows_while_the_model_is_called(self) -> None:
-        assert agent_program.follows(state_of(loop=LoopState(model_call=MODEL_CALL)), NOW) == Wait(until=None)
-
-    def test_messages_enter_before_the_next_model_call_and_before_the_end(self) -> None:
-        loop = LoopState(steers=("and this",))
-        assert agent_program.follows(state_of(loop=loop, messages=[said("done")]), NOW) == EnterSteers()
-
-    def test_an_answer_without_calls_is_the_end(self) -> None:
-        assert agent_program.follows(state_of(messages=[said("done")]), NOW) == Finish(state=RunState.COMPLETED)
-
-    def test_the_model_call_after_the_last_round_is_the_last_one_and_has_no_tools(self) -> None:
-        limits = Limits(rounds_max=2)
-        for number, is_last in ((1, False), (2, True)):
-            run = agent_run(number=number, options=RunOptions(limits=limits))
-            state = state_of(call("call_1", CallState.SUCCEEDED), run=run, messages=[said("", "call_1")])
-            expected = CallModel(round=number + 1, without_tools=is_last, is_last=is_last)
-            assert agent_program.follows(state, NOW) == expected
-        fails = RunOptions(limits=limits, round_limit_policy=RoundLimitPolicy.FAIL)
-        follows = agent_program.follows(state_of(run=agent_run(number=2, options=fails)), NOW)
-        assert isinstance(follows, Fail)
-        assert follows.failure.reason == "ROUND_LIMIT"
-
-    def test_a_run_without_tokens_waits_for_a_top_up(self) -> None:
-        run = agent_run(options=RunOptions(limits=Limits(total_tokens_max=10)))
-        run = replace(run, usage=replace(run.usage, input_tokens=10))
-        follows = agent_program.follows(state_of(run=run), NOW)
-        assert isinstance(follows, Park)
-        assert follows.waits == (WaitKind.BUDGET,)
-
-    def test_the_order_of_serial_calls_is_its_own(self) -> None:
-        waiting, serial = call("call_1", CallState.AWAITING_APPROVAL), call("call_2", index=1)
-        overtakes = RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS)
-        assert not agent_program.may_start(serial, state_of(waiting, serial))
-        assert agent_program.may_start(serial, state_of(waiting, serial, run=agent_run(options=overtakes)))
-
-    def test_a_message_withdraws_what_waits_for_people_and_what_stands_behind_it(self) -> None:
-        calls = [
-            call("call_1"),
-            call("call_2", CallState.ASKED, index=1),
-            call("call_3", CallState.OFFERED, index=2),
-            call("call_4", index=3),
-            replace(call("call_5", index=4), parallel=True),
-        ]
-        state = state_of(*calls)
-        assert [each.call_id for each in calls if agent_program.gives_up(each, state)] == ["call_2", "call_3", "call_4"]
-
-    def test_it_adds_no_words_to_those_of_the_model(self) -> None:
-        state = state_of(messages=[said("done")])
-        assert agent_program.concluded(state, goes_on=True) is state
-
-
 def undo_run(**values: object) -> Run:
     tools = (PinnedTool(name="back", version=1),)
     return replace(agent_run(number=0), undo=Undo(run_id=RunId("r_0")), tools=tools, **values)
@@ -203,35 +129,9 @@ class TestUndo:
         state = state_of(*calls, run=undo_run(), loop=loop or self.loop)
         return undo_program.follows(replace(state, named={each.call_id: each for each in named}), NOW)
 
-    def test_it_begins_with_its_plan_and_asks_no_model(self) -> None:
-        assert self.follows(loop=LoopState()) == PlanUndo()
-
     def test_what_the_claim_did_not_load_is_read(self) -> None:
         assert self.follows() == ReadCalls(call_ids=(CallId("call_2"),))
         assert isinstance(self.follows(named=[undone("call_2")]), Propose)
-
-    def test_the_next_inverse_is_proposed_under_an_id_that_follows_from_the_call(self) -> None:
-        follows = self.follows(undone("call_1"), undone("call_2"))
-        assert isinstance(follows, Propose)
-        [proposed] = follows.calls
-        assert (proposed.call_id, proposed.undoes_call_id, proposed.tool_name) == ("undo_2", "call_2", "back")
-        assert (proposed.round, proposed.state) == (1, CallState.PROPOSED)
-
-    @pytest.mark.parametrize("state", list(CallState))
-    def test_one_is_proposed_when_the_one_before_is_settled_however_it_ended(self, state: CallState) -> None:
-        before = inverse("undo_2", state)
-        follows = self.follows(undone("call_1"), undone("call_2"), before)
-        expected = ["undo_1"] if before.settled else []
-        assert [each.call_id for each in getattr(follows, "calls", ())] == expected
-
-    def test_when_all_are_settled_it_ends(self) -> None:
-        ended = [inverse("undo_2", CallState.FAILED), inverse("undo_1", CallState.SUCCEEDED)]
-        assert self.follows(*ended) == Finish(state=RunState.COMPLETED)
-
-    def test_a_message_ends_it_after_the_inverse_that_runs(self) -> None:
-        steered = replace(self.loop, steers=("wait",))
-        assert self.follows(inverse("undo_2", CallState.RUNNING), loop=steered) == Wait(until=None)
-        assert self.follows(inverse("undo_2", CallState.SUCCEEDED), loop=steered) == EnterSteers()
 
     def test_after_its_report_the_model_answers_the_message_without_tools_and_is_not_warned(self) -> None:
         run = undo_run(round=8)
@@ -244,18 +144,6 @@ class TestUndo:
         assert not any(isinstance(event, Warned) for event in events)
         answered = replace(state, messages=(*told, said("I stopped.")))
         assert undo_program.follows(answered, NOW) == Finish(state=RunState.COMPLETED)
-
-    def test_it_is_reported_once(self) -> None:
-        state = state_of(inverse("undo_2", CallState.SUCCEEDED), run=undo_run(round=1), loop=self.loop)
-        reported = undo_program.concluded(state, goes_on=True)
-        assert reported.run.output_text.startswith("Undo of run r_0: 1 of 3")
-        assert (reported.run.round, len(reported.messages)) == (2, 1)
-        assert undo_program.concluded(reported, goes_on=False) is reported
-
-    def test_an_inverse_that_waits_for_a_person_is_given_up_for_a_message(self) -> None:
-        waiting = inverse("undo_2", CallState.AWAITING_APPROVAL)
-        assert undo_program.gives_up(waiting, state_of(waiting, run=undo_run()))
-        assert undo_program.may_start(inverse("undo_2", CallState.RUNNABLE), state_of(run=undo_run()))
 
     def test_a_plan_without_its_calls_is_a_fault(self) -> None:
         with pytest.raises(RuntimeError, match="no inverse"):
@@ -305,12 +193,6 @@ class TestVersions:
         follows = decide(state, NOW)
         assert isinstance(follows, Propose)
         assert [each.call_id for each in follows.calls] == ["undo_1"]
-
-    def test_the_version_before_finds_what_it_would_have_written_and_what_it_ignores(self) -> None:
-        tagged = OF_N_MINUS_1.replace(b'"undo":{', b'"undo":{"program":"undo",')
-        counted = tagged.replace(b'"counted_prompt"', b'"misfits":0,"counted_prompt"')
-        completed = counted.replace(b'"failure"', b'"completions":{},"failure"', 1)
-        assert loop_state.write(LoopState(cursor=PLAN)) == completed.removesuffix(b"}") + b',"fallbacks_used":0}'
 
     def test_a_cursor_of_a_program_that_is_not_known_is_of_a_newer_version(self) -> None:
         assert loop_state.read(b'{"undo":{"program":"undo","reported":true}}').cursor == UndoPlan(reported=True)
@@ -384,12 +266,6 @@ class TestAnyProgram:
         assert plan.state.loop.unknowns_resolved == {}
         assert {each.call_id for each in plan.state.open_calls} == {"asks", "second"}
 
-    def test_it_is_asked_at_its_time(self, drives: Drives) -> None:
-        drives(lambda _, now: Wait(until=NOW + 5) if now < NOW + 5 else Finish(state=RunState.FAILED))
-        parked = planning.plan(state_of(), (), NOW)
-        assert parked.rest == Park(state=RunState.WAITING, waits=(WaitKind.TIME,), wake_time=NOW + 5)
-        assert isinstance(planning.plan(parked.state, (), NOW + 5).rest, Finish)
-
     def test_its_time_wakes_a_run_that_waits_for_a_person_longer(self, drives: Drives) -> None:
         drives(lambda _, __: Wait(until=NOW + 5))
         asks = replace(call("asks", CallState.ASKED), deadline_time=NOW + 60)
@@ -401,12 +277,6 @@ class TestAnyProgram:
         drives(lambda _, __: Propose(calls=(first, second)))
         state = replace(state_of(), under_way=frozenset({check_of(CallId("first"))}))
         assert planning.plan(state, (), NOW).work == (Propose(calls=(second,)),)
-
-    def test_a_verdict_on_a_call_that_is_not_proposed_any_more_changes_nothing(self, drives: Drives) -> None:
-        drives(lambda _, __: Wait(until=None))
-        state = state_of()
-        late = CallChecked(call=call("late", CallState.PROPOSED), verdict=tool())
-        assert planning.plan(state, [late], NOW).state.calls == {}
 
     def test_a_verdict_after_a_cancel_begins_nothing(self, drives: Drives) -> None:
         proposed = call("late", CallState.PROPOSED)
@@ -423,14 +293,6 @@ class TestAnyProgram:
         read = CallsRead(calls=(replace(call("other", CallState.RUNNABLE), run_id="r_0"),))
         plan = planning.plan(replace(asked.state, under_way=frozenset()), [read], NOW)
         assert (plan.work, plan.state.calls, plan.state.open_calls) == ((), {}, ())
-
-    def test_its_beginning_keeps_its_tools_and_its_cursor_in_one_step(self, drives: Drives) -> None:
-        drives(lambda state, _: Wait(until=None) if state.loop.cursor else PlanUndo())
-        begins = planning.plan(state_of(), (), NOW)
-        assert begins.work == (PlanUndo(),)
-        tools = (PinnedTool(name="back", version=1),)
-        plan = planning.plan(replace(begins.state, under_way=frozenset()), [ToolsPinned(tools=tools, cursor=PLAN)], NOW)
-        assert (plan.state.run.tools, plan.state.loop.cursor) == (tools, PLAN)
 
     def test_a_run_that_is_parked_goes_on_before_it_completes(self, drives: Drives) -> None:
         """The ledger takes no step from WAITING to COMPLETED."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import loop_state, proposals
 from pawl.agent_loop.domain.call import CallState, DecisionKind
 from pawl.agent_loop.domain.command import (
     CallResolution,
 )
-from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.domain.event import RoundStarted, Warned
 from pawl.agent_loop.domain.fact import CallExecuted
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.message import Role
@@ -26,8 +25,8 @@ from pawl.agent_loop.domain.run import (
     WaitKind,
 )
 from pawl.agent_loop.domain.state import MODEL
-from pawl.agent_loop.domain.tool import Disposition, Verdict
 from pawl.chassis.ids import CallId
+from tests.unit.agent_loop.scenario import present
 from tests.unit.agent_loop.simulation import OK, UNKNOWN, Simulation, answer
 
 
@@ -54,24 +53,20 @@ def running(run: Simulation) -> list[int]:
 class TestOrder:
     """LOOP-9, D1."""
 
-    def test_parallel_calls_start_at_once_and_serial_ones_in_order(self) -> None:
+    def test_parallel_calls_start_together_and_serial_ones_in_order(self) -> None:
         run = started(("serial", "parallel", "serial", "parallel"))
         assert running(run) == [0, 1, 3]
         run.ends(run.calls[0].call_id)
         assert running(run) == [1, 2, 3]
 
-    def test_a_serial_call_waits_for_an_earlier_decision(self) -> None:
+    def test_a_serial_call_waits_for_an_earlier_decision_unless_the_agent_says_otherwise(self) -> None:
         run = started(("gated", "serial", "parallel"))
         assert running(run) == [2]
         run.decides(run.calls[0], DecisionKind.REJECT)
         assert running(run) == [1, 2]
-
-    def test_a_serial_call_does_not_wait_for_a_front_end(self) -> None:
-        assert running(started(("front", "serial"))) == [1]
-
-    def test_an_agent_may_let_serial_calls_overtake_decisions(self) -> None:
-        run = started(("ask", "serial"), options=RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS))
-        assert running(run) == [1]
+        overtakes = RunOptions(batch_order=BatchOrder.OVERTAKE_DECISIONS)
+        assert running(started(("ask", "serial"), options=overtakes)) == [1]
+        assert running(started(("front", "serial"))) == [1], "it does not wait for a front end"
 
     def test_parallel_calls_on_the_same_thing_keep_their_order(self) -> None:
         """C4: two edits of one file, one lost silently."""
@@ -102,41 +97,26 @@ class TestRounds:
         run.model_answers()
         assert run.calls[1].state is CallState.FAILED
         assert run.run.state is RunState.FAILED
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "ROUND_LIMIT"
+        assert present(run.run.failure).reason == "ROUND_LIMIT"
 
     def test_a_run_may_ask_to_fail_at_the_limit(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
         run = started(("serial",), options=options)
         run.ends(run.calls[0].call_id)
-        assert run.run.failure is not None
-        assert (run.run.state, run.run.failure.reason) == (RunState.FAILED, "ROUND_LIMIT")
-        assert run.run.failure.failure_class is FailureClass.LIMIT
+        assert (run.run.state, present(run.run.failure).reason) == (RunState.FAILED, "ROUND_LIMIT")
+        assert present(run.run.failure).failure_class is FailureClass.LIMIT
 
     def test_an_answer_in_the_last_round_is_an_answer(self) -> None:
         options = RunOptions(limits=Limits(rounds_max=1), round_limit_policy=RoundLimitPolicy.FAIL)
         assert started((), options=options).run.state is RunState.COMPLETED
 
     def test_a_warning_comes_at_eighty_percent(self) -> None:
-        run = started(*[("serial",)] * 10)
-        run.finishes()
-        # The same call again and again would end it before.
-        reasons = [event.reason for event in run.told if isinstance(event, Warned)]
-        assert "ROUND_LIMIT_NEAR" not in reasons
-
         names = [answer("serial", arguments=[f'{{"n":{n}}}']) for n in range(10)]
         run = Simulation(names)
         run.turn()
         run.finishes()
         assert [event.reason for event in run.told if isinstance(event, Warned)] == ["ROUND_LIMIT_NEAR", "FINAL_ROUND"]
         assert run.run.state is RunState.COMPLETED
-
-    def test_counters_hold_over_a_takeover(self) -> None:
-        """C7: counters that restarted on resume."""
-        run = started(("serial",), ("serial",), options=RunOptions(limits=Limits(rounds_max=1)))
-        run.is_taken_over()
-        run.ends(run.calls[0].call_id)
-        assert [event.round for event in run.told if isinstance(event, RoundStarted)] == [1, 2]
 
 
 class TestSurplus:
@@ -154,8 +134,7 @@ class TestSurplus:
         run.turn()
         run.model_answers()
         assert run.calls[0].state is CallState.FAILED
-        assert run.calls[0].result is not None
-        assert run.calls[0].result.error_reason == "INVALID_ARGUMENTS"
+        assert present(run.calls[0].result).error_reason == "INVALID_ARGUMENTS"
         assert len(run.calls[0].proposed_arguments) < 5000
 
 
@@ -172,102 +151,61 @@ class TestProposals:
         assert [call.state for call in run.calls[1:]] == [CallState.FAILED] * 2
         assert {call.result.error_reason for call in run.calls[1:] if call.result} == {"TOOL_NOT_FOUND"}
 
-    @pytest.mark.parametrize(("own", "seconds"), [(0.0, 10.0), (3.0, 3.0), (99.0, 99.0), (200.0, 100.0)])
-    def test_a_tool_s_own_timeout_holds_up_to_the_ceiling(self, own: float, seconds: float) -> None:
-        run = started(("serial",))
-        verdict = Verdict(call_id=CallId(""), disposition=Disposition.RUN, timeout_seconds=own)
-        assert proposals.judged(run.calls[0], verdict, RunOptions(), 0.0).timeout_seconds == seconds
 
-
-class TestStuckLoops:
+@pytest.mark.parametrize(
+    ("name", "arguments", "reason", "executed"),
+    [
+        ("serial", ["{}"] * 6, "STUCK_LOOP", 3),
+        ("refused", ["{}"] * 6, "STUCK_LOOP", 0),
+        ("serial", ['{"n":0}', '{"n":1}'] * 4, "STUCK_LOOP", 5),
+        ("serial", ['{"n":0}', '{"n":1}', '{"n":2}'] * 2, "", 6),
+    ],
+    ids=["identical calls", "refused calls", "two calls in turn", "three calls in turn"],
+)
+def test_a_run_that_repeats_itself_ends_before_the_next_repetition_runs(
+    name: str, arguments: list[str], reason: str, executed: int
+) -> None:
     """LOOP-5, D2."""
+    run = Simulation([answer(name, arguments=[each]) for each in arguments])
+    run.turn()
+    run.finishes()
+    failure = run.run.failure
+    assert (failure.reason if failure else "") == reason
+    assert run.run.state is (RunState.FAILED if reason else RunState.COMPLETED)
+    assert failure is None or failure.failure_class is FailureClass.STUCK
+    assert len(run.started) == executed
+    assert (run.calls[-1].state is CallState.SUCCEEDED) is not bool(reason)
 
-    def test_the_fourth_identical_call_is_not_executed_and_ends_the_run(self) -> None:
-        run = Simulation([answer("serial", arguments=["{}"]) for _ in range(6)])
-        run.turn()
-        run.finishes()
-        assert run.run.failure is not None
-        assert (run.run.state, run.run.failure.reason) == (RunState.FAILED, "STUCK_LOOP")
-        assert run.run.failure.failure_class is FailureClass.STUCK
-        assert len(run.started) == 3
-        assert [call.state for call in run.calls] == [CallState.SUCCEEDED] * 3 + [CallState.CANCELLED]
 
-    def test_identical_calls_count_over_a_takeover(self) -> None:
-        run = Simulation([answer("serial", arguments=["{}"]) for _ in range(6)])
-        run.turn()
-        while run.run.state is not RunState.FAILED:
-            if MODEL in run.under_way:
-                run.model_answers()
-            else:
-                state = loop_state.read(loop_state.write(run.base.loop))
-                run.base = replace(run.base, loop=state)
-                run.ends(run.calls[-1].call_id)
-        assert len(run.started) == 3
+def test_waits_between_attempts_double_to_ten_seconds_and_honour_the_server() -> None:
+    """LOOP-7: jitter shortens a wait by half at most, and what cannot be retried in the round is final."""
+    problem = Problem(reason="HTTP_503", failure_class=FailureClass.PROVIDER, retryable=True, message="no")
 
-    def test_an_alternating_pattern_is_caught_at_its_third_turn(self) -> None:
-        names = [answer("serial", arguments=[f'{{"n":{n % 2}}}']) for n in range(8)]
-        run = Simulation(names)
-        run.turn()
-        run.finishes()
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "STUCK_LOOP"
-        assert len(run.started) == 5
+    def waits(problem: Problem, *failures: int, attempts_max: int = 9, jitter: float = 0) -> list[float | None]:
+        return [delay(problem, failures=n, attempts_max=attempts_max, left=100, jitter=jitter) for n in failures]
 
-    def test_going_back_and_forth_between_more_things_is_no_loop(self) -> None:
-        names = [answer("serial", arguments=[f'{{"n":{n % 3}}}']) for n in range(8)]
-        run = Simulation(names)
-        run.turn()
-        run.finishes()
-        assert run.run.state is RunState.COMPLETED
-
-    def test_a_call_that_is_refused_again_and_again_is_a_loop_too(self) -> None:
-        run = Simulation([answer("refused", arguments=["{}"]) for _ in range(6)])
-        run.turn()
-        run.finishes()
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "STUCK_LOOP"
+    assert waits(problem, 1, 2, 3, 4, 5, 6) == [1, 2, 4, 8, 10, 10]
+    assert waits(problem, 1, jitter=1) == [0.5]
+    assert waits(replace(problem, retry_after_seconds=30), 1, jitter=1) == [30]
+    assert waits(replace(problem, retry_after_seconds=3600), 1) == [None]
+    assert waits(problem, 4, attempts_max=4) == waits(replace(problem, retryable=False), 1) == [None]
 
 
 class TestPeople:
     """HITL-1 to HITL-3, FE-4."""
 
-    def test_several_questions_each_get_their_own_answer(self) -> None:
-        """C3."""
-        run = started(("ask", "serial", "ask"))
-        assert run.run.waits == (WaitKind.ANSWER,)
-        run.decides(run.calls[2], DecisionKind.ANSWER)
-        assert run.run.state is RunState.WAITING
-        run.decides(run.calls[0], DecisionKind.ANSWER)
-        assert running(run) == [1]
-        run.ends(run.calls[1].call_id)
-        assert MODEL in run.under_way
-        assert all(call.state is CallState.SUCCEEDED for call in run.calls)
-
-    def test_the_model_is_told_that_a_reviewer_edited_the_call(self) -> None:
-        run = started(("gated",))
-        run.decides(run.calls[0], DecisionKind.EDIT)
-        edited = run.calls[0]
-        assert (edited.arguments_json, edited.approved_digest) == (b'{"edited":true}', "e")
-        run.ends(edited.call_id)
-        result = run.calls[0].result
-        assert result is not None
-        assert "A reviewer edited this call" in result.note
-        assert '{"edited":true}' in result.note
-
     def test_a_rejection_reaches_the_model_with_its_reason(self) -> None:
         run = started(("gated",))
         run.decides(run.calls[0], DecisionKind.REJECT)
         assert run.calls[0].state is CallState.REJECTED
-        assert run.calls[0].result is not None
-        assert b"because" in run.calls[0].result.content_json
+        assert b"because" in present(run.calls[0].result).content_json
         assert run.started == []
 
     def test_an_answer_may_take_the_place_of_a_gated_call(self) -> None:
         run = started(("gated",))
         run.decides(run.calls[0], DecisionKind.ANSWER)
         assert run.calls[0].state is CallState.SUCCEEDED
-        assert run.calls[0].result is not None
-        assert run.calls[0].result.content_json == b'{"answer":"yes"}'
+        assert present(run.calls[0].result).content_json == b'{"answer":"yes"}'
         assert run.started == []
 
     def test_an_approved_front_end_call_is_offered(self) -> None:
@@ -301,8 +239,7 @@ class TestPeople:
         run.decides(call, DecisionKind.APPROVE)
         run.ends(call.call_id)
         result = run.calls[0].result
-        assert result is not None
-        assert "No client ran front_falls_back" in result.note
+        assert "No client ran front_falls_back" in present(result).note
 
 
 class TestSteering:
@@ -388,16 +325,6 @@ class TestTakeover:
         assert run.started == [run.calls[0].call_id] * 2
         assert run.calls[0].attempt == 2
 
-    def test_a_model_call_is_made_again_for_each_worker_that_is_lost(self) -> None:
-        """The ledger counts the workers that die, and quarantines the run; to the loop they are no failures."""
-        run = Simulation([])
-        run.turn()
-        for _ in range(10):
-            run.is_taken_over()
-        assert MODEL in run.under_way
-        assert run.model_calls == 11
-        assert [event.model_attempt for event in run.told if isinstance(event, RoundRetrying)] == list(range(1, 11))
-
     def test_a_settled_call_does_not_change_any_more(self) -> None:
         """C5: a cancelled execution overwritten as completed."""
         run = started(("serial", "front"))
@@ -406,45 +333,3 @@ class TestTakeover:
         run.facts.append(CallExecuted(call_id=run.calls[0].call_id, ended=OK))
         run.turn()
         assert run.calls == before
-
-
-class TestTimeouts:
-    """LOOP-6, D4."""
-
-    def test_a_round_that_takes_too_long_fails_the_run(self) -> None:
-        run = started(("serial",))
-        run.passes(121, parked=False)
-        assert run.run.failure is not None
-        assert run.run.failure.reason == "ROUND_TIMEOUT"
-        assert run.calls[0].state is CallState.CANCELLED
-
-    def test_waiting_for_people_is_not_active_time(self) -> None:
-        run = started(("ask",))
-        run.passes(80_000)
-        run.decides(run.calls[0], DecisionKind.ANSWER)
-        assert MODEL in run.under_way
-
-
-class TestRetries:
-    """LOOP-7."""
-
-    PROBLEM = Problem(reason="HTTP_503", failure_class=FailureClass.PROVIDER, retryable=True, message="no")
-
-    def test_waits_double_from_one_second_to_ten(self) -> None:
-        waits = [delay(self.PROBLEM, failures=n, attempts_max=9, left=100, jitter=0) for n in range(1, 7)]
-        assert waits == [1, 2, 4, 8, 10, 10]
-
-    def test_jitter_shortens_a_wait_by_half_at_most(self) -> None:
-        assert delay(self.PROBLEM, failures=1, attempts_max=4, left=100, jitter=1) == 0.5
-
-    def test_the_server_s_own_wish_is_honoured(self) -> None:
-        problem = replace(self.PROBLEM, retry_after_seconds=30)
-        assert delay(problem, failures=1, attempts_max=4, left=100, jitter=1) == 30
-
-    def test_a_wish_beyond_the_round_ends_the_call(self) -> None:
-        problem = replace(self.PROBLEM, retry_after_seconds=3600)
-        assert delay(problem, failures=1, attempts_max=4, left=100, jitter=0) is None
-
-    def test_the_last_attempt_and_what_cannot_be_retried_are_final(self) -> None:
-        assert delay(self.PROBLEM, failures=4, attempts_max=4, left=100, jitter=0) is None
-        assert delay(replace(self.PROBLEM, retryable=False), failures=1, attempts_max=4, left=100, jitter=0) is None

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any
+
+from google.protobuf import json_format
+
 from pawl.agent_loop.adapters import step_log
 from pawl.agent_loop.adapters.views import log_gap, logged_event
 from pawl.agent_loop.domain.step_history import Step, StepChange, Steps, StepStatus, StepType
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
+from tests.golden import GAP, LOG, TOLD
 
 NOW = 1_700_000_000
 
@@ -120,20 +126,6 @@ def test_a_run_is_told_in_steps() -> None:
     ]
 
 
-def test_reasoning_is_there_while_it_is_written() -> None:
-    live = steps_of(whole_run()[:6]).all()
-
-    assert [(step.step_id, step.status, step.content) for step in live] == [
-        ("1-reasoning", StepStatus.ACTIVE, "First I look.\n\u00e9")
-    ]
-
-
-def test_what_is_written_with_calls_is_planning_as_soon_as_calls_are_written() -> None:
-    kinds = [steps_of(whole_run()[:end]).all()[-1].type for end in (7, 8)]
-
-    assert kinds == [StepType.ANSWER, StepType.PLANNING]
-
-
 def test_what_an_attempt_that_failed_wrote_is_void() -> None:
     steps = Steps()
     log = [logged_event(event) for event in whole_run()]
@@ -160,15 +152,6 @@ def test_changes_lead_to_the_steps_from_any_point_of_the_log_in_any_parts() -> N
                 applied(shown, step_log.take_in(steps, log[first : first + size]))
             assert tuple(shown[step.step_id] for step in whole) == whole
             assert all(step.status is StepStatus.VOID for step in shown.values() if step not in whole)
-
-
-def test_output_is_sent_once_and_not_again_with_every_piece() -> None:
-    steps = Steps()
-    log = [logged_event(event) for event in events(*(delta(1, reasoning="x" * 100) for _ in range(50)))]
-
-    sent = [change.step.content for event in log for change in step_log.take_in(steps, [event])]
-
-    assert sum(map(len, sent)) == 5000
 
 
 def test_a_run_whose_events_are_gone_has_the_same_steps() -> None:
@@ -204,15 +187,50 @@ def test_the_report_of_an_undo_stands_behind_its_calls_also_when_events_are_gone
     assert [step.step_id for step in steps.all()] == ids
 
 
-def test_a_result_that_the_log_leaves_out_says_how_large_it_is() -> None:
-    log = events(called("call_1", call_pb2.CALL_STATE_SUCCEEDED, omitted_bytes=20_000))
-
-    result = steps_of(log).all()[1]
-
-    assert (result.content, result.content_omitted_bytes) == ("", 20_000)
+# The golden log in steps; tests/unit/gateway and web/client read the same log, and tell the same.
 
 
-def test_what_was_open_when_the_run_ended_was_stopped() -> None:
-    steps = steps_of(events(delta(1, reasoning="Well"), ended())).all()
+def logged() -> list[Any]:
+    """The log, as whoever makes steps reads it."""
+    events = json.loads(LOG.read_text())
+    return [logged_event(json_format.ParseDict(each, event_pb2.RunEvent())) for each in events]
 
-    assert [(step.content, step.status) for step in steps] == [("Well", StepStatus.STOPPED)]
+
+def shown(steps: Steps) -> list[dict[str, str]]:
+    """Return what steps tell, in their order."""
+    told: list[dict[str, str]] = []
+    for step in steps.all():
+        match step.type:
+            case StepType.REASONING:
+                told.append({"reasoning": step.content})
+            case StepType.PLANNING | StepType.ANSWER:
+                told.append({"text": step.content})
+            case StepType.RESULT:
+                (call,) = [each for each in told if each.get("call") == step.call_id]
+                call["result"] = step.content
+            case _:
+                told.append({"call": step.call_id, "tool": step.tool_name, "arguments": step.content})
+    return told
+
+
+def expected() -> list[dict[str, str]]:
+    """Return what everybody tells; of a question, steps tell the text that the user is asked."""
+    told: list[dict[str, str]] = json.loads(TOLD.read_text())
+    for each in told:
+        if each.get("tool") == "ask_user":
+            each["arguments"] = json.loads(each["arguments"])["question"]
+    return told
+
+
+def test_steps_tell_the_golden_log_as_everybody_does() -> None:
+    steps = Steps()
+    for each in logged():
+        step_log.take_in(steps, [each])
+    assert shown(steps) == expected()
+
+
+def test_steps_tell_it_so_behind_a_gap_too() -> None:
+    steps = Steps()
+    step_log.take_in(steps, log_gap(json_format.ParseDict(json.loads(GAP.read_text()), gap_pb2.Gap())))
+    step_log.take_in(steps, logged()[-1:])
+    assert shown(steps) == expected()

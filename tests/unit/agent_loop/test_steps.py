@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from pawl.agent_loop.domain import planning, step
-from pawl.agent_loop.domain.call import CallResult, CallState, DecisionKind
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain import loop_state, planning, repetition, step
+from pawl.agent_loop.domain.call import Call, CallResult, CallState, DecisionKind
 from pawl.agent_loop.domain.command import (
     CallResolution,
     Cancel,
@@ -19,12 +23,17 @@ from pawl.agent_loop.domain.command import (
     Steer,
     ToolResult,
 )
-from pawl.agent_loop.domain.decision import StartModel, StopCalls
+from pawl.agent_loop.domain.decision import StopCalls
+from pawl.agent_loop.domain.limits import CEILINGS, Limits, read_ceilings
+from pawl.agent_loop.domain.loop_state import LoopState, NewerVersion
 from pawl.agent_loop.domain.message import Message, Role
 from pawl.agent_loop.domain.run import RunOptions, RunState, StopCause, UnknownOutcomePolicy
 from pawl.agent_loop.domain.state import State
-from pawl.chassis.ids import CommandId, RunId, UserId
-from tests.unit.agent_loop.simulation import UNKNOWN, Simulation, answer
+from pawl.agent_loop.settings import AgentLoopSettings
+from pawl.chassis.ids import CallId, CommandId, ConversationId, RunId, StoreId, UserId
+from pawl.errors import InvalidField
+from pawl.event.v1 import run_pb2
+from tests.unit.agent_loop.simulation import ASKS, UNKNOWN, Simulation, answer
 
 
 def with_commands(run: Simulation, *kinds: CommandKind) -> State:
@@ -55,18 +64,6 @@ def test_what_was_taken_about_a_call_counts_though_a_message_came_before_it(
     run.sends(Steer(text="never mind"), taken(call.call_id))
 
     assert run.base.calls[call.call_id].state is CallState.SUCCEEDED
-
-
-def test_a_run_that_goes_on_from_quarantine_runs_before_the_model_answers() -> None:
-    """EVT-1: the ledger tells first that a run runs; in the step of the answer that would move its seqs."""
-    run = Simulation([answer()])
-    run.turn()
-    let_go_on = replace(run.base, run=replace(run.base.run, state=RunState.QUEUED), under_way=frozenset())
-
-    plan = planning.plan(let_go_on, (), run.now)
-
-    assert any(isinstance(work, StartModel) for work in plan.work)
-    assert plan.state.run.state is RunState.RUNNING
 
 
 @pytest.mark.parametrize(("last_output_seq", "after_seq"), [(7, None), (8, 7)])
@@ -112,3 +109,173 @@ def test_a_call_that_was_to_run_again_just_before_the_stop_is_withdrawn_in_the_s
     planned = planning.plan(with_commands(run, again, Cancel(cause=StopCause.USER)), (), run.now)
 
     assert planned.state.calls[call.call_id].state is CallState.CANCELLED
+
+
+# A tool that runs asks a person something: the rules.
+
+
+def asking_call(run: Simulation) -> Call:
+    """Begin a batch of one serial call whose tool asks."""
+    run.turn()
+    run.model_answers()
+    (call,) = run.calls
+    run.ends(call.call_id, ASKS)
+    (call,) = run.calls
+    return call
+
+
+def test_a_tool_that_asks_parks_the_run_and_goes_on_with_every_answer_in_order() -> None:
+    run = Simulation([answer("serial")])
+    call = asking_call(run)
+    assert (call.state, call.question) == (CallState.ASKED, ASKS.question)
+    assert run.parked
+    run.decides(call, DecisionKind.ANSWER)
+    run.ends(call.call_id, ASKS)
+    run.decides(call, DecisionKind.REJECT)
+    answers = run.base.loop.answers[call.call_id]
+    assert [(given.answer, given.declined) for given in answers] == [("yes", False), ("", True)]
+    run.ends(call.call_id)
+    assert run.calls[0].state is CallState.SUCCEEDED
+    assert run.started == [call.call_id] * 3
+
+
+def test_a_question_of_a_tool_that_nobody_answers_goes_back_to_the_tool() -> None:
+    run = Simulation([answer("serial")])
+    call = asking_call(run)
+    run.passes(run.options.limits.answer_timeout_seconds)
+    assert run.base.loop.answers[call.call_id][-1].declined
+    assert call.call_id in run.under_way
+
+
+def test_a_message_that_steers_declines_the_question_of_a_tool() -> None:
+    run = Simulation([answer("serial")])
+    call = asking_call(run)
+    run.steers()
+    assert run.base.loop.answers[call.call_id][-1].declined
+    run.ends(call.call_id)
+    assert run.calls[0].state is CallState.SUCCEEDED
+
+
+def test_a_cancelled_run_stops_the_tool_that_asks_also_if_it_was_just_answered() -> None:
+    for is_answered in (False, True):
+        run = Simulation([answer("serial")])
+        call = asking_call(run)
+        cancel = Cancel(cause=StopCause.USER)
+        given = Decide(call_id=call.call_id, kind=DecisionKind.ANSWER, answer="yes")
+        run.sends(given, cancel) if is_answered else run.sends(cancel)
+        assert run.started == [call.call_id]
+        assert run.run.state is RunState.CANCELLED
+        assert run.calls[0].state is CallState.CANCELLED
+
+
+# A model that repeats itself (LOOP-5): nobody is told too late.
+
+
+_CALLS = st.tuples(st.sampled_from(["look", "find"]), st.integers(0, 1))
+_ROUNDS = st.lists(st.lists(_CALLS, min_size=1, max_size=3), max_size=12)
+
+
+def _call(name: str, number: int) -> Call:
+    return Call(
+        store_id=StoreId("acme"),
+        conversation_id=ConversationId("conversation"),
+        run_id=RunId("run"),
+        call_id=CallId("call"),
+        round=1,
+        index=0,
+        tool_name=name,
+        state=CallState.PROPOSED,
+        proposed_arguments=str(number),
+        create_time=0.0,
+    )
+
+
+@given(_ROUNDS, st.integers(2, 5))
+def test_a_round_by_which_a_run_is_stuck_was_seen_to_come(rounds: list[list[tuple[str, int]]], most: int) -> None:
+    loop = LoopState()
+    for asked in rounds:
+        calls = [_call(*each) for each in asked]
+        foreseen = repetition.may_be_stuck(loop, calls, most)
+        loop = repetition.count(loop, calls, most)
+        if repetition.stuck_call(loop, calls, most) is not None:
+            assert foreseen
+            return
+
+
+def test_a_run_that_asks_for_something_else_each_time_is_not_near() -> None:
+    loop = LoopState()
+    for number in range(20):
+        calls = [_call("look", number)]
+        assert not repetition.may_be_stuck(loop, calls, 4)
+        loop = repetition.count(loop, calls, 4)
+
+
+# What a newer version has written is told from what is broken.
+
+
+def test_a_run_with_a_state_of_a_newer_version_is_said_to_be_of_one() -> None:
+    """I23."""
+    message = run_pb2.Run.FromString(run_pb2.Run(run_id="run_1", state=run_pb2.RUN_STATE_RUNNING).SerializeToString())
+    message.MergeFromString(b"\x28\x63")  # Field 5, the state: 99.
+    with pytest.raises(NewerVersion, match="99"):
+        wire.RUN.read(message)
+
+
+def test_a_loop_state_of_a_newer_version_is_told_from_a_broken_one() -> None:
+    with pytest.raises(NewerVersion):
+        loop_state.read(b'{"failure":{"failure_class":"NEW","reason":"R","message":"m"}}')
+    with pytest.raises(ValueError, match="cannot be read") as caught:
+        loop_state.read(b"{")
+    assert not isinstance(caught.value, NewerVersion)
+
+
+# Defaults hold where nothing is said; ceilings are the most that may be asked for.
+
+
+def settings(ceilings: str) -> AgentLoopSettings:
+    keys = {"service_key": "s" * 32, "local_key": "k" * 32}
+    given = {"database_url": "postgresql://x", "model": "m", "limit_ceilings": ceilings} | keys
+    return AgentLoopSettings.model_validate(given)
+
+
+def test_the_timeout_of_a_tool_holds_up_to_the_ceiling() -> None:
+    rows: list[Any] = [(0, 10), (5, 5), (99, 99), (600, 100)]
+    for own, held in rows:
+        assert Limits().seconds_of_tool(own) == held, own
+
+
+def test_a_run_narrows_what_tools_say_of_themselves_by_the_ceiling_alone() -> None:
+    asked = Limits().with_asked({"tool_timeout_seconds": 5}, CEILINGS)
+    assert (asked.seconds_of_tool(0), asked.seconds_of_tool(99)) == (5, 99)
+    narrow = Limits().with_asked({"tool_timeout_seconds_max": 5}, CEILINGS)
+    assert (narrow.seconds_of_tool(0), narrow.seconds_of_tool(99)) == (5, 5)
+
+
+def test_a_run_may_ask_for_each_limit_up_to_its_ceiling() -> None:
+    rows: list[Any] = [*sorted(set(Limits.__struct_fields__) - {"total_tokens_max", "topped_up_tokens_max"})]
+    for name in rows:
+        ceiling = getattr(CEILINGS, name)
+        assert ceiling >= getattr(Limits(), name), name
+        assert getattr(Limits().with_asked({name: ceiling}, CEILINGS), name) == ceiling, name
+        with pytest.raises(InvalidField, match=f"{name} may be at most"):
+            Limits().with_asked({name: ceiling + 1}, CEILINGS)
+
+
+def test_a_deployment_says_ceilings_of_its_own() -> None:
+    found = read_ceilings("rounds_max=50, tool_timeout_seconds=600,total_tokens_max=0", Limits(total_tokens_max=9))
+    assert (found.rounds_max, found.tool_timeout_seconds, found.tool_timeout_seconds_max) == (50, 600, 600)
+    assert (found.total_tokens_max, found.run_timeout_seconds) == (0, CEILINGS.run_timeout_seconds)
+    assert isinstance(found.rounds_max, int)
+
+
+def test_no_ceiling_is_below_its_default() -> None:
+    found = read_ceilings("", Limits(tool_timeout_seconds=300, total_tokens_max=500))
+    assert (found.tool_timeout_seconds, found.tool_timeout_seconds_max) == (300, 300)
+    assert found.total_tokens_max == 500, "a budget is a ceiling unless something else is said"
+
+
+def test_what_is_no_ceiling_stops_the_start() -> None:
+    rows: list[Any] = ["rounds_max=9", "rounds_max", "rounds_max=nan", "rounds=20", "tool_timeout_seconds_max=9"]
+    for text in rows:
+        with pytest.raises(ValueError, match="PAWL_LIMIT_CEILINGS"):
+            settings(text)  # pyright: ignore[reportCallIssue]

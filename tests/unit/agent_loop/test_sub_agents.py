@@ -5,33 +5,35 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from pawl.agent_loop.app.drive import Drive
+from pawl.agent_loop.domain.agents import AgentDefinition, ToolSelection
 from pawl.agent_loop.domain.call import Call, CallState
 from pawl.agent_loop.domain.command import Cancel
-from pawl.agent_loop.domain.delegation import OUTPUT_BYTES_MAX
 from pawl.agent_loop.domain.limits import Limits
 from pawl.agent_loop.domain.model import ModelRequest
+from pawl.agent_loop.domain.options import AskedOptions
 from pawl.agent_loop.domain.run import (
     ENDED,
+    PinnedAgent,
     Run,
     RunOptions,
     RunState,
     StopCause,
     TokenBudgetPolicy,
-    Usage,
     WaitKind,
 )
-from pawl.chassis.ids import RunId, RunKey, StoreId
+from pawl.chassis.auth import Principal
+from pawl.chassis.ids import RunId, RunKey, StoreId, UserId
 from pawl.errors import DependencyUnavailable, LeaseLost, RunEnded
-from tests.fakes import virtual_time
-from tests.fakes.ledger import states_told
+from tests.fakes.ledger import STORE, USER, states_told
 from tests.fakes.loop_world import LEASE_SECONDS, World
 from tests.fakes.model import Script, calls, fails, says
 from tests.fakes.registry import tool
+from tests.unit.agent_loop.scenario import present
 
 VERDICTS = {
     "look": tool(effect="READ_ONLY", parallel=True),
@@ -89,257 +91,118 @@ def the_call(world: World, key: RunKey) -> Call:
     return call
 
 
-def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("It is blue.")])
-        key = world.ledger.submit("top")
+async def test_the_answer_of_the_agent_is_the_result_of_the_call() -> None:
+    world = world_of(top=[calls(agent("part")), says("Done.")], part=[calls("look"), says("It is blue.")])
+    key = world.ledger.submit("top")
 
-        await finish(world, key)
+    await finish(world, key)
 
-        run, call, child = world.ledger.run(key), the_call(world, key), child_of(world, key)
-        assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
-        assert call.state is CallState.SUCCEEDED
-        assert call.result is not None
-        assert json.loads(call.result.content_json) == {"answer": "It is blue."}
-        assert (child.parent_run_id, child.parent_call_id, child.depth) == (run.run_id, call.call_id, 1)
-        assert child.conversation_id != run.conversation_id
-        assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
-        assert [above.conversation_id for above in child.above] == [run.conversation_id]
-        assert WaitKind.AGENT not in run.waits
-        assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
-
-    virtual_time.run(main())
+    run, call, child = world.ledger.run(key), the_call(world, key), child_of(world, key)
+    assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
+    assert call.state is CallState.SUCCEEDED
+    assert json.loads(present(call.result).content_json) == {"answer": "It is blue."}
+    assert (child.parent_run_id, child.parent_call_id, child.depth) == (run.run_id, call.call_id, 1)
+    assert child.conversation_id != run.conversation_id
+    assert [message.text for message in world.ledger.messages(key_of(child))][:1] == ["part"]
+    assert [above.conversation_id for above in child.above] == [run.conversation_id]
+    assert WaitKind.AGENT not in run.waits
+    assert states_told(world.ledger.log(key)) == ["QUEUED", "RUNNING", "WAITING", "RUNNING", "COMPLETED"]
 
 
-def test_a_parent_waits_without_a_worker_and_its_parked_time_does_not_count() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("part"))], part=[calls("mail")])
-        key = world.ledger.submit("top")
-
-        await world.drive()
-        row, run = world.ledger.row(key), world.ledger.run(key)
-        assert (row.worker_id, row.claim_at) == (None, None)
-        assert (run.state, run.waits) == (RunState.WAITING, (WaitKind.AGENT,))
-        await asyncio.sleep(200)
-        await finish(world, key)
-
-        assert world.ledger.run(key).active_seconds < 100
-
-    virtual_time.run(main())
-
-
-def test_tokens_of_the_agent_count_for_its_parent() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("part"))], part=[calls("look"), says("Yes.")])
-        key = world.ledger.submit("top")
-
-        await finish(world, key)
-
-        child, run = child_of(world, key), world.ledger.run(key)
-        assert child.usage.model_calls == 2
-        assert run.usage == child.usage + Usage(input_tokens=20, output_tokens=10, model_calls=2)
-
-    virtual_time.run(main())
-
-
-def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> None:
+async def test_the_agent_gets_what_is_left_of_the_budget_and_its_end_for_want_of_it_is_the_parents_to_wait_for() -> (
+    None
+):
     """Every run calls the model for 15 tokens: 15 of 200 are used, so the agent may use 185, which its calls use up."""
 
-    async def main() -> None:
-        limits = Limits(total_tokens_max=200)
-        world = world_of(top=[calls(agent("part"))], part=[calls(f'look {{"n":{n}}}') for n in range(20)])
-        key = world.ledger.submit("top", RunOptions(limits=limits, without_background=True))
+    limits = Limits(total_tokens_max=200)
+    world = world_of(top=[calls(agent("part"))], part=[calls(f'look {{"n":{n}}}') for n in range(20)])
+    key = world.ledger.submit("top", RunOptions(limits=limits, without_background=True))
 
-        await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
+    await finish(world, key, until=lambda: WaitKind.BUDGET in world.ledger.run(key).waits)
 
-        child, run, call = child_of(world, key), world.ledger.run(key), the_call(world, key)
-        assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (185, 185)
-        assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
-        assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
-        assert call.result is not None
-        assert call.result.error_reason == "AGENT_FAILED"
-        assert run.usage.total_tokens == 15 + child.usage.total_tokens
-        assert run.state is RunState.WAITING
-
-    virtual_time.run(main())
-
-
-def test_the_worker_looks_at_once_for_the_run_that_does_a_call() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("part"), "look"), says("Done.")], part=[says("It is blue.")])
-        looks: list[int] = []
-        world.dependencies = replace(world.dependencies, run_due=lambda: looks.append(len(world.ledger.tables.runs)))
-        world.ledger.submit("top")
-
-        await world.drive()
-
-        assert looks == [2]
-
-    virtual_time.run(main())
-
-
-def test_agents_of_one_batch_follow_each_other_so_that_each_gets_what_is_left() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("one"), agent("two"))], one=[says("1")], two=[says("2")])
-        key = world.ledger.submit("top", RunOptions(limits=Limits(total_tokens_max=1000)))
-
-        await world.drive()
-        states = [call.state for call in world.ledger.calls(key)]
-        assert states == [CallState.DELEGATED, CallState.RUNNABLE]
-        await finish(world, key)
-
-        budgets = [child_of(world, key, index).options.limits.total_tokens_max for index in (0, 1)]
-        assert budgets == [985, 970]
-
-    virtual_time.run(main())
+    child, run, call = child_of(world, key), world.ledger.run(key), the_call(world, key)
+    assert (child.options.limits.total_tokens_max, child.options.limits.topped_up_tokens_max) == (185, 185)
+    assert child.options.token_budget_policy is TokenBudgetPolicy.FAIL
+    assert (child.state, child.failure.reason if child.failure else "") == (RunState.FAILED, "BUDGET_EXHAUSTED")
+    assert present(call.result).error_reason == "AGENT_FAILED"
+    assert run.usage.total_tokens == 15 + child.usage.total_tokens
+    assert run.state is RunState.WAITING
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2])
-def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
-    async def main() -> None:
-        world = world_of(
-            **{
-                name: [calls(agent(below)), says(name)]
-                for name, below in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"))
-            }
-        )
-        key = world.ledger.submit("a", RunOptions(limits=Limits(agent_depth_max=depth_max)))
+async def test_agents_start_agents_only_down_to_the_limit(depth_max: int) -> None:
+    world = world_of(
+        **{name: [calls(agent(below)), says(name)] for name, below in (("a", "b"), ("b", "c"), ("c", "d"), ("d", "e"))}
+    )
+    key = world.ledger.submit("a", RunOptions(limits=Limits(agent_depth_max=depth_max)))
 
-        await finish(world, key)
+    await finish(world, key)
 
-        runs = [world.ledger.run(run_key) for run_key in world.ledger.tables.runs]
-        assert [run.depth for run in runs] == list(range(depth_max + 1))
-        assert all(run.state is RunState.COMPLETED for run in runs)
-        assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
-        (refused,) = world.ledger.calls(key_of(runs[-1]))
-        assert refused.result is not None
-        assert refused.result.error_reason == "NOT_ALLOWED"
-
-    virtual_time.run(main())
+    runs = [world.ledger.run(run_key) for run_key in world.ledger.tables.runs]
+    assert [run.depth for run in runs] == list(range(depth_max + 1))
+    assert all(run.state is RunState.COMPLETED for run in runs)
+    assert ["run_agent" in [tool.name for tool in run.tools] for run in runs] == [True] * depth_max + [False]
+    (refused,) = world.ledger.calls(key_of(runs[-1]))
+    assert present(refused.result).error_reason == "NOT_ALLOWED"
 
 
-def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent() -> None:
-    async def main() -> None:
-        given = calls(agent("part", tool_names=["look"], instructions="Be brief.", rounds_max=3))
-        world = world_of(top=[given, calls(agent("more", tool_names=["shell"]))], part=[says("Yes.")])
-        key = world.ledger.submit(
-            "top", RunOptions(model="m", instructions="Be kind.", tool_names=("look", "run_agent"))
-        )
+async def test_an_agent_has_the_tools_that_it_is_given_and_never_more_than_its_parent() -> None:
+    given = calls(agent("part", tool_names=["look"], instructions="Be brief.", rounds_max=3))
+    world = world_of(top=[given, calls(agent("more", tool_names=["shell"]))], part=[says("Yes.")])
+    key = world.ledger.submit("top", RunOptions(model="m", instructions="Be kind.", tool_names=("look", "run_agent")))
 
-        await finish(world, key)
+    await finish(world, key)
 
-        child = child_of(world, key)
-        assert [tool.name for tool in child.tools] == ["look"]
-        assert (child.options.instructions, child.options.limits.rounds_max, child.options.model) == (
-            "Be kind.\n\nBe brief.",
-            3,
-            "m",
-        )
-        refused = world.ledger.calls(key)[1]
-        assert (refused.state, refused.child_run_id) == (CallState.FAILED, "")
-        assert refused.result is not None
-        assert "shell" in refused.result.content_json.decode()
-
-    virtual_time.run(main())
+    child = child_of(world, key)
+    assert [tool.name for tool in child.tools] == ["look"]
+    assert (child.options.instructions, child.options.limits.rounds_max, child.options.model) == (
+        "Be kind.\n\nBe brief.",
+        3,
+        "m",
+    )
+    refused = world.ledger.calls(key)[1]
+    assert (refused.state, refused.child_run_id) == (CallState.FAILED, "")
+    assert "shell" in present(refused.result).content_json.decode()
 
 
-def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run() -> None:
-    async def main() -> None:
-        failing = fails("HTTP_400", retryable=False, after=says("Half an ")[:1])
-        world = world_of(top=[calls(agent("part")), says("Never mind.")], part=[failing])
-        key = world.ledger.submit("top")
+async def test_an_agent_that_fails_is_an_error_for_the_model_and_not_for_the_run() -> None:
+    failing = fails("HTTP_400", retryable=False, after=says("Half an ")[:1])
+    world = world_of(top=[calls(agent("part")), says("Never mind.")], part=[failing])
+    key = world.ledger.submit("top")
 
-        await finish(world, key)
+    await finish(world, key)
 
-        call, run = the_call(world, key), world.ledger.run(key)
-        assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
-        assert call.result is not None
-        assert (call.state, call.result.error_reason) == (CallState.FAILED, "AGENT_FAILED")
-        assert "The model server failed." in call.result.content_json.decode()
-
-    virtual_time.run(main())
-
-
-def test_cancelling_an_agent_alone_tells_its_parent() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("part")), says("Then not.")], part=[calls("mail")])
-        key = world.ledger.submit("top")
-        await world.drive()
-        await world.drive()
-        await world.ledger.send(key_of(child_of(world, key)), Cancel(cause=StopCause.USER))
-
-        await finish(world, key)
-
-        call = the_call(world, key)
-        assert call.result is not None
-        assert (call.state, call.result.error_reason) == (CallState.FAILED, "AGENT_CANCELLED")
-        assert world.ledger.run(key).output_text == "Then not."
-
-    virtual_time.run(main())
+    call, run = the_call(world, key), world.ledger.run(key)
+    assert (run.state, run.output_text) == (RunState.COMPLETED, "Never mind.")
+    assert (call.state, present(call.result).error_reason) == (CallState.FAILED, "AGENT_FAILED")
+    assert "The model server failed." in present(call.result).content_json.decode()
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None:
-    async def main() -> None:
-        world = world_of(a=[calls(agent("b"))], b=[calls(agent("c"))], c=[calls("mail")])
-        key = world.ledger.submit("a")
+async def test_cancelling_a_run_cancels_the_agents_below_it(begun: bool) -> None:
+    world = world_of(a=[calls(agent("b"))], b=[calls(agent("c"))], c=[calls("mail")])
+    key = world.ledger.submit("a")
+    await world.drive()
+    await world.drive()
+    middle = child_of(world, key)
+    below = child_of(world, key_of(middle))
+    if begun:
         await world.drive()
-        await world.drive()
-        middle = child_of(world, key)
-        below = child_of(world, key_of(middle))
-        if begun:
-            await world.drive()
 
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        await world.drive()
-        assert world.ledger.run(key).state is RunState.CANCELLED
-        call = the_call(world, key)
-        await finish(world, key_of(below))
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    await world.drive()
+    assert world.ledger.run(key).state is RunState.CANCELLED
+    call = the_call(world, key)
+    await finish(world, key_of(below))
 
-        middle, below = world.ledger.run(key_of(middle)), world.ledger.run(key_of(below))
-        assert (middle.state, below.state) == (RunState.CANCELLED, RunState.CANCELLED)
-        assert (middle.stop_cause, below.stop_cause) == (StopCause.PARENT, StopCause.PARENT)
-        assert call.state is CallState.CANCELLED
-        assert the_call(world, key) == call, "what its end would have said came too late"
-
-    virtual_time.run(main())
+    middle, below = world.ledger.run(key_of(middle)), world.ledger.run(key_of(below))
+    assert (middle.state, below.state) == (RunState.CANCELLED, RunState.CANCELLED)
+    assert (middle.stop_cause, below.stop_cause) == (StopCause.PARENT, StopCause.PARENT)
+    assert call.state is CallState.CANCELLED
+    assert the_call(world, key) == call, "what its end would have said came too late"
 
 
-def test_a_run_that_fails_cancels_its_agent() -> None:
-    """The parent is driven beside its agent by a call that runs, and runs into its timeout."""
-
-    async def main() -> None:
-        world = world_of(top=[calls("look", agent("part"))], part=[calls("mail")])
-        world.registry.seconds = 50.0
-        key = world.ledger.submit("top", RunOptions(limits=Limits(run_timeout_seconds=20.0)))
-
-        await finish(world, key)
-        child = child_of(world, key)
-        await finish(world, key_of(child))
-
-        assert world.ledger.run(key).state is RunState.FAILED
-        assert child_of(world, key).state is RunState.CANCELLED
-
-    virtual_time.run(main())
-
-
-def test_a_long_answer_is_cut() -> None:
-    async def main() -> None:
-        world = world_of(top=[calls(agent("part"))], part=[says("\x01" * 3 * OUTPUT_BYTES_MAX)])
-        key = world.ledger.submit("top")
-
-        await finish(world, key)
-
-        result = the_call(world, key).result
-        assert result is not None
-        assert len(json.loads(result.content_json)["answer"]) == OUTPUT_BYTES_MAX
-        assert len(result.content_json) < 1024 * 1024
-        assert "beginning" in result.note
-
-    virtual_time.run(main())
-
-
-def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:
+async def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> None:
     """The worker is gone after each request, carried out or not, one after the other."""
 
     async def play(number: int, *, done: bool) -> bool:
@@ -367,38 +230,96 @@ def test_workers_that_die_at_any_step_lose_nothing_and_do_nothing_twice() -> Non
         assert len(world.ledger.tables.runs) == 2
         return died
 
-    async def main() -> None:
-        for done in (False, True):
-            number = 1
-            while await play(number, done=done):
-                number += 1
-            assert number > 6
-
-    virtual_time.run(main())
+    for done in (False, True):
+        number = 1
+        while await play(number, done=done):
+            number += 1
+        assert number > 6
 
 
 @pytest.mark.parametrize("busy_with", ["a tool", "its model", "a run of its own"])
-def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> None:
+async def test_the_work_of_the_agent_stops_with_its_caller(busy_with: str) -> None:
     """At once, not at its natural end: it would cost money, and have effects."""
 
-    async def main() -> None:
-        stuck: list[Script] = [[*says("Once upon a time", chunks=8)[:4], 60.0]]
-        part = {"a tool": [calls("look")], "its model": stuck, "a run of its own": [calls(agent("deep"))]}[busy_with]
-        world = world_of(top=[calls(agent("part"))], part=part, deep=stuck)
-        world.registry.seconds = 60.0
-        key = world.ledger.submit("top")
-        worker = world.worker()
-        loops = [asyncio.create_task(loop()) for loop in (worker.claim_forever, worker.renew_forever)]
-        await asyncio.sleep(10.0)
-        assert world.registry.running + world.model.streaming == 1
-        await world.ledger.send(key, Cancel(cause=StopCause.USER))
-        # Commands are found by renewals here, one level after the other.
-        await asyncio.sleep(8.0)
-        assert world.registry.running + world.model.streaming == 0
-        states = {run.state for run in world.ledger.tables.runs.values()}
-        assert {state.name for state in states} == {"CANCELLED"}
-        for loop in loops:
-            loop.cancel()
-        await worker.hand_over()
+    stuck: list[Script] = [[*says("Once upon a time", chunks=8)[:4], 60.0]]
+    part = {"a tool": [calls("look")], "its model": stuck, "a run of its own": [calls(agent("deep"))]}[busy_with]
+    world = world_of(top=[calls(agent("part"))], part=part, deep=stuck)
+    world.registry.seconds = 60.0
+    key = world.ledger.submit("top")
+    worker = world.worker()
+    loops = [asyncio.create_task(loop()) for loop in (worker.claim_forever, worker.renew_forever)]
+    await asyncio.sleep(10.0)
+    assert world.registry.running + world.model.streaming == 1
+    await world.ledger.send(key, Cancel(cause=StopCause.USER))
+    # Commands are found by renewals here, one level after the other.
+    await asyncio.sleep(8.0)
+    assert world.registry.running + world.model.streaming == 0
+    states = {run.state for run in world.ledger.tables.runs.values()}
+    assert {state.name for state in states} == {"CANCELLED"}
+    for loop in loops:
+        loop.cancel()
+    await worker.hand_over()
 
-    virtual_time.run(main())
+
+# Runs that give tasks to agents by name, over the real rules of the loop and of the ledger.
+
+
+ANN = Principal(store_id=StoreId(STORE), user_id=UserId(USER))
+
+
+async def agents_of(world: World, **said: AgentDefinition) -> None:
+    """Save agents, those first to which others delegate; each selects the tools that it names."""
+    for definition in said.values():
+        await world.agents.put_agent(ANN, definition, definition.tools.names, validate_only=False)
+
+
+def clerk(
+    name: str, *tools: str, to: tuple[str, ...] = (), roles: tuple[str, ...] = (), **said: Any
+) -> AgentDefinition:
+    return AgentDefinition(
+        name=name,
+        options=AskedOptions(**said),
+        tools=ToolSelection(names=tools),
+        delegates_to=to,
+        allowed_roles=roles,
+    )
+
+
+async def test_a_call_names_an_agent_to_which_that_of_its_run_delegates() -> None:
+    """It has tools of its own, and limits that are the smaller ones."""
+
+    world = world_of(
+        top=[calls(agent("part", agent="b", instructions="Be quick.")), says("Done.")], part=[calls("mail")]
+    )
+    counter = clerk("b", "mail", instructions="Send it.", limits={"rounds_max": 7, "run_timeout_seconds": 9.0})
+    await agents_of(world, b=counter, a=clerk("a", "look", "run_agent", to=("b",)))
+    options = RunOptions(tool_names=("look", "run_agent"), instructions="Look.", limits=Limits(rounds_max=5))
+    key = world.ledger.submit("top", options, agent=PinnedAgent(name="a", version=1))
+
+    await finish(world, key)
+
+    child = child_of(world, key)
+    assert child.agent == PinnedAgent(name="b", version=1, gives_tools=True)
+    assert [tool.name for tool in child.tools] == ["mail"]
+    assert child.options.instructions == "Send it.\n\nBe quick."
+    assert (child.options.limits.rounds_max, child.options.limits.run_timeout_seconds) == (5, 9.0)
+    assert world.ledger.run(key).output_text == "Done."
+
+
+@pytest.mark.parametrize("named", ["b", "c", "gone", "closed", "nobody"])
+async def test_an_agent_that_may_not_be_given_tasks_is_an_error_for_the_model(named: str) -> None:
+    world = world_of(top=[calls(agent("part", agent=named)), says("Done.")])
+    closed = clerk("closed", roles=("boss",))
+    to = ("gone", "closed")
+    await agents_of(world, c=clerk("c"), gone=clerk("gone"), closed=closed, a=clerk("a", to=to), b=clerk("b"))
+    await world.agents.delete_agent(ANN, "gone")
+    pinned = None if named == "b" else PinnedAgent(name="a", version=1)
+    key = world.ledger.submit("top", agent=pinned)
+
+    await finish(world, key)
+
+    call = the_call(world, key)
+    assert (call.state, call.child_run_id) == (CallState.FAILED, "")
+    assert present(call.result).error_reason == "NOT_ALLOWED"
+    assert ("You may name: gone, closed" in present(call.result).content_json.decode()) is (pinned is not None)
+    assert world.ledger.run(key).state is RunState.COMPLETED

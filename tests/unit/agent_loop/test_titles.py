@@ -13,8 +13,7 @@ from pawl.agent_loop.app.titles import TitleMaker
 from pawl.agent_loop.domain.run import Undo, Usage
 from pawl.agent_loop.domain.titles import SECONDS_MAX, TitleTask
 from pawl.chassis.ids import ConversationId, RunId, StoreId
-from pawl.errors import DependencyUnavailable, MethodNotFound, PawlError
-from tests.fakes import virtual_time
+from pawl.errors import MethodNotFound, PawlError
 from tests.fakes.loop_world import CountingMeter, World
 from tests.fakes.model import FakeModel, Script, fails, says
 from tests.fakes.virtual_time import VirtualClock
@@ -64,65 +63,34 @@ async def made(ledger: Ledger, model: FakeModel) -> TitleMaker:
     return maker
 
 
-def test_the_model_that_has_answered_is_asked_with_what_it_has_seen_only() -> None:
-    async def main() -> None:
-        ledger, model = Ledger([TASK, replace(TASK, model="")]), FakeModel([says("Warmth"), says("Warmth")])
-        await made(ledger, model)
-        asked, other = model.requests
-        assert (asked.model, other.model, asked.tools) == ("steady", "default", ())
-        assert asked.output_tokens_max == 512
-        assert [message["role"] for message in asked.messages] == ["system", "user"]
-        assert asked.messages[1]["content"] == "User: How warm is it?\n\nAssistant: 12 degrees."
-        used = Usage(input_tokens=10, output_tokens=5, model_calls=1)
-        assert ledger.brought == [("conv_0", "Warmth", used)] * 2
-
-    virtual_time.run(main())
+async def test_the_model_that_has_answered_is_asked_with_what_it_has_seen_only() -> None:
+    ledger, model = Ledger([TASK, replace(TASK, model="")]), FakeModel([says("Warmth"), says("Warmth")])
+    await made(ledger, model)
+    asked, other = model.requests
+    assert (asked.model, other.model, asked.tools) == ("steady", "default", ())
+    assert asked.output_tokens_max == 512
+    assert [message["role"] for message in asked.messages] == ["system", "user"]
+    assert asked.messages[1]["content"] == "User: How warm is it?\n\nAssistant: 12 degrees."
+    used = Usage(input_tokens=10, output_tokens=5, model_calls=1)
+    assert ledger.brought == [("conv_0", "Warmth", used)] * 2
 
 
 @pytest.mark.parametrize("script", [fails(), fails(after=says("Half a ti")[:1]), [2 * SECONDS_MAX]])
-def test_a_model_that_fails_or_is_silent_makes_no_title_and_stops_nothing(script: Script) -> None:
-    async def main() -> None:
-        ledger = Ledger(tasks(6))
-        await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
-        assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
-
-    virtual_time.run(main())
-
-
-@pytest.mark.parametrize("refuses", [DependencyUnavailable, MethodNotFound])
-def test_a_ledger_that_is_away_or_older_stops_nothing(refuses: type[PawlError]) -> None:
-    async def main() -> None:
-        await made(Ledger(tasks(2), refuses=refuses), FakeModel([]))
-
-    virtual_time.run(main())
-
-
-def test_no_more_than_four_are_made_at_once() -> None:
-    async def main() -> None:
-        most = 0
-        model = FakeModel([[1.0, *says("Warmth")] for _ in range(20)])
-        making = asyncio.create_task(made(Ledger(tasks(20)), model))
-        for _ in range(100):
-            await asyncio.sleep(0.1)
-            most = max(most, model.streaming)
-        await making
-        assert (most, len(model.requests)) == (4, 20)
-
-    virtual_time.run(main())
+async def test_a_model_that_fails_or_is_silent_makes_no_title_and_stops_nothing(script: Script) -> None:
+    ledger = Ledger(tasks(6))
+    await made(ledger, FakeModel([script, *[says("Warmth")] * 5]))
+    assert sorted(text for _, text, _ in ledger.brought) == ["", *["Warmth"] * 5]
 
 
 @pytest.mark.parametrize("makes_titles", [False, True])
-def test_only_the_end_of_a_run_that_has_answered_asks_for_one(makes_titles: bool) -> None:
-    async def main() -> None:
-        world = World(VERDICTS, [says("Done."), fails(retryable=False)])
-        world.dependencies = dataclasses.replace(world.dependencies, makes_titles=makes_titles)
-        first = world.ledger.submit("hello")
-        await world.finish(first)
-        assert [step.asks_title for step in world.ledger.steps][-1] is makes_titles
-        assert sum(step.asks_title for step in world.ledger.steps) == makes_titles
-        before = len(world.ledger.steps)
-        await world.finish(world.ledger.submit("fail"))
-        await world.finish(world.ledger.submit("undo", undo=Undo(run_id=RunId(first.run_id))))
-        assert not any(step.asks_title for step in world.ledger.steps[before:])
-
-    virtual_time.run(main())
+async def test_only_the_end_of_a_run_that_has_answered_asks_for_one(makes_titles: bool) -> None:
+    world = World(VERDICTS, [says("Done."), fails(retryable=False)])
+    world.dependencies = dataclasses.replace(world.dependencies, makes_titles=makes_titles)
+    first = world.ledger.submit("hello")
+    await world.finish(first)
+    assert [step.asks_title for step in world.ledger.steps][-1] is makes_titles
+    assert sum(step.asks_title for step in world.ledger.steps) == makes_titles
+    before = len(world.ledger.steps)
+    await world.finish(world.ledger.submit("fail"))
+    await world.finish(world.ledger.submit("undo", undo=Undo(run_id=RunId(first.run_id))))
+    assert not any(step.asks_title for step in world.ledger.steps[before:])

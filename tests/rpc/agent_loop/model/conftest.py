@@ -1,4 +1,4 @@
-"""Both loops: the one that services run on, and the one that everybody has."""
+"""The loop that services run on, without the machine's proxies."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import uvloop
 def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Run each test on both."""
-    return {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    """Run each test on uvloop."""
+    return {"uvloop": uvloop.new_event_loop}
 
 
 @pytest.fixture(autouse=True)

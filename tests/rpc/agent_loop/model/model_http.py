@@ -6,9 +6,14 @@ import asyncio
 import json
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+
+import pytest
+
+from pawl.agent_loop.adapters.model.client import OpenAiModel
+from pawl.agent_loop.domain.model import Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
 
 
 @dataclass(slots=True)
@@ -43,23 +48,52 @@ class Exchange:
         head = f"HTTP/1.1 {status} Whatever\r\nContent-Type: application/json\r\n{headers}"
         await self.send(f"{head}Content-Length: {len(body.encode())}\r\n\r\n{body}")
 
+    async def close(self) -> None:
+        self.writer.close()
+
     async def client_left(self) -> None:
         """Return when the client has closed the connection."""
         while await self.reader.read(4096):
             pass
 
 
-async def answer(exchange: Exchange) -> None:
-    """Send the shortest whole answer."""
-    await exchange.start_stream()
-    await exchange.events(HI, STOP, "[DONE]")
-    await exchange.end()
-
-
 HI = {"choices": [{"index": 0, "delta": {"content": "Hi"}}]}
 STOP = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
+DONE = "[DONE]"
+ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]
 
 Script = Callable[[Exchange], Awaitable[None]]
+
+
+def streams(*chunks: Any, then: Script = Exchange.end) -> Script:
+    """Return a script that streams these chunks."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.start_stream()
+        await exchange.events(*chunks)
+        await then(exchange)
+
+    return script
+
+
+def sends(*parts: str | bytes, then: Script | None = None) -> Script:
+    """Return a script that sends these bytes."""
+
+    async def script(exchange: Exchange) -> None:
+        await exchange.send(*parts)
+        if then is not None:
+            await then(exchange)
+
+    return script
+
+
+def responds(status: int, body: str = "", headers: str = "") -> Script:
+    """Return a script that answers with this status."""
+    return lambda exchange: exchange.respond(status, body, headers)
+
+
+answer = streams(HI, STOP, DONE)
+"""Sends the shortest whole answer."""
 
 
 @dataclass(slots=True)
@@ -101,3 +135,47 @@ async def model_http(script: Script, *, tls: ssl.SSLContext | None = None) -> As
     server.url = f"http{'s' if tls else ''}://{host}:{port}/v1"
     async with listener:
         yield server
+
+
+NOW = 1_800_000_000.0
+
+
+@asynccontextmanager
+async def serving(script: Script, *, tls: ssl.SSLContext | None = None) -> AsyncIterator[tuple[ModelHttp, OpenAiModel]]:
+    """Serve `script` to a client of its own."""
+    async with (
+        model_http(script, tls=tls) as server,
+        OpenAiModel(base_url=server.url, api_key="sk-secret", now=lambda: NOW) as model,
+    ):
+        yield server, model
+
+
+async def collect(model: OpenAiModel, **fields: Any) -> list[Piece]:
+    """Return all pieces of an answer."""
+    request = ModelRequest(**{"model": "m", "messages": ({"role": "user", "content": "Hello"},), **fields})
+    async with aclosing(model.stream(request)) as pieces:
+        return [piece async for piece in pieces]
+
+
+async def problem(model: OpenAiModel, **fields: Any) -> Problem:
+    """Return the problem with which a call fails."""
+    with pytest.raises(ModelError) as caught:
+        await collect(model, **fields)
+    return caught.value.problem
+
+
+async def answered(script: Script, **fields: Any) -> list[Piece]:
+    async with serving(script) as (_, model):
+        return await collect(model, **fields)
+
+
+async def failed(script: Script, **fields: Any) -> Problem:
+    async with serving(script) as (_, model):
+        return await problem(model, **fields)
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait for a condition."""
+    async with asyncio.timeout(60):
+        while not holds():
+            await asyncio.sleep(0.001)

@@ -3,411 +3,345 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+import ssl
 from contextlib import aclosing
 from email.utils import formatdate
-from typing import Any
+from pathlib import Path
 
 import pytest
+import trustme
 
+from pawl.agent_loop.adapters.model import direct
 from pawl.agent_loop.adapters.model.client import OpenAiModel
 from pawl.agent_loop.domain import retry
-from pawl.agent_loop.domain.model import CallPiece, Finished, ModelError, ModelRequest, Piece, Problem, TextPiece
+from pawl.agent_loop.domain.model import CallPiece, ModelRequest, TextPiece
 from pawl.agent_loop.domain.run import FailureClass
-from tests.rpc.agent_loop.model.model_http import HI, STOP, Exchange, Script, answer, model_http
+from tests.rpc.agent_loop.model.model_http import (
+    ANSWER,
+    DONE,
+    HI,
+    NOW,
+    STOP,
+    Exchange,
+    answer,
+    answered,
+    collect,
+    failed,
+    model_http,
+    problem,
+    responds,
+    sends,
+    serving,
+    streams,
+)
 
-NOW = 1_800_000_000.0
-DONE = "[DONE]"
-ANSWER = [TextPiece(text="Hi"), Finished(reason="stop")]
-
-
-def request(**fields: Any) -> ModelRequest:
-    return ModelRequest(**{"model": "m", "messages": ({"role": "user", "content": "Hello"},), **fields})
-
-
-def client(url: str) -> OpenAiModel:
-    return OpenAiModel(base_url=url, api_key="sk-secret", now=lambda: NOW)
-
-
-async def collect(model: OpenAiModel, asked: ModelRequest | None = None) -> list[Piece]:
-    async with aclosing(model.stream(asked or request())) as pieces:
-        return [piece async for piece in pieces]
-
-
-async def call(script: Script, **fields: Any) -> list[Piece]:
-    async with model_http(script) as server, client(server.url) as model:
-        return await collect(model, request(**fields))
+PROVIDER, AUTH = FailureClass.PROVIDER, FailureClass.AUTH
 
 
-async def fail(script: Script, **fields: Any) -> Problem:
-    with pytest.raises(ModelError) as caught:
-        await call(script, **fields)
-    return caught.value.problem
+def fields(exchange: Exchange) -> dict[str, str]:
+    lines = exchange.head.strip().split("\r\n")[1:]
+    return {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
 
 
 async def test_the_request_carries_what_was_asked_and_nothing_else() -> None:
-    async with model_http(answer) as server, client(server.url) as model:
-        await collect(
-            model,
-            request(
-                tools=({"type": "function", "function": {"name": "f"}},),
-                tool_choice="required",
-                temperature=0.5,
-                output_tokens_max=7,
-                response_format={"type": "json_object"},
-                reasoning_effort="low",
-            ),
-        )
+    tools = ({"type": "function", "function": {"name": "f"}},)
+    asked = {"tools": tools, "tool_choice": "required", "temperature": 0.5, "reasoning_effort": "low"}
+    form = {"type": "json_object"}
+    async with serving(answer) as (server, model):
+        await collect(model, **asked, output_tokens_max=7, response_format=form)
         await collect(model)
     full, plain = (exchange.body for exchange in server.exchanges)
-    assert full == {
+    assert full == asked | {
         "model": "m",
         "messages": [{"role": "user", "content": "Hello"}],
         "stream": True,
         "stream_options": {"include_usage": True},
-        "tools": [{"type": "function", "function": {"name": "f"}}],
-        "tool_choice": "required",
-        "temperature": 0.5,
+        "tools": [*tools],
         "max_completion_tokens": 7,
-        "response_format": {"type": "json_object"},
-        "reasoning_effort": "low",
+        "response_format": form,
     }
     assert set(plain) == {"model", "messages", "stream", "stream_options"}
-    assert server.exchanges[0].head.startswith("POST /v1/chat/completions ")
-    assert "authorization: bearer sk-secret" in server.exchanges[0].head.lower()
+
+
+async def test_a_call_looks_as_if_the_openai_client_had_made_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every line of the head, with all that the client takes from the environment."""
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-1")
+    monkeypatch.setenv("OPENAI_CUSTOM_HEADERS", "X-Team: blue")
+    async with serving(answer) as (server, model):
+        await collect(model)
+        await collect(model)
+        ours = server.exchanges[1]
+        await (await model._post(json.dumps(ours.body, separators=(",", ":")).encode())).aclose()
+        theirs = server.exchanges[2]
+    assert ours.head.split("\r\n")[0] == theirs.head.split("\r\n")[0] == "POST /v1/chat/completions HTTP/1.1"
+    assert fields(ours) == fields(theirs)
+    expected = {
+        "authorization": "Bearer sk-secret",
+        "openai-organization": "org-1",
+        "openai-project": "proj-1",
+        "x-team": "blue",
+        "accept-encoding": "identity",
+        "content-type": "application/json",
+    }
+    assert fields(ours).items() >= expected.items()
 
 
 async def test_tools_with_a_dot_go_out_without_it_and_come_back_with_it() -> None:
-    async def script(exchange: Exchange) -> None:
-        function = {"name": "time__now", "arguments": "{}"}
-        message = {"tool_calls": [{"index": 0, "id": "c", "function": function}]}
-        await exchange.respond(200, json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]}))
-
-    async with model_http(script) as server, client(server.url) as model:
-        pieces = await collect(model, request(tools=({"type": "function", "function": {"name": "time.now"}},)))
+    message = {"tool_calls": [{"index": 0, "id": "c", "function": {"name": "time__now", "arguments": "{}"}}]}
+    body = json.dumps({"choices": [{"message": message, "finish_reason": "stop"}]})
+    async with serving(responds(200, body)) as (server, model):
+        pieces = await collect(model, tools=({"type": "function", "function": {"name": "time.now"}},))
     assert [piece.name for piece in pieces if isinstance(piece, CallPiece)] == ["time.now"]
     assert server.exchanges[0].body["tools"][0]["function"]["name"] == "time__now"
 
 
-async def test_calls_one_after_the_other_share_a_connection() -> None:
-    async with model_http(answer) as server, client(server.url) as model:
-        for _ in range(5):
-            assert await collect(model) == ANSWER
-        assert server.connections == 1
-
-
 async def test_a_json_body_instead_of_a_stream_is_an_answer() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(200, '{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}')
-
-    assert await call(script) == ANSWER
+    body = '{"choices":[{"message":{"content":"Hi"},"finish_reason":"stop"}]}'
+    assert await answered(responds(200, body)) == ANSWER
 
 
 async def test_pieces_come_as_they_are_sent() -> None:
     taken = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI)
+    async def rest(exchange: Exchange) -> None:
         await taken.wait()
         await exchange.events(STOP, DONE)
         await exchange.end()
 
-    async with (
-        model_http(script) as server,
-        client(server.url) as model,
-        aclosing(model.stream(request())) as pieces,
-    ):
-        assert await anext(pieces) == TextPiece(text="Hi")
+    request = ModelRequest(model="m", messages=())
+    async with serving(streams(HI, then=rest)) as (_, model), aclosing(model.stream(request)) as pieces:
+        assert await anext(pieces) == ANSWER[0]
         taken.set()
-        assert [piece async for piece in pieces] == [Finished(reason="stop")]
+        assert [piece async for piece in pieces] == ANSWER[1:]
 
 
-@pytest.mark.parametrize(
-    ("status", "failure_class", "retryable"),
-    [
-        (400, FailureClass.PROVIDER, False),
-        (401, FailureClass.AUTH, False),
-        (403, FailureClass.AUTH, False),
-        (404, FailureClass.PROVIDER, False),
-        (408, FailureClass.PROVIDER, True),
-        (409, FailureClass.PROVIDER, True),
-        (422, FailureClass.PROVIDER, False),
-        (429, FailureClass.RATE, True),
-        (500, FailureClass.PROVIDER, True),
-        (503, FailureClass.PROVIDER, True),
-        (529, FailureClass.PROVIDER, True),
-    ],
-)
-async def test_the_status_code_alone_says_what_failed(
-    status: int, failure_class: FailureClass, retryable: bool
-) -> None:
-    """C13: a text that speaks of 429 and timeouts changes nothing. And nothing is retried here."""
-
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(status, '{"error":{"message":"429 rate limit timeout sk-secret","code":"429"}}')
-
-    async with model_http(script) as server, client(server.url) as model:
-        with pytest.raises(ModelError) as caught:
-            await collect(model)
+async def test_the_status_code_alone_says_what_failed_and_nothing_is_retried_here() -> None:
+    """C13: a text that speaks of 429 and timeouts changes nothing."""
+    body = '{"error":{"message":"429 rate limit timeout sk-secret","code":"429"}}'
+    for status, failure_class, retryable in (
+        *((400, PROVIDER, False), (401, AUTH, False), (403, AUTH, False), (404, PROVIDER, False)),
+        *((408, PROVIDER, True), (409, PROVIDER, True), (422, PROVIDER, False), (429, FailureClass.RATE, True)),
+        *((500, PROVIDER, True), (503, PROVIDER, True), (529, PROVIDER, True)),
+    ):
+        async with serving(responds(status, body)) as (server, model):
+            error = await problem(model)
+        assert (error.reason, error.failure_class, error.retryable) == (f"HTTP_{status}", failure_class, retryable)
+        assert "sk-secret" not in error.message
         assert len(server.exchanges) == 1
-    error = caught.value.problem
-    assert (error.reason, error.failure_class, error.retryable) == (f"HTTP_{status}", failure_class, retryable)
-    assert "sk-secret" not in error.message
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "refuses"),
-    [
-        (400, "invalid_image", True),
-        (404, "", True),
-        (413, "", True),
-        (422, "", True),
-        (400, "context_length_exceeded", False),
-        (400, "invalid_api_key", False),
-        (402, "", False),
-        (403, "", False),
-        (429, "", False),
-        (500, "", False),
-    ],
-)
-async def test_only_a_refusal_of_what_is_said_is_one(status: int, code: str, refuses: bool) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(status, json.dumps({"error": {"message": "no", "code": code}}))
-
-    problem = await fail(script)
-    assert problem.refuses_content is refuses
-    assert (retry.failure_of(problem).reason == "PROVIDER_REFUSED") is refuses
+async def test_only_a_refusal_of_what_is_said_is_one() -> None:
+    for status, code, refuses in (
+        *((400, "invalid_image", True), (404, "", True), (413, "", True), (422, "", True)),
+        *((400, "context_length_exceeded", False), (400, "invalid_api_key", False)),
+        *((402, "", False), (403, "", False), (429, "", False), (500, "", False)),
+    ):
+        error = await failed(responds(status, json.dumps({"error": {"message": "no", "code": code}})))
+        assert error.refuses_content is refuses, (status, code)
+        assert (retry.failure_of(error).reason == "PROVIDER_REFUSED") is refuses, (status, code)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
+async def test_the_words_of_a_refusal_are_kept_in_whatever_shape_and_encoding() -> None:
+    bodies = [
         '{"error":{"message":"no room, sk-secret"}}',
         '{"error":"no room, sk-secret"}',
-        '{"detail":"no room, sk-secret"}',
+        '{"message":"no room, sk-secret"}',
         '{"detail":[{"msg":"no room, sk-secret"}]}',
         '[{"error":{"message":"no room, sk-secret"}}]',
         "no room, sk-secret",
         "<html><body>no room, <b>sk-secret</b></body></html>",
-    ],
-)
-@pytest.mark.parametrize("status", [400, 403, 404, 429, 502])
-async def test_the_words_of_a_refusal_are_kept_in_whatever_shape(status: int, body: str) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(status, body)
-
-    assert (await fail(script)).message.endswith(f"(HTTP {status}): no room, ***.")
+    ]
+    for body in bodies:
+        assert (await failed(responds(400, body))).message.endswith("(HTTP 400): no room, ***."), body
+    for encoding, sent, said in (
+        ("gzip", gzip.compress(b"no room"), ": no room."),
+        ("gzip", b"no room", "."),
+        ("identity", b"\xff", "."),
+        ("identity", b"", "."),
+    ):
+        head = f"HTTP/1.1 502 Bad\r\nContent-Encoding: {encoding}\r\nContent-Length: {len(sent)}\r\n\r\n"
+        async with serving(sends(head, sent)) as (server, model):
+            errors = [await problem(model) for _ in range(2)]
+        assert [error.message.partition("(HTTP 502)")[2] for error in errors] == [said] * 2, encoding
+        assert server.connections == 1, "the connection of a refusal is used again"
 
 
 async def test_a_code_that_names_the_credential_counts_more_than_the_status() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(400, '{"error":{"message":"sk-... is wrong","code":"invalid_api_key"}}')
-
-    error = await fail(script)
-    assert (error.reason, error.failure_class, error.retryable) == ("HTTP_401", FailureClass.AUTH, False)
+    error = await failed(responds(400, '{"error":{"message":"sk-... is wrong","code":"invalid_api_key"}}'))
+    assert (error.reason, error.failure_class, error.retryable) == ("HTTP_401", AUTH, False)
     assert "wrong" not in error.message
 
 
 async def test_a_page_with_status_200_keeps_its_words() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(200, "<html><head><title>Sign in</title></head></html>")
-
-    error = await fail(script)
-    assert error.reason == "STREAM_GARBLED"
-    assert error.message.endswith(": Sign in.")
+    error = await failed(responds(200, "<html><head><title>Sign in</title></head></html>"))
+    assert (error.reason, error.message.rpartition(": ")[2]) == ("STREAM_GARBLED", "Sign in.")
 
 
-@pytest.mark.parametrize(
-    ("header", "seconds"),
-    [
-        ("Retry-After: 7\r\n", 7.0),
-        ("Retry-After: 7\r\nretry-after-ms: 1500\r\n", 1.5),
-        ("retry-after-ms: 20\r\n", 0.02),
-        ("Retry-After: 7\r\nretry-after-ms: soon\r\n", 7.0),
-        ("retry-after-ms: inf\r\n", None),
-        ("Retry-After: 0.5\r\n", 0.5),
-        (f"Retry-After: {formatdate(NOW + 30, usegmt=True)}\r\n", 30.0),
-        (f"Retry-After: {formatdate(NOW - 30, usegmt=True)}\r\n", 0.0),
-        ("Retry-After: -3\r\n", 0.0),
-        ("Retry-After: soon\r\n", None),
-        ("Retry-After: nan\r\n", None),
-        ("Retry-After: Wed, 99 Foo 2030 99:99:99 GMT\r\n", None),
-        ("", None),
-    ],
-)
-@pytest.mark.parametrize("status", [429, 503])
-async def test_retry_after_is_read_in_both_forms(status: int, header: str, seconds: float | None) -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.respond(status, "{}", header)
-
-    assert (await fail(script)).retry_after_seconds == seconds
+async def test_retry_after_is_read_in_both_forms() -> None:
+    for status, header, seconds in (
+        (429, "Retry-After: 7\r\n", 7.0),
+        (503, "Retry-After: 7\r\nretry-after-ms: 1500\r\n", 1.5),
+        (429, "Retry-After: 7\r\nretry-after-ms: soon\r\n", 7.0),
+        (429, "retry-after-ms: inf\r\n", None),
+        (429, "Retry-After: 0.5\r\n", 0.5),
+        (503, f"Retry-After: {formatdate(NOW + 30, usegmt=True)}\r\n", 30.0),
+        (429, f"Retry-After: {formatdate(NOW - 30, usegmt=True)}\r\n", 0.0),
+        (429, "Retry-After: -3\r\n", 0.0),
+        (429, "Retry-After: nan\r\n", None),
+        (429, "Retry-After: Wed, 99 Foo 2030 99:99:99 GMT\r\n", None),
+        (503, "", None),
+    ):
+        assert (await failed(responds(status, "{}", header))).retry_after_seconds == seconds, header
 
 
-async def test_a_server_that_cannot_be_reached_is_a_network_failure() -> None:
-    async with client("http://127.0.0.1:9/v1") as model:
-        with pytest.raises(ModelError) as caught:
-            await collect(model)
-    assert (caught.value.problem.reason, caught.value.problem.retryable) == ("NETWORK", True)
-
-
-async def test_a_connection_closed_before_the_headers_is_a_network_failure() -> None:
-    async def script(exchange: Exchange) -> None:
-        exchange.writer.close()
-
-    assert (await fail(script)).reason == "NETWORK"
-
-
-async def test_a_connection_closed_in_the_middle_is_a_truncated_stream() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI)
-        exchange.writer.close()
-
-    error = await fail(script)
-    assert (error.reason, error.retryable) == ("STREAM_TRUNCATED", True)
-
-
-async def test_a_connection_reset_in_the_middle_is_retryable() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI)
+async def test_a_connection_that_is_lost_says_so_unless_the_answer_was_whole() -> None:
+    async def reset(exchange: Exchange) -> None:
         exchange.writer.transport.abort()
 
-    error = await fail(script)
-    assert error.reason in {"NETWORK", "STREAM_TRUNCATED"}
-    assert error.retryable
+    assert (await failed(Exchange.close)).reason == "NETWORK"
+    error = await failed(streams(HI, then=Exchange.close))
+    assert (error.reason, error.retryable) == ("STREAM_TRUNCATED", True)
+    error = await failed(streams(HI, then=reset))
+    assert (error.reason in {"NETWORK", "STREAM_TRUNCATED"}, error.retryable) == (True, True)
+    assert await answered(streams(HI, STOP, then=Exchange.close)) == ANSWER
 
 
-async def test_a_connection_lost_after_the_finish_reason_harms_nothing() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI, STOP)
-        exchange.writer.close()
-
-    assert await call(script) == ANSWER
-
-
-async def test_a_server_that_does_not_close_after_its_end_is_not_waited_for() -> None:
-    left = asyncio.Event()
-
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI, STOP, DONE)
-        await exchange.client_left()
-        left.set()
-
-    async with model_http(script) as server, client(server.url) as model:
-        assert await collect(model) == ANSWER
-        await left.wait()
+async def test_a_refusal_without_its_end_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct, "_ERROR_BYTES_MAX", 100_000)
+    head = "HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 99999999\r\n\r\n"
+    for then, size in ((Exchange.close, 10), (Exchange.client_left, 100_010)):
+        error = await failed(sends(head, b"x" * size, then=then))
+        assert (error.reason, error.retry_after_seconds) == ("HTTP_503", 7.0)
 
 
-async def test_a_server_that_does_not_begin_to_answer_is_given_up() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.client_left()
-
-    error = await fail(script, headers_timeout_seconds=0.05)
-    assert (error.reason, error.failure_class, error.retryable) == ("HEADERS_TIMEOUT", FailureClass.PROVIDER, True)
-
-
-async def test_a_silent_stream_is_given_up() -> None:
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI)
-        await exchange.client_left()
-
-    error = await fail(script, idle_timeout_seconds=0.05)
-    assert (error.reason, error.failure_class, error.retryable) == ("IDLE_TIMEOUT", FailureClass.PROVIDER, True)
+async def test_a_silent_server_is_given_up() -> None:
+    for script, limit, reason in (
+        (Exchange.client_left, {"headers_timeout_seconds": 0.05}, "HEADERS_TIMEOUT"),
+        (streams(HI, then=Exchange.client_left), {"idle_timeout_seconds": 0.05}, "IDLE_TIMEOUT"),
+    ):
+        error = await failed(script, **limit)
+        assert (error.reason, error.failure_class, error.retryable) == (reason, PROVIDER, True)
 
 
-async def test_comments_are_life_signs() -> None:
-    """D11: ten comments 0.6 s apart keep a stream alive whose idle limit is 5 s."""
+async def test_comments_keep_a_stream_alive_beyond_its_idle_limit() -> None:
+    """D11"""
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        for _ in range(10):
+    async def comments(exchange: Exchange) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + 2.5
+        while loop.time() < end:
             await exchange.chunk(": keep-alive\n\n")
-            await asyncio.sleep(0.6)
+            await asyncio.sleep(0.05)
         await exchange.events(HI, STOP, DONE)
         await exchange.end()
 
-    assert await call(script, idle_timeout_seconds=5) == ANSWER
+    assert await answered(streams(then=comments), idle_timeout_seconds=2) == ANSWER
 
 
-@pytest.mark.parametrize("begins", [True, False])
-async def test_life_signs_do_not_extend_the_round(begins: bool) -> None:
+async def test_life_signs_do_not_extend_the_round() -> None:
     """D11: the round limit still holds, and it is typed apart from the provider's faults."""
 
-    async def script(exchange: Exchange) -> None:
-        if begins:
-            await exchange.start_stream()
-            while True:
-                await exchange.chunk(": keep-alive\n\n")
-                await asyncio.sleep(0.01)
-        await exchange.client_left()
+    async def comments(exchange: Exchange) -> None:
+        while True:
+            await exchange.chunk(": keep-alive\n\n")
+            await asyncio.sleep(0.01)
 
-    error = await fail(script, deadline_seconds=0.1)
-    assert (error.reason, error.failure_class, error.retryable) == ("ROUND_TIMEOUT", FailureClass.LIMIT, False)
+    for script in (streams(then=comments), Exchange.client_left):
+        error = await failed(script, deadline_seconds=0.1)
+        assert (error.reason, error.failure_class, error.retryable) == ("ROUND_TIMEOUT", FailureClass.LIMIT, False)
 
 
-@pytest.mark.parametrize("how", ["cancel", "close"])
-async def test_stopping_closes_the_connection(how: str) -> None:
+async def test_leaving_a_stream_closes_the_connection() -> None:
     """C5: the server sees the client leave, so it stops paying for the answer."""
     left = asyncio.Event()
-    streaming = asyncio.Event()
 
-    async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI)
+    async def wait(exchange: Exchange) -> None:
         await exchange.client_left()
         left.set()
 
-    async def consume(model: OpenAiModel) -> None:
-        async with aclosing(model.stream(request())) as pieces:
-            async for _ in pieces:
-                streaming.set()
-                if how == "close":
-                    return
-
-    async with model_http(script) as server, client(server.url) as model:
-        consumer = asyncio.create_task(consume(model))
-        await streaming.wait()
-        if how == "cancel":
-            consumer.cancel()
-        await asyncio.gather(consumer, return_exceptions=True)
-        await left.wait()
-
-
-async def test_cancelling_before_the_headers_closes_the_connection() -> None:
-    left = asyncio.Event()
-    asked = asyncio.Event()
-
-    async def script(exchange: Exchange) -> None:
-        asked.set()
-        await exchange.client_left()
-        left.set()
-
-    async with model_http(script) as server, client(server.url) as model:
-        consumer = asyncio.create_task(collect(model))
-        await asked.wait()
-        consumer.cancel()
-        await asyncio.gather(consumer, return_exceptions=True)
+    async with serving(streams(HI, then=wait)) as (_, model):
+        async with aclosing(model.stream(ModelRequest(model="m", messages=()))) as pieces:
+            await anext(pieces)
         await left.wait()
 
 
 async def test_a_slow_consumer_is_not_mistaken_for_a_silent_server() -> None:
     """Deadlines count only while the next piece is awaited."""
+    pieces = []
+    request = ModelRequest(model="m", messages=(), idle_timeout_seconds=1)
+    async with serving(answer) as (_, model), aclosing(model.stream(request)) as stream:
+        async for piece in stream:
+            pieces.append(piece)
+            await asyncio.sleep(1.1 if piece == TextPiece(text="Hi") else 0)
+    assert pieces == ANSWER
+
+
+# What people configure for the openai client holds here too.
+
+
+async def test_a_key_cannot_write_headers() -> None:
+    async with model_http(answer) as server, OpenAiModel(base_url=server.url, api_key="sk-1\r\nX-Evil: 1") as model:
+        error = await problem(model)
+        assert (error.reason, error.retryable, server.exchanges) == ("NETWORK", True, [])
+        assert "sk-1" not in str(error)
+
+
+async def test_an_address_that_leads_nowhere_is_a_network_failure() -> None:
+    for url in ("/", "nonsense", "ftp://127.0.0.1/v1", "http://127.0.0.1:9/v1", "http://no.invalid/v1"):
+        async with OpenAiModel(base_url=url, api_key="") as model:
+            assert (await problem(model)).reason == "NETWORK", url
+
+
+async def test_a_redirected_call_goes_where_it_is_sent() -> None:
+    async with model_http(answer) as new:
+        moved = responds(307, headers=f"Location: {new.url}/chat/completions\r\n")
+        async with serving(moved) as (_, model):
+            assert [await collect(model) for _ in range(3)] == [ANSWER] * 3
+    assert [exchange.body["model"] for exchange in new.exchanges] == ["m"] * 3
+    assert (await failed(responds(304))).reason == "HTTP_304"
+
+
+async def test_cookies_come_back_to_the_server() -> None:
+    """Load balancers choose by them."""
 
     async def script(exchange: Exchange) -> None:
-        await exchange.start_stream()
-        await exchange.events(HI)
-        await exchange.events(STOP, DONE)
-        await exchange.end()
+        cookie = "" if "cookie" in fields(exchange) else "Set-Cookie: node=7; Path=/\r\n"
+        body = json.dumps({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]})
+        await exchange.respond(200, body, cookie)
 
-    async with model_http(script) as server, client(server.url) as model:
-        pieces = []
-        async with aclosing(model.stream(request(idle_timeout_seconds=1))) as stream:
-            async for piece in stream:
-                pieces.append(piece)
-                await asyncio.sleep(1.5)
-    assert pieces == ANSWER
+    async with serving(script) as (server, model):
+        assert [await collect(model) for _ in range(3)] == [ANSWER] * 3
+        assert [fields(exchange).get("cookie") for exchange in server.exchanges] == [None, "node=7", "node=7"]
+
+
+async def test_a_proxy_is_used_and_a_server_beside_it_is_met_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with model_http(answer) as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.removesuffix("/v1"))
+        async with OpenAiModel(base_url="http://model.invalid/v1", api_key="sk-1") as model:
+            assert [await collect(model) for _ in range(2)] == [ANSWER] * 2
+        heads = [exchange.head for exchange in proxy.exchanges]
+        assert [head.split()[1] for head in heads] == ["http://model.invalid/v1/chat/completions"] * 2
+    for exceptions in ("127.0.0.1", "localhost, 127.0.0.1", "*"):
+        monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+        monkeypatch.setenv("no_proxy", exceptions)
+        assert await answered(answer) == ANSWER, exceptions
+
+
+async def test_only_a_server_whose_authority_is_trusted_gets_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    authority, context = trustme.CA(), ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    async with serving(answer, tls=context) as (server, model):
+        assert (await problem(model)).reason == "NETWORK"
+        assert not server.exchanges
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    async with serving(answer, tls=context) as (server, model):
+        assert [await collect(model) for _ in range(3)] == [ANSWER] * 3
+        assert server.connections == 1
+        # Ends in one step too when the connection is lost under it.
+        assert await asyncio.gather(*(collect(model) for _ in range(20))) == [ANSWER] * 20

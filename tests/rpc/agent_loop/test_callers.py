@@ -1,0 +1,200 @@
+"""WhoAmI: what a caller is told about itself, and about the deployment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import pytest
+
+from pawl.agent.v1 import agent_pb2, operator_pb2, session_pb2, types_pb2
+from pawl.agent.v1 import whoami_pb2 as pb
+from pawl.agent_loop.app.agents import Agents
+from pawl.agent_loop.app.whoami import caller_info
+from pawl.agent_loop.wiring import ClientSide
+from pawl.chassis.auth import service_principal, user_principal
+from pawl.chassis.ids import StoreId, UserId
+from pawl.chassis.roles import CALLERS, ROLES, Role
+from pawl.errors import PermissionDenied
+from pawl.event.v1 import call_pb2, run_pb2
+from tests.fakes.unknown_values import calls_by_method, code_of
+from tests.rpc.agent_loop.client import ACCEPTED, REFUSED, Client
+from tests.rpc.agent_loop.conftest import ADMIN, APPROVER, DELEGATE, ME, OPERATOR
+from tests.rpc.agent_loop.errors import failure
+from tests.rpc.agent_loop.ledger import PlayedLedger
+
+if TYPE_CHECKING:
+    from pawl.agent.v1.agent_pb2_grpc import AgentServiceAsyncStub
+
+
+@pytest.fixture
+def agents(clients: ClientSide) -> Agents:
+    return clients.agents
+
+
+async def ask(stub: AgentServiceAsyncStub, metadata: Any) -> pb.WhoAmIResponse:
+    return await stub.WhoAmI(pb.WhoAmIRequest(), metadata=metadata)
+
+
+async def test_a_caller_is_told_who_it_is(stub: AgentServiceAsyncStub) -> None:
+    caller = (await ask(stub, ME)).caller
+    assert (caller.store_id, caller.user_id, list(caller.roles)) == ("local", "me", ["member"])
+    assert caller.credential_id.startswith("file-")
+    assert not caller.HasField("expire_time")
+    assert "/pawl.agent.v1.AgentService/StartRun" in caller.methods
+    assert "/pawl.agent.v1.OperatorService/EndRun" not in caller.methods
+
+
+@pytest.mark.parametrize(
+    ("metadata", "right"),
+    [
+        (ME, pb.DECISION_RIGHT_QUESTIONS),
+        (OPERATOR, pb.DECISION_RIGHT_QUESTIONS),
+        (APPROVER, pb.DECISION_RIGHT_STORE),
+        (ADMIN, pb.DECISION_RIGHT_STORE),
+        (DELEGATE, pb.DECISION_RIGHT_UNSPECIFIED),
+    ],
+)
+async def test_a_caller_is_told_what_it_decides(stub: AgentServiceAsyncStub, metadata: Any, right: int) -> None:
+    """HITL-4."""
+    assert (await ask(stub, metadata)).caller.decision_right == right
+
+
+async def test_a_caller_is_told_what_the_deployment_offers(stub: AgentServiceAsyncStub) -> None:
+    offer = (await ask(stub, ME)).deployment
+    assert (offer.model, offer.approvals_required, offer.tool_count) == ("the-model", 1, 7)
+    assert list(offer.agent_names) == ["default"]
+    assert offer.version
+    assert (offer.limits.rounds_max, offer.ceilings.rounds_max) == (10, 1000)
+    names = {field.name for field in offer.limits.DESCRIPTOR.fields}
+    for limits in (offer.limits, offer.ceilings):
+        assert {field.name for field, _ in limits.ListFields()} == names
+
+
+def test_what_a_caller_may_call_is_what_it_is_told() -> None:
+    """The table that every service asks, and nothing else; every role may ask who it is."""
+    for role in ROLES:
+        told = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset({role}))).methods
+        assert set(told) == {name for name, callers in CALLERS.items() if role in callers}
+        assert "/pawl.agent.v1.AgentService/WhoAmI" in told
+    without = caller_info(user_principal(StoreId("acme"), UserId("ann"), frozenset())).methods
+    assert set(without) == {name for name, callers in CALLERS.items() if Role.MEMBER in callers}
+    assert "/pawl.agent.v1.AgentService/WhoAmI" not in caller_info(service_principal("agent-loop")).methods
+
+
+# A delegate that does not decide: refused wherever somebody says yes or no for a person.
+
+
+DIGEST = "digest of call_1"
+APPROVE, EDIT = call_pb2.DECISION_KIND_APPROVE, call_pb2.DECISION_KIND_EDIT
+REJECT, ANSWER = call_pb2.DECISION_KIND_REJECT, call_pb2.DECISION_KIND_ANSWER
+
+
+def decide(**fields: Any) -> agent_pb2.DecideRequest:
+    decision = types_pb2.CallDecision(call_id="call_1", digest=DIGEST, **fields)
+    return agent_pb2.DecideRequest(run_id="run_1", decision=decision)
+
+
+@pytest.mark.parametrize(
+    "for_whom", [(), (("pawl-user", "me"),), (("pawl-user", "me"), ("pawl-roles", "approver,operator"))]
+)
+async def test_a_delegate_decides_nothing(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger, for_whom: tuple[tuple[str, str], ...]
+) -> None:
+    """HITL-4: neither for a user nor in its own name. It cancels, and brings results: that says yes to nothing."""
+    await ledger.add_run()
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    await ledger.add_call("call_2", call_pb2.CALL_STATE_ASKED)
+    metadata = (*DELEGATE, *for_whom)
+    call_1: dict[str, Any] = {"run_id": "run_1", "call_id": "call_1", "digest": DIGEST}
+    both = [
+        types_pb2.CallDecision(kind=call_pb2.DECISION_KIND_APPROVE, **call_1),
+        types_pb2.CallDecision(run_id="run_1", call_id="call_2", kind=ANSWER, answer="yes"),
+    ]
+    refused: list[Any] = [
+        stub.Decide(decide(kind=APPROVE), metadata=metadata),
+        stub.Decide(decide(kind=REJECT), metadata=metadata),
+        stub.Decide(decide(kind=EDIT, arguments_json=b'{"to": "ann"}'), metadata=metadata),
+        stub.Decide(decide(kind=ANSWER, answer="it is done"), metadata=metadata),
+        stub.DecideCalls(agent_pb2.DecideCallsRequest(decisions=both), metadata=metadata),
+    ]
+    if metadata[-1][0] != "pawl-user":
+        refused.append(
+            stub.ResolveCall(
+                agent_pb2.ResolveCallRequest(
+                    run_id="run_1", call_id="call_1", resolution=agent_pb2.RESOLUTION_RUN_AGAIN
+                ),
+                metadata=metadata,
+            )
+        )
+    for call in refused:
+        error = await failure(call)
+        assert isinstance(error, PermissionDenied)
+        assert "key or token of their own" in error.message
+    assert not ledger.commands
+    if for_whom:
+        cancel = agent_pb2.CancelRunRequest(run_id="run_1")
+        assert (await stub.CancelRun(cancel, metadata=metadata)).run.state == run_pb2.RUN_STATE_CANCELLING
+
+
+async def test_the_decisions_of_a_delegate_are_refused_and_its_stops_go_through(
+    stub: AgentServiceAsyncStub, ledger: PlayedLedger
+) -> None:
+    """HITL-4: the stream of a user whom a delegate stands for."""
+    await ledger.add_run()
+    await ledger.add_call("call_1", call_pb2.CALL_STATE_AWAITING_APPROVAL)
+    client = Client(stub, metadata=(*DELEGATE, ("pawl-user", "me"), ("pawl-roles", "approver")))
+    await client.hello()
+    for kind in (call_pb2.DECISION_KIND_APPROVE, call_pb2.DECISION_KIND_REJECT):
+        decision = types_pb2.CallDecision(run_id="run_1", call_id="call_1", kind=kind, digest="digest of call_1")
+        refused = await client.ask(decision=decision)
+        assert (refused.status, refused.reason) == (REFUSED, "PERMISSION_DENIED")
+    assert not ledger.commands
+    assert (await client.ask(cancel=session_pb2.Cancel(run_id="run_1"))).status == ACCEPTED
+
+
+# An agent-loop that is older than its clients refuses by name what it does not know, never with INTERNAL (OPS-4).
+
+
+CALLS = calls_by_method(
+    agent_pb2.DESCRIPTOR.services_by_name["AgentService"], operator_pb2.DESCRIPTOR.services_by_name["OperatorService"]
+)
+
+
+async def test_a_value_that_is_unknown_is_refused(stub: AgentServiceAsyncStub, ledger: PlayedLedger) -> None:
+    await ledger.add_run("x1")
+    for method in sorted(CALLS.keys() - {"Session"}):
+        for field, request in CALLS[method]:
+            answer: Any = getattr(stub, method)(request, metadata=ADMIN)
+            code = await code_of(answer, is_enough=bool)
+            assert code is grpc.StatusCode.INVALID_ARGUMENT, f"{method} {field}"
+
+
+async def test_a_frame_with_a_value_that_is_unknown_is_refused_and_the_session_goes_on(
+    stub: AgentServiceAsyncStub,
+) -> None:
+    client = Client(stub)
+    await client.hello()
+    for field, request in CALLS["Session"]:
+        kind = request.WhichOneof("frame")
+        if kind == "hello":
+            continue  # What is wrong with its tools is said when they come with a run.
+        receipt = await client.ask(**{kind: getattr(request, kind)})
+        assert (receipt.status, receipt.reason) == (types_pb2.RECEIPT_STATUS_REFUSED, "INVALID_FIELD"), field
+
+
+def test_there_are_such_fields() -> None:
+    assert CALLS.keys() == {
+        "Decide",
+        "DecideCalls",
+        "ListPending",
+        "ListRuns",
+        "ResolveCall",
+        "SendMessage",
+        "Session",
+        "StartRun",
+        "WatchPending",
+    }
+    frames = {request.WhichOneof("frame") for _, request in CALLS["Session"]}
+    assert frames == {"hello", "start", "decision", "message"}
+    assert frames < set(session_pb2.SessionRequest.DESCRIPTOR.fields_by_name)

@@ -1,0 +1,14 @@
+"""Coroutine tests run on a loop whose clock jumps, so that waiting costs no time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.fakes.virtual_time import VirtualLoop
+
+
+def pytest_asyncio_loop_factories(config: pytest.Config, item: pytest.Item) -> dict[str, Callable[[], VirtualLoop]]:
+    """Run each test on a virtual loop of its own."""
+    return {"virtual": VirtualLoop}

@@ -1,0 +1,282 @@
+"""Answers that are no answers, are cut off, or carry what only the model server understands."""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pawl.agent_loop.domain import answering, loop_state, retry
+from pawl.agent_loop.domain.assembly import Assembly
+from pawl.agent_loop.domain.call import CallState
+from pawl.agent_loop.domain.event import RoundRetrying, RoundStarted, Warned
+from pawl.agent_loop.domain.fact import ModelFailed
+from pawl.agent_loop.domain.limits import Limits
+from pawl.agent_loop.domain.loop_state import LoopState, OpenModelCall
+from pawl.agent_loop.domain.message import Role
+from pawl.agent_loop.domain.model import (
+    EMPTY_ANSWER,
+    ROUND_TIMEOUT,
+    CallPiece,
+    Finished,
+    ModelRequest,
+    Piece,
+    Problem,
+    ProviderState,
+    ReasoningPiece,
+    TextPiece,
+)
+from pawl.agent_loop.domain.options import AskedOptions, RunDefaults, complete
+from pawl.agent_loop.domain.run import FailureClass, Run, RunOptions, RunState
+from pawl.agent_loop.domain.state import State
+from pawl.chassis.ids import ConversationId, RunId, RunKey, StoreId, UserId
+from pawl.errors import InvalidField
+from tests.fakes import virtual_time
+from tests.fakes.loop_world import World
+from tests.fakes.model import Script, fails, says
+from tests.unit.agent_loop.scenario import VERDICTS, finished, present
+
+NOTHING: Script = [ReasoningPiece(text="hm"), Finished(reason="stop")]
+USED_UP: Script = [ReasoningPiece(text="hm"), Finished(reason="length")]
+
+
+def played(*scripts: Script) -> tuple[World, RunKey]:
+    """A run that has ended and was answered so."""
+
+    async def main() -> tuple[World, RunKey]:
+        world, key = await finished(VERDICTS, list(scripts))
+        return world, key
+
+    return virtual_time.run(main())
+
+
+def end_of(world: World, key: RunKey) -> tuple[RunState, str]:
+    run = world.ledger.run(key)
+    return run.state, run.failure.message if run.failure else run.output_text
+
+
+@pytest.mark.parametrize("nothing", [NOTHING, [Finished(reason="stop")], [TextPiece(text=" \n"), *NOTHING]])
+def test_an_empty_answer_is_asked_for_once_more(nothing: Script) -> None:
+    world, key = played(nothing, says("Here I am."))
+    assert end_of(world, key) == (RunState.COMPLETED, "Here I am.")
+    assert [event.reason for event in events(world, key, RoundRetrying)] == ["EMPTY_ANSWER"]
+
+
+@pytest.mark.parametrize(
+    ("nothing", "said"),
+    [
+        (NOTHING, "The model's answer had neither text nor a call."),
+        (USED_UP, "The model reached its output limit before it gave any text or call."),
+    ],
+)
+def test_a_second_empty_answer_is_said_in_a_sentence(nothing: Script, said: str) -> None:
+    world, key = played(nothing, nothing, says("too late"))
+    assert len(world.model.requests) == 2
+    assert end_of(world, key) == (RunState.FAILED, said)
+
+
+def test_an_answer_that_was_cut_off_is_said_to_the_user_and_to_the_model() -> None:
+    cut: list[Piece] = [TextPiece(text="Once upon"), Finished(reason="length")]
+    world, key = played(cut)
+    assert end_of(world, key) == (RunState.COMPLETED, "Once upon")
+    assert [event.reason for event in events(world, key, Warned)] == ["ANSWER_CUT_OFF"]
+    assert [message.interrupted for message in world.ledger.messages(key) if message.role is Role.ASSISTANT] == [True]
+
+
+def test_a_call_that_was_cut_off_says_why_its_arguments_are_no_json() -> None:
+    cut: list[Piece] = [
+        CallPiece(index=0, call_id="a", name="look", arguments='{"n":1}'),
+        CallPiece(index=1, call_id="b", name="look", arguments='{"n"'),
+        Finished(reason="length"),
+    ]
+    world, key = played(cut, says("Done."))
+    first, second = world.ledger.calls(key)
+    assert (first.state, second.state) == (CallState.SUCCEEDED, CallState.FAILED)
+    assert b"output limit cut the arguments off" in present(second.result).content_json
+
+
+@pytest.mark.parametrize("name", ["functions.look", "look()", "look<|channel|>commentary", " look{}", "tool:look"])
+def test_what_a_model_writes_round_a_name_gets_the_name_for_an_answer(name: str) -> None:
+    asked: list[Piece] = [
+        CallPiece(index=0, call_id="a", name=name, arguments="{}"),
+        Finished(reason="tool_calls"),
+    ]
+    world, key = played(asked, says("Done."))
+    (call,) = world.ledger.calls(key)
+    assert present(call.result).error_reason == "TOOL_NOT_FOUND"
+    assert b"did you mean 'look'?" in present(call.result).content_json
+
+
+@pytest.mark.parametrize("dies", [False, True])
+def test_fields_that_pawl_does_not_know_go_back_byte_for_byte_also_after_a_takeover(*, dies: bool) -> None:
+    seal = rb'{"google": {"thought_signature":"a\u002fb", "n":1e2}}'
+    answer: list[Piece] = [
+        ProviderState(fields_json=b'{"reasoning_details":[%b]}' % seal),
+        CallPiece(index=0, call_id="a", name="look", arguments="{}", fields_json=b'{"extra_content":%b}' % seal),
+        CallPiece(index=1, call_id="b", name="look", arguments='{"n":2}'),
+        Finished(reason="tool_calls"),
+    ]
+
+    async def main() -> bytes:
+        world = World(VERDICTS, [answer, [TextPiece(text="half"), 5.0, *says("Done.")], says("Done.")])
+        key = world.ledger.submit("hello")
+        if dies:
+            drive = asyncio.create_task(world.drive("first"))
+            await asyncio.sleep(3.0)
+            drive.cancel()
+            await asyncio.gather(drive, return_exceptions=True)
+        await world.finish(key)
+        assert len(world.model.requests) == 2 + dies
+        return msgspec.json.encode(world.model.requests[-1].messages)
+
+    sent = virtual_time.run(main())
+    assert b'"reasoning_details":[%b]' % seal in sent
+    assert b'"extra_content":%b' % seal in sent
+    assert sent.count(seal) == 2
+
+
+def events(world: World, key: RunKey, kind: type[RoundRetrying | Warned]) -> list[RoundRetrying | Warned]:
+    return [event for event in world.ledger.events(key) if isinstance(event, kind)]
+
+
+# A model that fails for good, and those that a run goes on with.
+
+
+MODELS = ("first", "second", "third")
+ASKS: list[Piece] = [
+    ReasoningPiece(text="hm"),
+    ProviderState(fields_json=b'{"reasoning_details":["seal"]}'),
+    CallPiece(index=0, call_id="a", name="look", arguments="{}", fields_json=b'{"extra_content":"seal"}'),
+    Finished(reason="tool_calls"),
+]
+
+
+def options(*models: str, attempts_max: int = 2) -> RunOptions:
+    return RunOptions(model=models[0], model_fallbacks=models[1:], limits=Limits(model_attempts_max=attempts_max))
+
+
+def calling(*models: str, attempts_max: int = 2) -> State:
+    """A run whose model is being called."""
+    run = Run(
+        store_id=StoreId("s"),
+        user_id=UserId("u"),
+        conversation_id=ConversationId("c"),
+        run_id=RunId("r"),
+        state=RunState.RUNNING,
+        round=1,
+        options=options(*models, attempts_max=attempts_max),
+    )
+    return State(run=run, loop=LoopState(model_call=OpenModelCall(attempt=1)))
+
+
+PROBLEMS = st.builds(
+    Problem,
+    reason=st.sampled_from(["HTTP_503", "HTTP_429", "NETWORK", EMPTY_ANSWER]),
+    message=st.just("The model server failed."),
+    failure_class=st.sampled_from(list(FailureClass)),
+    retryable=st.booleans(),
+    retry_after_seconds=st.none() | st.floats(0, 300),
+)
+
+
+@given(st.lists(PROBLEMS, min_size=40, max_size=40), st.integers(1, 4), st.integers(1, 3), st.sets(st.integers(0, 39)))
+def test_however_models_fail_each_is_asked_in_its_turn_and_none_again(
+    problems: list[Problem], attempts_max: int, models: int, crashes: set[int]
+) -> None:
+    """Also when the worker dies in between: what another reads is what was written."""
+    state = calling(*MODELS[:models], attempts_max=attempts_max)
+    asked = [state.model]
+    for number, problem in enumerate(problems):
+        failed = ModelFailed(error=problem, answer=Assembly().answer(), jitter=0.5)
+        before = state
+        state, events = answering.failed(state, failed)
+        if number in crashes:
+            state = State(run=state.run, loop=loop_state.read(loop_state.write(state.loop)))
+        if state.loop.failure is not None:
+            break
+        asked.append(state.model)
+        retrying = next(event for event in events if isinstance(event, RoundRetrying))
+        assert retrying.model == state.model
+        has_changed = state.model != before.model
+        assert [event.reason for event in events if isinstance(event, Warned)] == ["MODEL_FALLBACK"] * has_changed
+        assert not has_changed or problem.failure_class in {FailureClass.PROVIDER, FailureClass.RATE}
+    assert state.loop.failure is not None, "there is an end"
+    assert asked == sorted(asked, key=MODELS.index)
+    assert all(asked.count(model) <= attempts_max for model in MODELS)
+
+
+@pytest.mark.parametrize(
+    ("failure_class", "left", "expected"),
+    [
+        (FailureClass.PROVIDER, 1.0, True),
+        (FailureClass.RATE, 1.0, True),
+        (FailureClass.RATE, 0.0, False),
+        (FailureClass.AUTH, 1.0, False),
+        (FailureClass.CONTENT_FILTER, 1.0, False),
+        (FailureClass.LIMIT, 1.0, False),
+    ],
+)
+def test_what_another_model_can_mend_is_given_to_it(
+    failure_class: FailureClass, left: float, *, expected: bool
+) -> None:
+    problem = Problem(reason=ROUND_TIMEOUT, message="", failure_class=failure_class)
+    assert retry.falls_back(problem, fallbacks_left=1, left=left) is expected
+    assert not retry.falls_back(problem, fallbacks_left=0, left=left)
+
+
+def down(*models: str, otherwise: Script) -> World:
+    """A world in which these models cannot be reached."""
+    world = World(VERDICTS, [])
+
+    def reply(request: ModelRequest) -> Script:
+        if request.model in models:
+            return fails()
+        return says("Done.") if any(message["role"] == "tool" for message in request.messages) else otherwise
+
+    world.model.reply = reply
+    return world
+
+
+async def test_a_run_goes_on_with_the_next_model_for_all_of_the_rest() -> None:
+    world = down("first", otherwise=ASKS)
+    key = world.ledger.submit("hello", options(*MODELS))
+    await world.finish(key)
+    run, events = world.ledger.run(key), world.ledger.events(key)
+    assert (run.state, run.output_text) == (RunState.COMPLETED, "Done.")
+    assert [request.model for request in world.model.requests] == ["first", "first", "second", "second"]
+    assert [event.model for event in events if isinstance(event, RoundStarted)] == ["first", "second"]
+    assert [event.model for event in events if isinstance(event, RoundRetrying)] == ["first", "second"]
+    assert [event.message for event in events if isinstance(event, Warned)] == [
+        "The model first has failed for good: the run goes on with second."
+    ]
+    assert run.usage.model_calls == 4
+    assert [message.model for message in world.ledger.messages(key)] == ["", "second", "second"]
+    again = world.ledger.submit("and?", options(*MODELS), run.conversation_id)
+    await world.finish(again)
+    assert world.model.requests[4].model == "first", "another run begins with the first"
+
+
+async def test_the_seals_of_a_model_that_has_failed_since_stay_behind() -> None:
+    """Half-way through a run: the history has calls of the first model, and is one that the second takes."""
+
+    world, key = await finished(
+        VERDICTS, [ASKS, fails(retryable=False), says("Done.")], options=options("first", "second")
+    )
+    assert world.ledger.run(key).output_text == "Done."
+    own, others = (msgspec.json.encode(request.messages) for request in world.model.requests[1:])
+    assert own.count(b'"seal"') == 2
+    assert b'"reasoning_content":"hm"' in own
+    assert b"seal" not in others
+    assert b'"reasoning_content":""' in others, "servers that want the field find it"
+
+
+def test_fallbacks_are_few_and_have_names() -> None:
+    defaults = RunDefaults(model="m")
+    asked = AskedOptions(model_fallbacks=("a", "b", "a"))
+    assert complete(asked, defaults).model_fallbacks == ("a", "b")
+    for wrong in (("",), ("x" * 300,), tuple("abcde")):
+        with pytest.raises(InvalidField, match="model"):
+            complete(AskedOptions(model_fallbacks=wrong), defaults)

@@ -1,0 +1,214 @@
+"""Jobs that watch for something: polled without the model, which is woken once it is so (ASYNC-4)."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from pawl.agent_loop.domain import jobs, loop_state
+from pawl.agent_loop.domain.call import Call, CallResult, CallState
+from pawl.agent_loop.domain.command import Completed, Pause
+from pawl.agent_loop.domain.run import JobReports, Notice, Run, RunState, WaitKind
+from pawl.agent_loop.domain.state import State
+from pawl.agent_loop.domain.tool import ExecutionResult, Outcome
+from pawl.chassis.ids import RunId
+from tests.fakes.model import calls, says
+from tests.fakes.registry import NOT_COMPLETED, tool
+from tests.unit.agent_loop.scenario import present
+from tests.unit.agent_loop.simulation import Simulation, answer
+from tests.unit.agent_loop.test_jobs import Story, background
+from tests.unit.agent_loop.test_monitors import job as any_job
+
+
+async def test_a_job_that_waits_for_something_asks_the_model_once_it_is_so() -> None:
+    """ASYNC-4: polled without the model, which is told of the end alone."""
+
+    until = {"path": "/items/0/price", "below": 20}
+    story = Story(calls(background("look", _interval=60, _duration=60, _until=until)), seconds=0.1)
+    story.world.registry.results["look"] = CallResult(content_json=b'{"items":[{"price":30}]}')
+    story.say("tell me when it is under 20")
+    await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= 4)
+    requests = len(story.world.model.requests)
+    story.world.registry.results["look"] = CallResult(content_json=b'{"items":[{"price":19.5}]}')
+    await story.until(lambda: story.is_over)
+    (job,) = story.jobs
+    assert job.state is RunState.COMPLETED
+    assert job.round in {4, 5}
+    assert len(story.world.model.requests) == requests + 1
+    ((notice,),) = [told for n in range(requests, requests + 1) for told in [story.told(n)[0]]]
+    assert notice["result"] == {"met": True, "result": {"items": [{"price": 19.5}]}}
+
+
+def told(story: Story) -> list[Any]:
+    messages = story.world.ledger.messages(story.key(story.runs[0]))
+    return [notice for message in messages if message.notices_json for notice in json.loads(message.notices_json)]
+
+
+async def test_a_job_tells_each_time_that_something_becomes_so_and_goes_on() -> None:
+    """ASYNC-4: on the edge, and not while it stays so; the job ends with the last of its times."""
+
+    when = {"cel": "value.price < 20", "times": 2}
+    story = Story(calls(background("look", _interval=60, _duration=600, _when=when)), seconds=0.1)
+    for price in (30, 19, 18, 25):
+        story.world.registry.results["look"] = CallResult(content_json=b'{"price":%d}' % price)
+        seen = story.jobs[0].round if story.jobs else 0
+        if not story.jobs:
+            story.say("tell me whenever it is under 20")
+        await story.until(lambda: len(story.jobs) == 1 and story.jobs[0].round >= seen + 2)  # noqa: B023
+    (first,) = told(story)
+    assert (first["iteration"] in {2, 3}, first["result"]["fired"]) == (True, 1)
+    assert json.loads(story.jobs[0].output_text)["fired_with"] == {"price": 19}
+    story.world.registry.results["look"] = CallResult(content_json=b'{"price":17}')
+    await story.until(lambda: story.is_over)
+    (job,) = story.jobs
+    assert job.state is RunState.COMPLETED
+    assert told(story)[-1]["result"] == {"fired": 2, "result": {"price": 17}}
+
+
+@pytest.mark.parametrize(("begun", "more"), [(10, {}), (12, {"iterations": 12})])
+async def test_a_notice_that_waited_says_that_the_job_has_begun_other_iterations(
+    begun: int, more: dict[str, int]
+) -> None:
+    story = Story()
+    run = story.world.ledger.run(story.say("watch it"))
+    notice = Notice(
+        run_id=RunId("run_job"),
+        occasion=10,
+        job=any_job(reports=JobReports.EVERY, report_iterations=10),
+        state=RunState.WAITING,
+        round=begun,
+        output_text='"up"',
+        failure=None,
+    )
+    message = jobs.entered(State(run=run, notices=(notice,))).messages[-1]
+    (seen,) = json.loads(message.notices_json)
+    assert seen == {"job_id": "run_job", "tool": "look", "state": "RUNNING", "iteration": 10, "result": "up"} | more
+
+
+# Jobs that are paused and resumed, and what goes on meanwhile.
+
+
+async def test_a_paused_series_begins_nothing_and_goes_on_on_its_beat() -> None:
+    """What is at work ends; what was due meanwhile is skipped, also where nobody reads the pause before it is due."""
+
+    story = Story(calls(background("look", _interval=60, _stopAfter=3)), seconds=5.0)
+    story.say("watch it")
+    await story.until(lambda: any(story.calls(job) for job in story.jobs))
+    (job,) = story.jobs
+    key, ledger = story.key(job), story.world.ledger
+    await ledger.send(key, Pause())
+    await ledger.send(key, Pause())
+    await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
+    assert [call.state for call in story.calls(job)] == [CallState.SUCCEEDED], "what is at work ends"
+    assert story.world.ledger.tables.runs[key].claim_at is None, "nothing is due"
+    with suppress(TimeoutError):
+        await story.until(lambda: len(story.calls(job)) > 1, seconds_max=200.0)
+    assert len(story.calls(job)) == 1
+    await ledger.send(key, Pause(resumes=True))
+    await story.until(lambda: story.is_over)
+    begins = [round(((call.create_time or 0) - present(job.job).begin_time) / 60, 1) for call in story.calls(job)]
+    assert (begins, ledger.run(key).state) == ([0, 4, 5], RunState.COMPLETED)
+
+
+async def test_a_rule_that_denies_an_iteration_pauses_the_series_and_its_conversation_is_told_why() -> None:
+    """ASYNC-2: it fails no more; resumed once the rule is gone it goes on."""
+
+    story = Story(calls(background("look", _interval=60, _stopAfter=4, _reports="end")), seconds=1.0)
+    story.say("watch it")
+    await story.until(lambda: any(story.calls(job) for job in story.jobs))
+    (job,) = story.jobs
+    key, ledger, registry = story.key(job), story.world.ledger, story.world.registry
+    allowed = registry.verdicts["look"]
+    why = "rule rule_1 denies it: not at night"
+    registry.verdicts["look"] = tool("REFUSE", error_reason="NOT_ALLOWED", error_message=why)
+    await story.until(lambda: WaitKind.PAUSED in ledger.run(key).waits)
+    denied = ledger.run(key).round
+    assert json.loads(ledger.run(key).output_text)["paused"] == why
+    with suppress(TimeoutError):
+        await story.until(lambda: ledger.run(key).round > denied, seconds_max=300.0)
+    assert [call.state for call in story.calls(job)][-1] is CallState.FAILED
+    assert ledger.run(key).round == denied, "it tries no more"
+    (notice,) = told(story)
+    assert (notice["iteration"], notice["state"], notice["result"]["paused"]) == (denied, "PAUSED", why)
+    registry.verdicts["look"] = allowed
+    await ledger.send(key, Pause(resumes=True))
+    await story.until(lambda: story.is_over)
+    assert (ledger.run(key).state, ledger.run(key).round) == (RunState.COMPLETED, 4)
+    assert "paused" not in ledger.run(key).output_text
+
+
+def test_a_worker_that_knows_no_pause_lets_a_paused_job_go() -> None:
+    """It reads the place of a job of another kind than it knows, and a newer version is all that it can tell of it."""
+    paused = loop_state.write(loop_state.LoopState(cursor=loop_state.PausedJob()))
+    assert isinstance(loop_state.read(paused).cursor, loop_state.PausedJob)
+    with pytest.raises(loop_state.NewerVersion):
+        loop_state.read(paused.replace(b"paused job", b"another job"))
+
+
+# Calls that somebody outside completes: the run waits without a worker, and goes on when it is told.
+
+
+WAITS = ExecutionResult(
+    outcome=Outcome.AWAITING_COMPLETION, result=CallResult(content_json=b"null"), completion_seconds_left=60.0
+)
+DONE = CallResult(content_json=b'{"pages":3}')
+
+
+async def waiting_job(story: Story, seconds: float = 7200.0) -> tuple[Run, Call]:
+    """Begin a job whose call waits for somebody outside."""
+    story.world.registry.awaited["slow"] = seconds
+    story.say("print it")
+    await story.until(lambda: any(WaitKind.COMPLETION in job.waits for job in story.jobs))
+    (job,) = story.jobs
+    (call,) = story.calls(job)
+    return job, call
+
+
+async def test_a_call_that_waits_holds_no_worker_and_goes_on_when_it_is_completed() -> None:
+    story = Story(calls(background("slow")), says("Begun."), says("Printed."))
+    job, call = await waiting_job(story)
+    registry, key = story.world.registry, story.key(job)
+    row = story.world.ledger.tables.runs[key]
+    assert (job.state, call.state, row.worker_id) == (RunState.WAITING, CallState.RUNNING, None)
+    with suppress(TimeoutError):
+        await story.until(lambda: False, seconds_max=100.0)
+    assert len([each for each in registry.asked if each.call_id == call.call_id]) == 1, "nobody asks meanwhile"
+
+    registry.completed[call.call_id] = DONE
+    await story.world.ledger.note_completion(key, call.call_id)
+    await story.until(lambda: story.is_over)
+    (ended,) = story.calls(story.world.ledger.run(key))
+    assert (ended.state, ended.result) == (CallState.SUCCEEDED, DONE)
+    assert registry.effects[call.call_id] == 1
+    assert json.loads(story.world.ledger.run(key).output_text or "null") == {"pages": 3}
+
+
+async def test_a_call_that_nobody_completes_fails_at_its_time() -> None:
+    story = Story(calls(background("slow")), says("Begun."), says("Nobody printed it."))
+    job, _ = await waiting_job(story, seconds=60.0)
+    await story.until(lambda: story.is_over, seconds_max=200.0)
+    (ended,) = story.calls(story.world.ledger.run(story.key(job)))
+    assert (ended.state, ended.result) == (CallState.FAILED, NOT_COMPLETED)
+
+
+def test_news_that_comes_before_the_registry_has_said_that_the_call_waits_is_not_lost() -> None:
+    """The token is out while the tool still runs, and there are quick answers."""
+    run = Simulation([answer("serial")])
+    run.turn()
+    run.model_answers()
+    (call,) = run.calls
+    run.sends(Completed(call_id=call.call_id))
+    run.ends(call.call_id, WAITS)
+    assert run.started == [call.call_id] * 2, "the registry is asked again at once"
+    run.ends(call.call_id, WAITS)
+    assert run.parked, "news count once"
+    run.sends(Completed(call_id=call.call_id))
+    assert run.started == [call.call_id] * 3
+    run.ends(call.call_id)
+    assert (run.calls[0].state, run.base.loop.completions) == (CallState.SUCCEEDED, {})
+
+
+# Series that people have granted: what covers their iterations, and when they ask again.

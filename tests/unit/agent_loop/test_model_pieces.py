@@ -1,0 +1,399 @@
+"""Bytes of an event stream, cut anywhere, give the same events."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from pawl.agent_loop.adapters.model.names import Names, names_of, renamed
+from pawl.agent_loop.adapters.model.sse import EVENT_BYTES_MAX, EventTooLargeError, SseDecoder
+from pawl.agent_loop.domain import text
+from pawl.agent_loop.domain.assembly import Assembly, RawCall
+from pawl.agent_loop.domain.coalesce import OUTPUT_CHARACTERS_MAX, Coalescer
+from pawl.agent_loop.domain.event import CallFragment, OutputDelta
+from pawl.agent_loop.domain.model import (
+    CallPiece,
+    Finished,
+    ModelRequest,
+    Piece,
+    ReasoningPiece,
+    RefusalPiece,
+    TextPiece,
+)
+
+LINES = st.sampled_from(
+    [b"data: one", b"data:two", b"data:  three", b"data", b": a comment", b":", b"event: x", b"id: 7", b"", b"", b"x"]
+)
+STREAMS = st.lists(st.tuples(LINES, st.sampled_from([b"\n", b"\r\n", b"\r"])), max_size=12).map(
+    lambda lines: b"".join(line + end for line, end in lines)
+)
+
+
+def decode(*chunks: bytes) -> list[bytes]:
+    decoder = SseDecoder()
+    events = [event for chunk in chunks for event in decoder.feed(chunk)]
+    rest = decoder.flush()
+    return events + ([rest] if rest is not None else [])
+
+
+def test_events_are_read_as_the_standard_says() -> None:
+    rows: list[Any] = [
+        (b"data: a\n\ndata: b\n\n", [b"a", b"b"]),
+        (b"data: a\r\n\r\ndata: b\r\n\r\n", [b"a", b"b"]),
+        (b"data: a\r\rdata: b\r\r", [b"a", b"b"]),
+        (b"data: a\ndata: b\n\n", [b"a\nb"]),
+        (b": life sign\n\ndata: a\n\n: life sign\n\n", [b"a"]),
+        (b"\xef\xbb\xbfdata: a\n\n", [b"a"]),
+        (b"event: error\ndata: a\nid: 3\nretry: 5\n\n", [b"a"]),
+        (b"data:a\n\ndata:  b\n\n", [b"a", b" b"]),
+        (b"data: a\n\ndata: unfinished", [b"a", b"unfinished"]),
+        (b"\n\n\n", []),
+        (b"", []),
+    ]
+    for stream, events in rows:
+        assert decode(stream) == events, stream
+
+
+@given(STREAMS, st.lists(st.integers(min_value=0, max_value=200), max_size=20), st.booleans())
+def test_the_same_bytes_give_the_same_events_however_they_are_cut(stream: bytes, cuts: list[int], bom: bool) -> None:
+    """LOOP-2"""
+    stream = b"\xef\xbb\xbf" * bom + stream
+    places = [0, *sorted(min(cut, len(stream)) for cut in cuts), len(stream)]
+    chunks = [stream[start:end] for start, end in itertools.pairwise(places)]
+    assert decode(*chunks) == decode(stream) == decode(*(bytes([byte]) for byte in stream))
+
+
+def test_an_event_is_given_before_the_next_one_begins() -> None:
+    decoder = SseDecoder()
+    assert decoder.feed(b"data: a\r\n\r") == [b"a"]
+    assert decoder.feed(b"\ndata: b") == []
+    assert decoder.feed(b"\n\n") == [b"b"]
+
+
+def test_a_crlf_cut_in_two_is_one_line_end() -> None:
+    assert decode(b"data: a\r", b"", b"\ndata: b\r\n\r\n") == [b"a\nb"]
+
+
+def test_an_endless_line_is_refused() -> None:
+    decoder = SseDecoder()
+    with pytest.raises(EventTooLargeError):
+        for _ in range(EVENT_BYTES_MAX // 65536 + 2):
+            decoder.feed(b"x" * 65536)
+
+
+def test_an_endless_event_is_refused() -> None:
+    decoder = SseDecoder()
+    with pytest.raises(EventTooLargeError):
+        for _ in range(EVENT_BYTES_MAX // 65536 + 2):
+            decoder.feed(b"data: " + b"x" * 65536 + b"\n")
+
+
+# Few events, nothing lost (EVT-2, D3).
+
+
+HEAD = OutputDelta(round=1, model_attempt=1)
+
+
+def play(pieces: list[tuple[float, Piece]]) -> list[OutputDelta]:
+    """Give pieces at their times, taking output as soon as it is due, and the rest at the end."""
+    coalescer = Coalescer(HEAD)
+    outputs: list[OutputDelta] = []
+    for now, piece in pieces:
+        while (due := coalescer.due_at()) is not None and due <= now:
+            outputs += coalescer.take(due)
+        coalescer.add(piece)
+        if (due := coalescer.due_at()) is not None and due <= now:
+            outputs += coalescer.take(now)
+    return outputs + list(coalescer.take(pieces[-1][0] if pieces else 0.0))
+
+
+def test_100_pieces_at_once_give_at_most_11_outputs() -> None:
+    outputs = play([(5.0, TextPiece(text="x")) for _ in range(100)])
+    assert len(outputs) <= 11
+    assert "".join(output.text for output in outputs) == "x" * 100
+
+
+def test_the_first_piece_is_due_at_once() -> None:
+    coalescer = Coalescer(HEAD)
+    coalescer.add(TextPiece(text="H"))
+    assert coalescer.due_at() == 0.0
+    assert coalescer.take(7.0) == (replace(HEAD, text="H"),)
+    coalescer.add(TextPiece(text="i"))
+    assert coalescer.due_at() == pytest.approx(7.1)
+
+
+def test_pieces_of_one_kind_are_joined_and_calls_stand_in_the_order_they_were_written() -> None:
+    coalescer = Coalescer(HEAD)
+    pieces: list[Piece] = [
+        ReasoningPiece(text="a"),
+        TextPiece(text="1"),
+        ReasoningPiece(text="b"),
+        CallPiece(index=0, name="f", arguments="{"),
+        CallPiece(index=0, name="f", arguments="}"),
+        CallPiece(index=1, name="g", arguments="["),
+        CallPiece(index=0, name="f", arguments=" "),
+        TextPiece(text="2"),
+        RefusalPiece(text="no"),
+    ]
+    for piece in pieces:
+        coalescer.add(piece)
+    assert coalescer.take(0.0) == (
+        replace(
+            HEAD,
+            text="12",
+            reasoning="ab",
+            refusal="no",
+            calls=(
+                CallFragment(index=0, tool_name="f", arguments_text="{}"),
+                CallFragment(index=1, tool_name="g", arguments_text="["),
+                CallFragment(index=0, tool_name="f", arguments_text=" "),
+            ),
+        ),
+    )
+
+
+def test_an_output_is_never_too_large_for_a_watcher() -> None:
+    coalescer = Coalescer(HEAD)
+    coalescer.add(TextPiece(text="x" * (2 * OUTPUT_CHARACTERS_MAX + 5)))
+    coalescer.add(CallPiece(index=0, name="f", arguments="y" * OUTPUT_CHARACTERS_MAX))
+    outputs = coalescer.take(0.0)
+    sizes = [len(each.text) + sum(len(call.arguments_text) for call in each.calls) for each in outputs]
+    assert max(sizes) <= OUTPUT_CHARACTERS_MAX
+    assert sum(sizes) == 3 * OUTPUT_CHARACTERS_MAX + 5
+
+
+PIECES = st.one_of(
+    st.text(max_size=5).map(lambda text: TextPiece(text=text)),
+    st.text(max_size=5).map(lambda text: ReasoningPiece(text=text)),
+    st.builds(CallPiece, index=st.integers(0, 2), arguments=st.text(max_size=5)),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 0.3), PIECES), max_size=60))
+def test_nothing_is_lost_or_turned_around(steps: list[tuple[float, Piece]]) -> None:
+    now = 0.0
+    pieces: list[tuple[float, Piece]] = []
+    for wait, piece in steps:
+        now += wait
+        pieces.append((now, piece))
+    outputs = play(pieces)
+    assert "".join(output.text for output in outputs) == "".join(
+        piece.text for _, piece in pieces if isinstance(piece, TextPiece)
+    )
+    assert "".join(output.reasoning for output in outputs) == "".join(
+        piece.text for _, piece in pieces if isinstance(piece, ReasoningPiece)
+    )
+    for index in range(3):
+        assert "".join(call.arguments_text for out in outputs for call in out.calls if call.index == index) == "".join(
+            piece.arguments for _, piece in pieces if isinstance(piece, CallPiece) and piece.index == index
+        )
+
+
+# Which fragments make up one call, for all the ways in which servers number them (LOOP-2).
+
+
+def piece(index: int | None = None, call_id: str = "", name: str = "", arguments: str = "") -> CallPiece:
+    return CallPiece(index=index, call_id=call_id, name=name, arguments=arguments)
+
+
+def calls(*pieces: CallPiece) -> list[tuple[str, str, str]]:
+    assembly = Assembly()
+    for each in pieces:
+        assembly.add(each)
+    return [(call.provider_call_id, call.name, call.arguments) for call in assembly.answer().calls]
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        pytest.param(
+            [piece(0, "a", "f"), piece(0, arguments='{"x"'), piece(0, arguments=":1}")],
+            [("a", "f", '{"x":1}')],
+            id="as the protocol says",
+        ),
+        pytest.param(
+            [piece(0, "a", "f"), piece(1, "b", "g"), piece(0, arguments="{}"), piece(1, arguments="[]")],
+            [("a", "f", "{}"), ("b", "g", "[]")],
+            id="interleaved",
+        ),
+        pytest.param(
+            [piece(0, "a", "f", "{}"), piece(0, "b", "g", "[]")],
+            [("a", "f", "{}"), ("b", "g", "[]")],
+            id="one index for all, ids change",
+        ),
+        pytest.param(
+            [piece(0, "a", "f"), piece(0, "b", "g"), piece(0, "a", arguments="1"), piece(0, "b", arguments="2")],
+            [("a", "f", "1"), ("b", "g", "2")],
+            id="one index for all, interleaved by id",
+        ),
+        pytest.param(
+            [piece(None, "a", "f"), piece(None, arguments="{}"), piece(None, "b", "g"), piece(None, arguments="[]")],
+            [("a", "f", "{}"), ("b", "g", "[]")],
+            id="no index",
+        ),
+        pytest.param(
+            [piece(None, "", "f", "{}"), piece(None, "", "g", "[]")],
+            [("", "f", "{}"), ("", "g", "[]")],
+            id="neither index nor id",
+        ),
+        pytest.param(
+            [piece(None, "", "f"), piece(None, "", "f")],
+            [("", "f", ""), ("", "f", "")],
+            id="neither index nor id nor arguments",
+        ),
+        pytest.param(
+            [piece(0, "", "f", '{"a":1}'), piece(0, "", "f", '{"a":2}')],
+            [("", "f", '{"a":1}'), ("", "f", '{"a":2}')],
+            id="one index, no ids, whole calls",
+        ),
+        pytest.param(
+            [piece(0, "", "f", '{"a"'), piece(0, "", "f", ":1}")],
+            [("", "f", '{"a":1}')],
+            id="the name again in each fragment",
+        ),
+        pytest.param(
+            [piece(0, "a", "f"), piece(0, "random-1", "", '{"a"'), piece(0, "random-2", "", ":1}")],
+            [("a", "f", '{"a":1}')],
+            id="an id made up for each fragment",
+        ),
+        pytest.param(
+            [piece(0, "", "f"), piece(0, "a", "", "{}")],
+            [("a", "f", "{}")],
+            id="the id comes late",
+        ),
+        pytest.param(
+            [piece(0, "a", "get_"), piece(0, "", "time"), piece(0, arguments="{}")],
+            [("a", "get_time", "{}")],
+            id="the name in pieces",
+        ),
+        pytest.param(
+            [piece(0, "a", "f", "{}"), piece(1, "a", "g", "[]")],
+            [("a", "f", "{}"), ("a", "g", "[]")],
+            id="one id for two indices",
+        ),
+        pytest.param([piece(7, "a", "f")], [("a", "f", "")], id="no arguments, odd index"),
+        pytest.param([piece(arguments="{}")], [("", "", "{}")], id="arguments out of nowhere"),
+    ],
+)
+def test_fragments_find_their_call(pieces: list[CallPiece], expected: list[tuple[str, str, str]]) -> None:
+    assert calls(*pieces) == expected
+
+
+def test_watchers_see_the_position_and_the_name_of_a_call_with_each_fragment() -> None:
+    assembly = Assembly()
+    assembly.add(piece(3, "a", "f"))
+    assembly.add(piece(5, "b", "g"))
+    assert assembly.add(piece(3, arguments="{}")) == piece(0, "a", "f", "{}")
+    assert assembly.add(piece(5, arguments="[]")) == piece(1, "b", "g", "[]")
+
+
+@given(st.data())
+def test_calls_written_as_the_protocol_says_are_whole_however_they_interleave(data: st.DataObject) -> None:
+    arguments = data.draw(st.lists(st.text(alphabet='{}":a1', min_size=1, max_size=8), min_size=1, max_size=4))
+    queues = [
+        [piece(index, f"id{index}", f"f{index}"), *(piece(index, arguments=letter) for letter in text)]
+        for index, text in enumerate(arguments)
+    ]
+    written = []
+    for index in range(len(queues)):
+        written.append(queues[index].pop(0))
+        while data.draw(st.booleans()) and any(queues[: index + 1]):
+            queue = data.draw(st.sampled_from([queue for queue in queues[: index + 1] if queue]))
+            written.append(queue.pop(0))
+    written += [each for queue in queues for each in queue]
+    assembly = Assembly()
+    for each in written:
+        assembly.add(each)
+    assert assembly.answer().calls == tuple(
+        RawCall(provider_call_id=f"id{index}", name=f"f{index}", arguments=text) for index, text in enumerate(arguments)
+    )
+
+
+# Tools named `<source>.<tool>`, on the wire to a model server and back.
+
+
+ALLOWED = re.compile(r"[a-zA-Z0-9_-]{1,64}", re.ASCII)
+PART = st.text("ab_-.", min_size=1, max_size=62)
+
+
+def a_tool(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "parameters": {}}}
+
+
+def a_request(*offered: str, **more: Any) -> ModelRequest:
+    return ModelRequest(**{"model": "m", "messages": (), "tools": tuple(map(a_tool, offered))} | more)
+
+
+def back(names: Names, *pieces: Piece) -> list[Piece]:
+    return [given for piece in pieces for given in names.inward(piece)] + list(names.last([]))
+
+
+def test_a_tool_that_has_the_name_already_keeps_it_and_the_other_gets_a_digest() -> None:
+    names = Names(["a.b", "a__b"])
+    other = names.outward("a.b")
+    assert names.outward("a__b") == "a__b" != other
+    assert back(names, CallPiece(index=0, name="a__b")) == [CallPiece(index=0, name="a__b")]
+    assert back(names, CallPiece(index=0, name=other)) == [CallPiece(index=0, name="a.b")]
+
+
+@given(st.sets(st.from_regex(r"[ab_-]{1,64}|(?=.{3,63}\Z)[ab_-]+\.[ab_-]+", fullmatch=True), max_size=6))
+def test_every_set_of_tools_has_names_that_are_allowed_distinct_and_come_back(offered: set[str]) -> None:
+    names = Names(offered)
+    outward = {name: names.outward(name) for name in offered}
+    assert all(map(ALLOWED.fullmatch, outward.values()))
+    assert len(set(outward.values())) == len(offered)
+    for name, form in outward.items():
+        assert back(names, CallPiece(index=0, name=form)) == [CallPiece(index=0, name=name)]
+
+
+@given(PART)
+def test_whatever_the_history_holds_goes_out_as_an_allowed_name(name: str) -> None:
+    assert ALLOWED.fullmatch(Names([]).outward(name) if "." in name else text.tool_name(name))
+
+
+def test_a_name_that_comes_in_parts_comes_back_whole() -> None:
+    rows: list[Any] = [*range(1, len("time__now"))]
+    for cut in rows:
+        names = Names(["time.now"])
+        pieces: list[Piece] = [
+            CallPiece(index=0, call_id="c", name="time__now"[:cut]),
+            CallPiece(index=0, name="time__now"[cut:]),
+            CallPiece(index=0, arguments="{}"),
+            Finished(reason="tool_calls"),
+        ]
+        assert back(names, *pieces) == [CallPiece(index=0, call_id="c", name="time.now"), *pieces[2:]], cut
+
+
+def test_the_beginning_of_a_name_is_not_lost_when_nothing_follows() -> None:
+    names = Names(["time.now"])
+    assert back(names, CallPiece(index=0, name="time"), TextPiece(text="x")) == [
+        CallPiece(index=0, name="time"),
+        TextPiece(text="x"),
+    ]
+    assert back(names, CallPiece(index=0, name="time")) == [CallPiece(index=0, name="time")]
+
+
+def test_tools_history_and_choice_are_renamed_together() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "a.b", "arguments": "{}"}}
+    request = a_request(
+        "a.b", messages=({"role": "assistant", "content": None, "tool_calls": [call]},), tool_choice=a_tool("a.b")
+    )
+    names = names_of(request)
+    assert names is not None
+    out = renamed(request, names)
+    assert isinstance(out.tool_choice, dict)
+    assert [out.tools[0]["function"]["name"], out.messages[0]["tool_calls"][0]["function"]["name"]] == ["a__b", "a__b"]
+    assert out.tool_choice["function"]["name"] == "a__b"
+    assert request.tools[0]["function"]["name"] == "a.b", "what is shared is not changed"
+
+
+def test_a_name_with_one_dot_is_kept_and_any_other_is_made_harmless() -> None:
+    assert text.tool_name(" time.now ") == "time.now"
+    assert text.tool_name("a.b.c") == "a_b_c"
+    assert text.tool_name("x" * 62 + ".y") == "x" * 62 + "_y"
