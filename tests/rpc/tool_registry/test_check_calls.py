@@ -248,7 +248,7 @@ async def test_what_takes_long_to_check_is_a_fault_and_holds_up_nobody_else(regi
     """Whoever wrote the schema, and whatever the model says."""
     checking = asyncio.ensure_future(checked(registry, json.dumps({"a": [-1] * 20_000}), COSTLY))
     listed = 0
-    while not checking.done():
+    while not (await asyncio.wait({checking}, timeout=0.1))[0]:
         await registry.execution.ResolveTools(execution_pb2.ResolveToolsRequest(context=context()))
         listed += 1
     assert "takes too long" in (await checking).faults[0]

@@ -274,8 +274,6 @@ async def test_a_call_whose_worker_lives_survives_a_broken_database(
             for is_done in (False, True) if name != "claim" else (False,):
                 with monkeypatch.context() as patch:
                     faults = break_statement(patch, name, is_done=is_done)
-                    while name == "claim" and len(faults) == 2:
-                        await worker.beat()
                     asked, call = await begun(lasting, worker, f"{name}_{is_done}")
                     assert await worker.answer(call) == Status.RESULT_STATUS_ACCEPTED
                     assert outcome(await asked) == "SUCCEEDED", (name, is_done)

@@ -113,8 +113,6 @@ class Box:
     inner: Inner
 
 
-
-
 class AroundToo(typing_extensions.TypedDict):
     inner: Inner
 
