@@ -125,7 +125,6 @@ def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
     ("name", "arguments", "code", "said", "logged"),
     [
         ("convert", '{"amonut": 1}', 1, "refused: INVALID_ARGUMENTS: ", ""),
-        ("convert", '{"amount": -1}', 1, 'failed: {"error":"less than nothing"}', ""),
         ("convert", '{"amount": 0}', 1, 'failed: {"error":"TOOL_ERROR: ValueError.', "ValueError: for the author only"),
         ("order", "{}", 1, "nobody answers in `pawl tools check`; the tool asks: Which colour?", ""),
         ("apart", "{}", 0, 'seen\nresult: "apart"\n', ""),
