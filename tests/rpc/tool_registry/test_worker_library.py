@@ -220,3 +220,25 @@ async def test_a_worker_that_cannot_attach_says_where_and_why(
     with pytest.raises(ConnectionError):
         await Worker(address, name="billing").run()
     assert opened == [address, address]
+
+
+async def test_functions_have_checkpoints_of_their_earlier_executions(registry: Registry) -> None:
+    worker = Worker(registry.address, name="billing", api_key=KEY)
+
+    @worker.tool(category="SAFE", effect="IDEMPOTENT", timeout_seconds=60)
+    async def build(context: CallContext) -> Any:
+        """Build."""
+        await context.checkpoint({"at": context.attempt})
+        return context.last_checkpoint
+
+    @worker.tool(category="SAFE", effect="READ_ONLY", timeout_seconds=60)
+    def measure(context: CallContext) -> Any:
+        """Measure, in a thread."""
+        context.checkpoint(1)
+        context.checkpoint("x" * 20_000)
+
+    async with working(worker, registry, "measure"):
+        assert content(await registry.run("build")) is None
+        assert content(await registry.run("build", earlier_attempts=1)) == {"at": 1}
+        too_large = await registry.run("measure", call="other")
+        assert "over the 16384 that the registry keeps" in content(too_large)["error"]

@@ -351,3 +351,23 @@ def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> 
 def test_a_default_that_no_call_could_give_is_refused(hint: Any, default: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
         of(hint, default=default)
+
+
+def test_classes_of_one_name_stay_apart() -> None:
+    def other() -> type[pydantic.BaseModel]:
+        class Inner(pydantic.BaseModel):
+            word: str
+
+        class Holder(pydantic.BaseModel):
+            inner: Inner
+
+        return Holder
+
+    def take(one: Any, two: Any) -> None:
+        """Take both."""
+
+    take.__annotations__ |= {"one": Outer, "two": other()}
+    validator = compile_schema(tool(take).definition.arguments_schema)
+    assert validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"word": "a"}}})
+    assert not validator.is_valid({"one": {"inner": {"size": 0}}, "two": {"inner": {"word": "a"}}})
+    assert not validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"size": 1}}})
