@@ -55,6 +55,7 @@ async def test_executions_rules_and_secrets_go_and_the_chain_stays_whole(databas
         await decide(registry, "c1", call_pb2.DECISION_KIND_APPROVE)
         await registry.run("delete", {"path": MARKER}, call="c1", approved_digest=digest)
         await registry.check(MARKER, call="c2")
+        await registry.run("pay", call="early")
         pattern = rule_pb2.ArgumentPattern(argument="path", equals_json=json.dumps(MARKER).encode())
         rule = rule_pb2.Rule(
             effect=rule_pb2.RULE_EFFECT_DENY,
@@ -73,6 +74,8 @@ async def test_executions_rules_and_secrets_go_and_the_chain_stays_whole(databas
 
         kept = await everything(database)
         assert MARKER not in kept
+        left = await database.fetchval("SELECT count(*) FROM tool_registry.executions")
+        assert left == 0, "ASYNC-3: also calls of a run that the ledger does not name any more"
         assert await database.fetchval("SELECT count(*) FROM tool_registry.audit_keys WHERE secret IS NOT NULL") == 0
         assert not (await verified(registry)).HasField("problem")
         assert await listed(registry) == before
