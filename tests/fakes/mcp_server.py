@@ -56,12 +56,10 @@ def read() -> dict[str, Any]:
 
 
 def ask(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Ask what is in the arguments, and return what the answer is, unless it `forgets` to wait for it."""
+    """Ask what is in the arguments, and return what the answer is."""
     schema = {"type": "object", "properties": {"size": {"type": "string"}}}
     asked = arguments.get("asks") or {"message": "Which size?", "requestedSchema": schema}
     send(id="q1", method="elicitation/create", params=asked)
-    if arguments.get("forgets"):
-        return text("never mind")
     while (answer := read()).get("id") != "q1":
         pass
     log(f"answer {answer['result']['action']}")
@@ -160,7 +158,6 @@ DONE: dict[str, Callable[[dict[str, Any], Any], dict[str, Any] | None]] = {
     "kinds": lambda arguments, _: every_kind(arguments),
     "change": lambda arguments, _: change(arguments),
     "spawn": lambda _, __: spawn(),
-    "write": lambda arguments, _: text(str(Path(arguments["path"]).write_text("x"))),
     "read": lambda arguments, _: text(Path(arguments["path"]).read_text()),
 }
 

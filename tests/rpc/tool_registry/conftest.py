@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import databases
+from tests.rpc.tool_registry.mcp_world import McpRegistry, mcp_registry
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +23,10 @@ def database_url(registry_database: databases.ServiceDatabase) -> str:
     """The URL of a database whose tables are empty."""
     registry_database.empty()
     return registry_database.url
+
+
+@pytest.fixture
+async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
+    """A registry that serves MCP sources."""
+    async with mcp_registry(database_url, tmp_path, secrets={"acme": {"token": "s3cret-token"}}) as made:
+        yield made

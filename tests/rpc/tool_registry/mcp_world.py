@@ -9,9 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import grpc
 import httpx2
-import pytest
 
 from pawl.chassis.clock import Clock, SystemClock
 from pawl.chassis.egress import GuardedEgress
@@ -26,7 +24,7 @@ from pawl.tool_registry.adapters.secret_file import FileSecrets
 from pawl.tool_registry.app.sources.ports import Connector
 from tests.fakes.mcp_program import stdio_config
 from tests.files import put
-from tests.rpc.tool_registry.registry import Registry, content, reason, running
+from tests.rpc.tool_registry.registry import Registry, content, eventually, running
 
 SAFE = call_pb2.TOOL_CATEGORY_SAFE
 # As long as the service may take to start a server and list its tools; a busy machine imports a package in seconds.
@@ -49,6 +47,15 @@ class FakeServer:
         """What happened."""
         path = self.folder / "log"
         return path.read_text().splitlines() if path.exists() else []
+
+    async def logged(self, line: str, times: int = 1) -> None:
+        """Wait until something has happened so often."""
+        await eventually(lambda: self.log().count(line) >= times)
+
+    @property
+    def starts(self) -> int:
+        """How often it was started."""
+        return sum(line.startswith("started") for line in self.log())
 
     def config(
         self, name: str = "fake", *, policies: Sequence[source_pb2.SourceToolPolicy] | None = None, **more: Any
@@ -103,6 +110,15 @@ class McpRegistry:
         return await self.registry.run(tool, arguments, **more)
 
 
+READ_ONLY = policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY)
+UNKNOWN = "UNKNOWN OUTCOME_UNKNOWN"
+
+
+def answer(question: execution_pb2.ExecutionResult, text: str | None) -> execution_pb2.Answer:
+    """What a person says to a question; None refuses."""
+    return execution_pb2.Answer(question=question.question.question, answer=text or "", declined=text is None)
+
+
 def failure(result: execution_pb2.ExecutionResult) -> str:
     """What the model is told of a call that failed."""
     assert result.result.is_error
@@ -146,10 +162,3 @@ async def mcp_registry(
             running(database_url, folder, connectors=connectors, secrets=secrets, **options)
         )
         yield McpRegistry(registry=registry, connector=await stack.enter_async_context(made[0]))
-
-
-async def refusal(call: Any) -> str:
-    """The reason why a call was refused."""
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return reason(caught.value)[1]

@@ -151,7 +151,6 @@ WAYS: dict[str, Any] = {
     "burn and ignore": _burn_and_ignore,
     "threads": _start_threads,
     "segfault": lambda: ctypes.string_at(0),
-    "abort": os.abort,
     "leave": lambda: os._exit(3),
     "exit": sys.exit,
     "raise": _raise,
@@ -160,7 +159,6 @@ WAYS: dict[str, Any] = {
     "garble": _garble,
     "object": object,
     "nan": lambda: float("nan"),
-    "large": lambda: "x" * MIB,
     "larger": lambda: "x" * 20 * MIB,
 }
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import grpc
+import pytest
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from pawl.chassis.auth import Principal
@@ -50,6 +51,7 @@ from pawl.tool_registry.app.workers.workers import WorkerOptions
 from pawl.tool_registry.wiring import Limits, Ports, Record, ToolRegistry, wire
 from pawl.tools import Tool
 from tests.keys import authenticator
+from tests.poll import until
 
 if TYPE_CHECKING:
     from pawl.tool.v1.audit_pb2_grpc import AuditServiceAsyncStub
@@ -272,6 +274,39 @@ def reason(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, dict[str,
     return error.code(), "", {}
 
 
+async def refusal(call: Awaitable[Any] | grpc.aio.UnaryStreamCall[Any, Any]) -> str:
+    """Return the reason with which a call is refused, be it unary or a stream."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await (_read(call) if isinstance(call, AsyncIterable) else call)
+    return reason(caught.value)[1]
+
+
+async def _read(stream: AsyncIterable[Any]) -> None:
+    async for _ in stream:
+        pass
+
+
+async def all_pages(method: Callable[[Any], Awaitable[Any]], request: Any, field: str) -> list[Any]:
+    """Return everything that a method lists, page by page."""
+    found: list[Any] = []
+    while True:
+        page = await method(request)
+        assert len(getattr(page, field)) <= (request.page_size or 200)
+        found += getattr(page, field)
+        if not page.next_page_token:
+            return found
+        request.page_token = page.next_page_token
+
+
+async def eventually(holds: Callable[[], object]) -> None:
+    """Return once the condition holds."""
+
+    async def does() -> bool:
+        return bool(holds())
+
+    await until(does)
+
+
 async def _fits(store_id: str, schema_json: bytes, answer: str) -> str:
     return ""
 
@@ -296,7 +331,6 @@ async def running(
     worker_options: WorkerOptions = _WORKER_OPTIONS,
     store_calls_per_minute: int = 0,
     wrap_journal: Callable[[ExecutionJournal], ExecutionJournal] = lambda journal: journal,
-    watch_seconds: float = 1.0,
 ) -> AsyncIterator[Registry]:
     """Run a registry with these tools; several on one database are replicas."""
     options = options or ExecutorOptions(grace_seconds=drain_seconds, renew_seconds=0.2)
@@ -307,7 +341,7 @@ async def running(
         PythonRunner(threads_max=threads_max) as threads,
     ):
         await database.migrate("tool_registry", "pawl.tool_registry.adapters.sql.migrations")
-        record = _record(database, instance_id, options, watch_seconds)
+        record = _record(database, instance_id, options)
         known_secrets = FileSecrets(secrets or {})
         mcp = (kinds := connectors(PostgresSourceRepository(database), known_secrets)).get("mcp")
         ports = Ports(
@@ -353,8 +387,8 @@ async def running(
             stop.set()
 
 
-def _record(database: Database, instance_id: str, options: ExecutorOptions, watch_seconds: float) -> Record:
-    leases = {"lease_seconds": options.lease_seconds, "watch_seconds": min(options.lease_seconds, watch_seconds)}
+def _record(database: Database, instance_id: str, options: ExecutorOptions) -> Record:
+    leases = {"lease_seconds": options.lease_seconds, "watch_seconds": min(options.lease_seconds, 1.0)}
     return Record.on_postgres(database, instance_id=instance_id, **leases)
 
 

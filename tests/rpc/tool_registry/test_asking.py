@@ -7,16 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import pytest
 
-from pawl.chassis.ids import CallKey
-from pawl.errors import DependencyUnavailable
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
-from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.definition import Category, EffectClass
-from pawl.tool_registry.domain.question import Question
 from pawl.tools import QuestionDeclined, Tool, ToolContext, tool
 from tests.rpc.tool_registry.registry import Registry, content, outcome, running
 
@@ -87,6 +82,12 @@ async def test_each_question_ends_the_stream_and_the_answers_go_on(
     first = await registry.run(name)
     assert outcome(first) == "INPUT_REQUIRED"
     assert (first.question.question, list(first.question.options)) == ("Which colour?", ["red", "blue"])
+    if effect is EffectClass.IDEMPOTENT:
+        assert outcome(await registry.run(name, call="declined", answers=answers(None))) == "FAILED TOOL_ERROR"
+        assert content(await registry.run(name, call="declined", answers=answers("red", None))) == "red any"
+        thread = await registry.run("order_in_thread", call="thread")
+        assert "only async tools" in content(thread)["error"]
+        shop.begun, shop.orders = 1, []
     second = await registry.run(name, answers=answers("red"))
     assert (outcome(second), second.question.question) == ("INPUT_REQUIRED", "Which size?")
     third = await registry.run(name, answers=answers("red", "large"))
@@ -95,32 +96,11 @@ async def test_each_question_ends_the_stream_and_the_answers_go_on(
     assert shop.begun == (1 if effect is EffectClass.AT_MOST_ONCE else 3)
 
 
-async def test_a_declined_question_is_an_error_of_the_tool_unless_it_goes_on(registry: Registry, shop: Shop) -> None:
-    declined = await registry.run("order_idempotent", answers=answers(None))
-    assert outcome(declined) == "FAILED TOOL_ERROR"
-    went_on = await registry.run("order_idempotent", call="other", answers=answers("red", None))
-    assert content(went_on) == "red any"
-
-
 async def test_time_stands_still_while_a_question_is_open(registry: Registry, shop: Shop) -> None:
     await registry.run("order_at_most_once")
     await asyncio.sleep(5.1)
     await registry.run("order_at_most_once", answers=answers("red"))
     assert outcome(await registry.run("order_at_most_once", answers=answers("red", "large"))) == "SUCCEEDED"
-
-
-async def test_asking_again_without_an_answer_gives_the_same_question(registry: Registry, shop: Shop) -> None:
-    for _ in range(3):
-        assert (await registry.run("order_at_most_once")).question.question == "Which colour?"
-    assert shop.begun == 1
-
-
-async def test_a_call_that_asks_can_be_cancelled(registry: Registry, shop: Shop) -> None:
-    await registry.run("order_at_most_once")
-    cancelled = await registry.cancel()
-    assert cancelled.stopped
-    assert outcome(await registry.run("order_at_most_once", answers=answers("red"))) == "CANCELLED CANCELLED"
-    assert not shop.orders
 
 
 async def test_an_answer_reaches_the_replica_that_runs_the_call(
@@ -147,34 +127,3 @@ async def test_nobody_knows_what_became_of_a_call_whose_process_ended_before_the
         assert outcome(await heir.run("order_at_most_once", answers=answers("red"))) == "UNKNOWN OUTCOME_UNKNOWN"
         done = await heir.run("order_idempotent", call="again", answers=answers("red", "small"))
         assert content(done) == "red small"
-
-
-async def test_only_async_tools_can_ask(registry: Registry) -> None:
-    result = await registry.run("order_in_thread")
-    assert outcome(result) == "FAILED TOOL_ERROR"
-    assert "only async tools" in content(result)["error"]
-
-
-@pytest.mark.parametrize("error", [DependencyUnavailable(), asyncpg.InternalServerError("could not write block")])
-async def test_a_question_that_could_not_be_written_at_once_is_asked_all_the_same(
-    database_url: str, tmp_path: Path, shop: Shop, error: Exception
-) -> None:
-    """The tool waits for its answer meanwhile: the call is not given up."""
-    faults = [error, error]
-
-    def flaky(journal: ExecutionJournal) -> ExecutionJournal:
-        ask = journal.ask
-
-        async def failing(key: CallKey, question: Question, position: int) -> None:
-            if faults:
-                raise faults.pop()
-            await ask(key, question, position)
-
-        changed: Any = journal
-        changed.ask = failing
-        return journal
-
-    async with running(database_url, tmp_path, shop.tools(), wrap_journal=flaky) as registry:
-        assert outcome(await registry.run("order_at_most_once")) == "INPUT_REQUIRED"
-        result = await registry.run("order_at_most_once", answers=answers("red", None))
-    assert (content(result), shop.begun, faults) == ("red any", 1, [])

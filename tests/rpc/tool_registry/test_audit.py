@@ -6,11 +6,10 @@ import asyncio
 import hashlib
 import itertools
 import threading
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import asyncpg
 import grpc
 import pytest
 
@@ -24,7 +23,16 @@ from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tools import Category, Tool, ToolContext, tool
 from tests.poll import until
 from tests.rpc.tool_registry.digests import digest_of
-from tests.rpc.tool_registry.registry import ANN, Registry, context, outcome, reason, running
+from tests.rpc.tool_registry.registry import (
+    ANN,
+    Registry,
+    all_pages,
+    context,
+    eventually,
+    outcome,
+    refusal,
+    running,
+)
 from tests.rpc.tool_registry.world import World, execute
 
 
@@ -38,17 +46,16 @@ def tools() -> list[Tool[..., Any]]:
     return [*World().tools(), look]
 
 
+@pytest.fixture
+async def registry(database_url: str, tmp_path: Path) -> AsyncIterator[Registry]:
+    async with running(database_url, tmp_path, tools()) as registry:
+        yield registry
+
+
 async def listed(registry: Registry, *, store: str = "acme", **wanted: Any) -> list[audit_pb2.AuditEntry]:
     """All entries that match, the oldest first."""
-    entries: list[audit_pb2.AuditEntry] = []
-    token = ""
-    while True:
-        request = audit_pb2.ListAuditRequest(page_size=2, page_token=token, **wanted)
-        page = await registry.auditors[store, "olga"].ListAudit(request)
-        entries += page.entries
-        token = page.next_page_token
-        if not token:
-            return entries[::-1]
+    request = audit_pb2.ListAuditRequest(page_size=2, **wanted)
+    return (await all_pages(registry.auditors[store, "olga"].ListAudit, request, "entries"))[::-1]
 
 
 def said(entries: Sequence[audit_pb2.AuditEntry]) -> list[tuple[str, str, str, str]]:
@@ -93,10 +100,7 @@ async def test_what_a_tool_does_after_its_call_has_ended_is_in_the_chain(databas
             for call in ("a", "b")
         ]
 
-        async def have_begun() -> bool:
-            return len(begun) == 2
-
-        await until(have_begun)
+        await eventually(lambda: len(begun) == 2)
         for call in begun:
             await registry.cancel(call, wait=0)
         assert {outcome(result) for result in await asyncio.gather(*asked)} == {"CANCELLED NOT_STOPPED"}
@@ -113,15 +117,14 @@ async def test_what_a_tool_does_after_its_call_has_ended_is_in_the_chain(databas
         assert (await verified(registry)).HasField("problem") is False
 
 
-async def test_the_chain_tells_the_story_of_each_call(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        await registry.check("look", {"n": 7}, call="c1")
-        await registry.run("look", {"n": 7}, call="c1")
-        digest = (await registry.check("delete", {"path": "notes"}, call="c2")).digest
-        await decide(registry, "c2", call_pb2.DECISION_KIND_APPROVE)
-        await registry.run("delete", {"path": "notes"}, call="c2", approved_digest=digest)
-        await registry.check("nothing\0of the kind", call="c3")
-        entries = await listed(registry)
+async def test_the_chain_tells_the_story_of_each_call(registry: Registry, database_url: str) -> None:
+    await registry.check("look", {"n": 7}, call="c1")
+    await registry.run("look", {"n": 7}, call="c1")
+    digest = (await registry.check("delete", {"path": "notes"}, call="c2")).digest
+    await decide(registry, "c2", call_pb2.DECISION_KIND_APPROVE)
+    await registry.run("delete", {"path": "notes"}, call="c2", approved_digest=digest)
+    await registry.check("nothing\0of the kind", call="c3")
+    entries = await listed(registry)
     assert said(entries) == [
         ("PROPOSED", "c1", "RUN", ""),
         ("EXECUTED", "c1", "", ""),
@@ -137,54 +140,6 @@ async def test_the_chain_tells_the_story_of_each_call(database_url: str, tmp_pat
     assert (entries[2].result_sha256, entries[2].result_bytes) == (await digest_of(database_url, b"7"), 1)
     assert (entries[4].user_id, entries[4].by_user_id) == ("ann", "bob")
     assert all(not entry.prev_hash or entry.prev_hash == before.hash for before, entry in itertools.pairwise(entries))
-
-
-async def test_entries_are_found_by_run_tool_user_kind_and_time(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        await registry.check("look", call="c1")
-        await registry.check("pay", call="c2", run="other", user="bob")
-        first, second = await listed(registry)
-        assert said(await listed(registry, run_id="other")) == said(await listed(registry, tool_name="pay"))
-        assert said(await listed(registry, user_id="bob")) == said(await listed(registry, call_id="c2"))
-        assert await listed(registry, kind=audit_pb2.AUDIT_KIND_EXECUTED) == []
-        assert await listed(registry, since_time=second.time, before_time=first.time) == []
-        assert [entry.seq for entry in await listed(registry, since_time=second.time)] == [2]
-        assert [entry.seq for entry in await listed(registry, before_time=second.time)] == [1]
-
-
-async def test_only_operators_of_the_store_read_its_chain(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        await registry.check("look", call="c1")
-        assert await listed(registry, store="other") == []
-        ann = registry.auditors["acme", "ann"]
-        for ask in (
-            ann.ListAudit(audit_pb2.ListAuditRequest()),
-            ann.GetToolAnalytics(audit_pb2.GetToolAnalyticsRequest()),
-        ):
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await ask
-            assert reason(error.value)[1] == "PERMISSION_DENIED"
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            async for _ in ann.VerifyAudit(audit_pb2.VerifyAuditRequest()):
-                pass
-        assert reason(error.value)[1] == "PERMISSION_DENIED"
-
-
-@pytest.mark.parametrize("fields", [{"page_size": 1001}, {"page_token": "YXVkaXQ6MV8w"}, {"kind": 9}, {"run_id": "\0"}])
-async def test_bad_questions_are_refused(database_url: str, tmp_path: Path, fields: dict[str, Any]) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.auditors["acme", "olga"].ListAudit(audit_pb2.ListAuditRequest(**fields))
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-
-async def chain_of_five(registry: Registry) -> Head:
-    for number in range(1, 6):
-        await registry.check("look", {"n": number}, call=f"c{number}")
-    answer = await verified(registry)
-    assert not answer.HasField("problem")
-    assert answer.verified_seq == 5
-    return Head(seq=5, hash=answer.verified_hash)
 
 
 ALL = (
@@ -221,152 +176,6 @@ TAMPERINGS = {
     "head of something else": ("UPDATE tool_registry.audit_heads SET hash = 'x'", 5, "HEAD_MISMATCH"),
     "head gone": ("DELETE FROM tool_registry.audit_heads", 1, "BEYOND_HEAD"),
 }
-
-
-@pytest.mark.parametrize("how", TAMPERINGS)
-async def test_tampering_is_found_at_the_first_bad_entry(database_url: str, tmp_path: Path, how: str) -> None:
-    sql, seq, kind = TAMPERINGS[how]
-    async with running(database_url, tmp_path, tools()) as registry:
-        await chain_of_five(registry)
-        await execute(database_url, sql)
-        answer = await verified(registry)
-    assert (answer.problem.seq, answer.problem.kind) == (seq, kind), answer.problem.explanation
-
-
-async def rewrite(database_url: str, from_seq: int, **changes: Any) -> None:
-    """Change an entry and make all hashes from there on anew, as somebody who knows how would."""
-    async with Database(database_url, application_name="test") as database:
-        entries = await PostgresAuditLog(database).page(ANN.store_id, after_seq=None, up_to_seq=100, rows_max=100)
-    connection = await asyncpg.connect(database_url)
-    prev = entries[from_seq - 2].hash
-    try:
-        for entry in entries[from_seq - 1 :]:
-            for name, value in changes.items():
-                object.__setattr__(entry.draft, name, value)
-            new = entry_hash(entry.draft, entry.seq, prev)
-            await connection.execute(
-                "UPDATE tool_registry.audit SET verdict = $2, prev_hash = $3, hash = $4 WHERE seq = $1",
-                entry.seq,
-                entry.draft.verdict,
-                prev,
-                new,
-            )
-            prev, changes = new, {}
-        await connection.execute("UPDATE tool_registry.audit_heads SET hash = $1", prev)
-    finally:
-        await connection.close()
-
-
-async def test_a_chain_made_anew_is_found_with_a_head_that_was_kept(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        head = await chain_of_five(registry)
-        kept = {"known_seq": head.seq, "known_hash": head.hash}
-        await registry.check("look", call="c6")
-        assert not (await verified(registry, **kept)).HasField("problem")
-        await rewrite(database_url, 3, verdict="REFUSE")
-        assert not (await verified(registry)).HasField("problem")  # Nothing inside the database shows it.
-        answer = await verified(registry, **kept)
-        assert (answer.problem.seq, answer.problem.kind) == (5, "HEAD_MISMATCH")
-        await execute(database_url, "DELETE FROM tool_registry.audit; DELETE FROM tool_registry.audit_heads")
-        answer = await verified(registry, **kept)
-        assert (answer.problem.seq, answer.problem.kind) == (1, "CUT_TAIL")
-
-
-async def test_one_entry_with_a_hash_of_its_own_does_not_fit_the_next(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        await chain_of_five(registry)
-        async with Database(database_url, application_name="test") as database:
-            entry = (await PostgresAuditLog(database).page(ANN.store_id, after_seq=2, up_to_seq=3, rows_max=1))[0]
-        object.__setattr__(entry.draft, "verdict", "REFUSE")
-        new = entry_hash(entry.draft, 3, entry.prev_hash)
-        await execute(database_url, f"UPDATE tool_registry.audit SET verdict = 'REFUSE', hash = '{new}' WHERE seq = 3")  # noqa: S608
-        answer = await verified(registry)
-    assert (answer.problem.seq, answer.problem.kind) == (4, "BROKEN_LINK")
-
-
-async def test_what_cannot_be_written_does_not_happen(database_url: str, tmp_path: Path) -> None:
-    """The table refuses entries: no verdict, and no effect."""
-    world = World()
-    async with running(database_url, tmp_path, world.tools()) as registry:
-        await registry.check("pay", call="c1")
-        await execute(database_url, "ALTER TABLE tool_registry.audit RENAME TO audit_away")
-        try:
-            with pytest.raises(grpc.aio.AioRpcError):
-                await registry.check("pay", call="c2")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await registry.run("pay", call="c1")
-            assert world.effects == []
-        finally:
-            await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
-
-
-async def test_a_call_whose_entry_could_not_be_written_runs_when_it_can(database_url: str, tmp_path: Path) -> None:
-    """Nothing ran, so nothing is in doubt: the same call runs once later."""
-    world = World()
-    async with running(database_url, tmp_path, world.tools()) as registry:
-        await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0 WHERE store_id = 'acme'")
-        await registry.check("pay", call="c0")
-        # The head is moved back by one: each next entry has a number that is taken.
-        await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0")
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.run("pay", call="c1")
-        assert error.value.code() is grpc.StatusCode.UNAVAILABLE
-        assert world.effects == []
-        await execute(database_url, "DELETE FROM tool_registry.audit; DELETE FROM tool_registry.audit_heads")
-        assert outcome(await registry.run("pay", call="c1")) == "SUCCEEDED"
-    assert world.effects == ["paid 1"]
-
-
-async def test_a_chain_that_was_tampered_with_stops_no_other_store(database_url: str, tmp_path: Path) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        await chain_of_five(registry)
-        await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 2")
-        asked = [
-            registry.check("look", call=f"c{number}", store="other" if number % 2 else "acme") for number in range(12)
-        ]
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        assert [isinstance(answer, BaseException) for answer in answers] == [True, False] * 6
-        assert [entry.seq for entry in await listed(registry, store="other")] == list(range(1, 7))
-
-
-async def test_replicas_write_one_chain_without_gaps(database_url: str, tmp_path: Path) -> None:
-    async with (
-        running(database_url, tmp_path, tools(), name="a") as first,
-        running(database_url, tmp_path, tools(), name="b") as second,
-    ):
-        await asyncio.gather(
-            *(
-                (first if number % 2 else second).check(
-                    "look", call=f"c{number}", store="acme" if number % 3 else "other"
-                )
-                for number in range(60)
-            )
-        )
-        answer = await verified(first)
-        assert (answer.verified_seq, answer.HasField("problem")) == (40, False)
-        assert len(await listed(first, store="other")) == 20
-
-
-async def test_a_decision_is_written_once_whoever_reports_it(database_url: str, tmp_path: Path) -> None:
-    async with (
-        running(database_url, tmp_path, tools(), name="a") as first,
-        running(database_url, tmp_path, tools(), name="b") as second,
-    ):
-        reports = [decide(which, "c1", call_pb2.DECISION_KIND_EDIT) for which in (first, second) * 4]
-        await asyncio.gather(*reports, decide(first, "c1", call_pb2.DECISION_KIND_EDIT, by="eve"))
-        entries = await listed(first)
-        assert sorted((entry.verdict, entry.by_user_id) for entry in entries) == [("EDIT", "bob"), ("EDIT", "eve")]
-        assert not (await verified(first)).HasField("problem")
-
-
-@pytest.mark.parametrize("fields", [{"kind": 0}, {"kind": 99}, {"kind": 1, "version": 2**31}, {"kind": 1, "by": "\0"}])
-async def test_a_decision_that_makes_no_sense_is_refused(
-    database_url: str, tmp_path: Path, fields: dict[str, Any]
-) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await decide(registry, "c1", **fields)
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def test_analytics_count_what_each_tool_did(database_url: str, tmp_path: Path) -> None:
@@ -413,24 +222,23 @@ def returned(call: str, **changes: Any) -> execution_pb2.RecordResultsRequest:
     return execution_pb2.RecordResultsRequest(context=context(), results=[result])
 
 
-async def test_what_front_ends_return_is_counted_once(database_url: str, tmp_path: Path) -> None:
+async def test_what_front_ends_return_is_counted_once(registry: Registry, database_url: str) -> None:
     """TOOL-6: also when it is told several times, at once."""
-    async with running(database_url, tmp_path, tools()) as registry:
-        await registry.check("look", call="c0")
-        for _ in range(2):  # Told again after a crash.
-            tellings = [
-                returned("c1"),
-                returned("c1"),
-                returned("c2", state=call_pb2.CALL_STATE_FAILED, duration_seconds=4),
-                returned("c3", state=call_pb2.CALL_STATE_EXPIRED, duration_seconds=9),
-                returned("c4", state=call_pb2.CALL_STATE_CANCELLED, duration_seconds=2),
-            ]
-            await asyncio.gather(*map(registry.execution.RecordResults, tellings))
-        _, *entries = sorted(await listed(registry), key=lambda entry: entry.call_id)
-        answer = await registry.auditors["acme", "olga"].GetToolAnalytics(
-            audit_pb2.GetToolAnalyticsRequest(tool_name="show")
-        )
-        assert not (await verified(registry)).HasField("problem")
+    await registry.check("look", call="c0")
+    for _ in range(2):  # Told again after a crash.
+        tellings = [
+            returned("c1"),
+            returned("c1"),
+            returned("c2", state=call_pb2.CALL_STATE_FAILED, duration_seconds=4),
+            returned("c3", state=call_pb2.CALL_STATE_EXPIRED, duration_seconds=9),
+            returned("c4", state=call_pb2.CALL_STATE_CANCELLED, duration_seconds=2),
+        ]
+        await asyncio.gather(*map(registry.execution.RecordResults, tellings))
+    _, *entries = sorted(await listed(registry), key=lambda entry: entry.call_id)
+    answer = await registry.auditors["acme", "olga"].GetToolAnalytics(
+        audit_pb2.GetToolAnalyticsRequest(tool_name="show")
+    )
+    assert not (await verified(registry)).HasField("problem")
     assert said(entries) == [
         ("RETURNED", "c1", "SUCCEEDED", ""),
         ("RETURNED", "c2", "FAILED", "TOOL_ERROR"),
@@ -444,9 +252,51 @@ async def test_what_front_ends_return_is_counted_once(database_url: str, tmp_pat
     assert (figures.p50_seconds, figures.p95_seconds) == (2, 9)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
+async def test_entries_are_found_by_operators_of_their_store_by_run_tool_user_kind_and_time(
+    registry: Registry,
+) -> None:
+    await registry.check("look", call="c1")
+    await registry.check("pay", call="c2", run="other", user="bob")
+    first, second = await listed(registry)
+    wanted: list[tuple[dict[str, Any], list[int]]] = [
+        ({"run_id": "other"}, [2]),
+        ({"tool_name": "pay"}, [2]),
+        ({"user_id": "bob"}, [2]),
+        ({"call_id": "c2"}, [2]),
+        ({"kind": audit_pb2.AUDIT_KIND_EXECUTED}, []),
+        ({"since_time": second.time, "before_time": first.time}, []),
+        ({"since_time": second.time}, [2]),
+        ({"before_time": second.time}, [1]),
+        ({"store": "other"}, []),
+    ]
+    for fields, found in wanted:
+        assert [entry.seq for entry in await listed(registry, **fields)] == found, fields
+    bad: list[dict[str, Any]] = [{"page_size": 1001}, {"page_token": "YXVkaXQ6MV8w"}, {"kind": 9}, {"run_id": "\0"}]
+    for fields in bad:
+        request = audit_pb2.ListAuditRequest(**fields)
+        assert await refusal(registry.auditors["acme", "olga"].ListAudit(request)) in INVALID, fields
+    ann = registry.auditors["acme", "ann"]
+    for call in (
+        ann.ListAudit(audit_pb2.ListAuditRequest()),
+        ann.GetToolAnalytics(audit_pb2.GetToolAnalyticsRequest()),
+        ann.VerifyAudit(audit_pb2.VerifyAuditRequest()),
+    ):
+        assert await refusal(call) == "PERMISSION_DENIED"
+
+
+INVALID = {"INVALID_FIELD", "INVALID_ID", "INVALID_PAGE_TOKEN"}
+
+
+async def test_decisions_and_results_that_make_no_sense_are_refused(registry: Registry) -> None:
+    decisions: list[dict[str, Any]] = [
+        {"kind": 0},
+        {"kind": 99},
+        {"kind": 1, "version": 2**31},
+        {"kind": 1, "by": "\0"},
+    ]
+    for fields in decisions:
+        assert await refusal(decide(registry, "c1", **fields)) in INVALID, fields
+    results: list[dict[str, Any]] = [
         {"state": call_pb2.CALL_STATE_UNSPECIFIED},
         {"state": call_pb2.CALL_STATE_RUNNING},
         {"duration_seconds": -1},
@@ -458,37 +308,118 @@ async def test_what_front_ends_return_is_counted_once(database_url: str, tmp_pat
         {"user_id": ""},
         {"call_id": ""},
         {"tool_version": 1 << 31},
-    ],
-)
-async def test_a_bad_result_is_refused(database_url: str, tmp_path: Path, fields: dict[str, Any]) -> None:
-    async with running(database_url, tmp_path, tools()) as registry:
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.execution.RecordResults(returned("c1", **fields))
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.execution.RecordResults(execution_pb2.RecordResultsRequest(context=context()))
-        assert error.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-        assert await listed(registry) == []
+    ]
+    record = registry.execution.RecordResults
+    for fields in results:
+        assert await refusal(record(returned("c1", **fields))) in INVALID, fields
+    assert await refusal(record(execution_pb2.RecordResultsRequest(context=context()))) in INVALID
+    assert await listed(registry) == []
 
 
-async def test_a_failed_append_leaves_the_chain_whole(database_url: str) -> None:
-    """The process forgets where it thought the chain ends, and reads it anew."""
+async def chain_of_five(registry: Registry) -> Head:
+    for number in range(1, 6):
+        await registry.check("look", {"n": number}, call=f"c{number}")
+    answer = await verified(registry)
+    assert (answer.HasField("problem"), answer.verified_seq) == (False, 5)
+    return Head(seq=5, hash=answer.verified_hash)
+
+
+async def test_tampering_is_found_at_the_first_bad_entry(registry: Registry, database_url: str) -> None:
+    """I21."""
+    await chain_of_five(registry)
+    tables = ("audit", "audit_heads")
+    for table in tables:
+        await execute(database_url, f"CREATE TABLE public.kept_{table} AS TABLE tool_registry.{table}")
+    for how, (sql, seq, kind) in TAMPERINGS.items():
+        await execute(database_url, sql)
+        answer = await verified(registry)
+        assert (answer.problem.seq, answer.problem.kind) == (seq, kind), (how, answer.problem.explanation)
+        for table in tables:
+            restore = f"DELETE FROM tool_registry.{table}; INSERT INTO tool_registry.{table} TABLE public.kept_{table}"  # noqa: S608
+            await execute(database_url, restore)
+    for table in tables:
+        await execute(database_url, f"DROP TABLE public.kept_{table}")
+    assert not (await verified(registry)).HasField("problem")
+
+
+async def rewrite(database_url: str, from_seq: int, *, most: int = 100) -> None:
+    """Change an entry and make `most` hashes from there on anew, as somebody who knows how would."""
     async with Database(database_url, application_name="test") as database:
-        log = PostgresAuditLog(database)
-        await log.append([draft("c1")])
+        entries = await PostgresAuditLog(database).page(ANN.store_id, after_seq=None, up_to_seq=100, rows_max=100)
+        prev = entries[from_seq - 2].hash
+        object.__setattr__(entries[from_seq - 1].draft, "verdict", "REFUSE")
+        for entry in entries[from_seq - 1 :][:most]:
+            new = entry_hash(entry.draft, entry.seq, prev)
+            values = f"verdict = '{entry.draft.verdict}', prev_hash = '{prev}', hash = '{new}'"
+            await execute(database_url, f"UPDATE tool_registry.audit SET {values} WHERE seq = {entry.seq}")  # noqa: S608
+            prev = new
+        if most > len(entries):
+            await execute(database_url, f"UPDATE tool_registry.audit_heads SET hash = '{prev}'")  # noqa: S608
+
+
+async def test_a_chain_made_anew_is_found_with_a_head_that_was_kept(registry: Registry, database_url: str) -> None:
+    head = await chain_of_five(registry)
+    kept = {"known_seq": head.seq, "known_hash": head.hash}
+    await registry.check("look", call="c6")
+    assert not (await verified(registry, **kept)).HasField("problem")
+    await rewrite(database_url, 3)
+    assert not (await verified(registry)).HasField("problem")  # Nothing inside the database shows it.
+    answer = await verified(registry, **kept)
+    assert (answer.problem.seq, answer.problem.kind) == (5, "HEAD_MISMATCH")
+    await rewrite(database_url, 4, most=1)
+    answer = await verified(registry)
+    assert (answer.problem.seq, answer.problem.kind) == (5, "BROKEN_LINK"), "one entry does not fit the next"
+    await execute(database_url, "DELETE FROM tool_registry.audit; DELETE FROM tool_registry.audit_heads")
+    answer = await verified(registry, **kept)
+    assert (answer.problem.seq, answer.problem.kind) == (1, "CUT_TAIL")
+
+
+async def test_what_cannot_be_written_does_not_happen_and_runs_when_it_can(database_url: str, tmp_path: Path) -> None:
+    """Nothing ran, so nothing is in doubt: no verdict, and no effect."""
+    world = World()
+    async with running(database_url, tmp_path, [*world.tools(), look]) as registry:
+        await registry.check("pay", call="c1")
         await execute(database_url, "ALTER TABLE tool_registry.audit RENAME TO audit_away")
-        with pytest.raises(asyncpg.PostgresError):
-            await log.append([draft("c2")])
-        await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
-        await log.append([draft("c3"), draft("c4", store="other")])
-        assert (await log.head(ANN.store_id)).seq == 2
-        assert (await log.head(StoreId("other"))).seq == 1
-        assert await log.beyond_head(ANN.store_id) == 0
+        try:
+            for call in (registry.check("pay", call="c2"), registry.run("pay", call="c1")):
+                with pytest.raises(grpc.aio.AioRpcError):
+                    await call
+        finally:
+            await execute(database_url, "ALTER TABLE tool_registry.audit_away RENAME TO audit")
+        # The head is moved back by one: each next entry has a number that is taken. Other stores notice nothing.
+        await execute(database_url, "UPDATE tool_registry.audit_heads SET seq = 0")
+        assert await refusal(registry.run("pay", call="c1")) == "DEPENDENCY_UNAVAILABLE"
+        asked = [registry.check("look", call=f"c{n}", store="other" if n % 2 else "acme") for n in range(12)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        assert [isinstance(answer, BaseException) for answer in answers] == [True, False] * 6
+        assert [entry.seq for entry in await listed(registry, store="other")] == list(range(1, 7))
+        assert world.effects == []
+        await execute(database_url, "DELETE FROM tool_registry.audit; DELETE FROM tool_registry.audit_heads")
+        assert outcome(await registry.run("pay", call="c1")) == "SUCCEEDED"
+    assert world.effects == ["paid 1"]
 
 
-def draft(call: str, store: str = "acme") -> AuditDraft:
+async def test_replicas_write_one_chain_without_gaps_and_each_decision_once(
+    database_url: str, tmp_path: Path, registry: Registry
+) -> None:
+    async with running(database_url, tmp_path, tools(), name="b") as other:
+        both = (registry, other)
+        await asyncio.gather(
+            *(both[n % 2].check("look", call=f"c{n}", store="acme" if n % 3 else "other") for n in range(60))
+        )
+        answer = await verified(registry)
+        assert (answer.verified_seq, answer.HasField("problem")) == (40, False)
+        assert len(await listed(registry, store="other")) == 20
+        reports = [decide(which, "c1", call_pb2.DECISION_KIND_EDIT) for which in both * 4]
+        await asyncio.gather(*reports, decide(registry, "c1", call_pb2.DECISION_KIND_EDIT, by="eve"))
+        entries = await listed(registry, kind=audit_pb2.AUDIT_KIND_DECIDED)
+        assert sorted((entry.verdict, entry.by_user_id) for entry in entries) == [("EDIT", "bob"), ("EDIT", "eve")]
+        assert not (await verified(registry)).HasField("problem")
+
+
+def draft(call: str, **fields: Any) -> AuditDraft:
     return AuditDraft(
-        store_id=StoreId(store),
+        store_id=StoreId("acme"),
         kind=AuditKind.PROPOSED,
         time_us=1,
         user_id=ANN.user_id,
@@ -497,4 +428,39 @@ def draft(call: str, store: str = "acme") -> AuditDraft:
         tool_name="look",
         tool_version=1,
         verdict="RUN",
+        **fields,
     )
+
+
+async def test_the_chain_names_credentials_and_for_whom_delegates_acted(registry: Registry) -> None:
+    run = context()
+    run.credential_id, run.delegate_user_id = "key_1", "shop"
+    proposed = execution_pb2.ProposedCall(call_id="c1", tool_name="look", tool_version=1, arguments_json=b"{}")
+    await registry.execution.CheckCalls(execution_pb2.CheckCallsRequest(context=run, calls=[proposed]))
+    await registry.run("look", {}, call="c1", who=run)
+    decision = execution_pb2.RecordedDecision(
+        call_id="c1", tool_name="look", tool_version=1, kind=call_pb2.DECISION_KIND_APPROVE, user_id="bob"
+    )
+    decision.credential_id, decision.delegate_user_id = "key_2", "desk"
+    decided = execution_pb2.RecordDecisionsRequest(context=run, decisions=[decision])
+    await registry.execution.RecordDecisions(decided)
+    entries = await listed(registry)
+    assert [(entry.credential_id, entry.delegate_user_id) for entry in entries] == [("key_1", "shop")] * 4
+    by = [(entry.by_user_id, entry.by_credential_id, entry.by_delegate_user_id) for entry in entries]
+    assert by == [("", "", "")] * 3 + [("bob", "key_2", "desk")]
+    assert not (await verified(registry)).HasField("problem")
+
+
+async def test_tampering_with_credentials_is_found(registry: Registry, database_url: str) -> None:
+    """In entries that name them, and in those from before, which do not and keep their hash."""
+    columns = ("credential_id", "delegate_user_id", "by_credential_id", "by_delegate_user_id")
+    assert entry_hash(draft("c1"), 1, "") == "d4fda5c1177047c2f87542396e725a695affbcdda9ecf1c25ca61759c0e89605"
+    async with Database(database_url, application_name="test") as database:
+        await PostgresAuditLog(database).append([draft("c1"), draft("c2", **dict.fromkeys(columns, "key_1"))])
+    for column in columns:
+        for seq, before in ((2, "key_1"), (1, "")):
+            change = f"UPDATE tool_registry.audit SET {column} = '{{}}' WHERE seq = {seq}"  # noqa: S608
+            await execute(database_url, change.format("key_3"))
+            assert (await verified(registry)).problem.seq == seq, column
+            await execute(database_url, change.format(before))
+    assert not (await verified(registry)).HasField("problem")

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import email
 import email.policy
+import json
+import ssl
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
@@ -14,7 +17,10 @@ import grpc
 import pytest
 from aiosmtpd.smtp import SMTP, Envelope
 
+from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
 from pawl.chassis.ids import IdSource
 from pawl.chassis.mail import read_smtp_url
 from pawl.chassis.metrics import Metrics
@@ -24,16 +30,22 @@ from pawl.errors import CallNotFound
 from pawl.event.v1 import call_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1.ledger_pb2_grpc import LedgerServiceServicer, add_LedgerServiceServicer_to_server
+from pawl.tool_registry.adapters.files.folders import FileFolders
 from pawl.tool_registry.adapters.ledger import LedgerReads
 from pawl.tool_registry.adapters.mail.smtp import OutboxFolder, SmtpMailer
 from pawl.tool_registry.adapters.postgres.planning import PostgresPlanRepository
+from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.builtin.clock import clock_tools
+from pawl.tool_registry.builtin.files import file_tools
 from pawl.tool_registry.builtin.mail import Mailer, mail_tools
 from pawl.tool_registry.builtin.planning import planning_tools
 from pawl.tool_registry.builtin.stored_results import result_tools
+from pawl.tool_registry.builtin.web import PAGE_BYTES_MAX, web_tools
+from pawl.tool_registry.domain.files import FileLimits
 from tests.fakes.anybody import Anybody
 from tests.fakes.manual_clock import ManualClock
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
+from tests.rpc.tool_registry.registry import ANN, Registry, content, context, outcome, refusal, running
+from tests.web_server import Reply, WebServer, pages, web_server
 
 LETTER = {"to": ["ann@example.com"], "subject": "Lunch på fredag?", "body": "At noon.\nBring cake."}
 
@@ -44,53 +56,6 @@ async def planning(database_url: str, tmp_path: Path, ids: IdSource) -> Any:
         tools = planning_tools(PostgresPlanRepository(database), ids)
         async with running(database_url, tmp_path, tools) as registry:
             yield registry
-
-
-async def test_a_subtask_finds_the_task_made_just_before_by_title_or_id(planning: Registry) -> None:
-    """LOOP-9."""
-    made = content(await planning.run("create_task", {"title": "Party", "due": "2026-12-24"}, call="a"))
-    assert made["due"] == "2026-12-24"
-    by_title = content(await planning.run("add_subtask", {"parent": "party", "title": "Cake"}, call="b"))
-    by_id = content(await planning.run("add_subtask", {"parent": made["task_id"], "title": "Music"}, call="c"))
-    assert by_title["parent"] == by_id["parent"] == {"task_id": made["task_id"], "title": "Party"}
-    (project,) = content(await planning.run("list_projects", call="d"))["projects"]
-    assert project["title"] == "Inbox"
-    (task,) = project["tasks"]
-    assert [subtask["title"] for subtask in task["subtasks"]] == ["Cake", "Music"]
-
-
-async def test_the_same_call_makes_one_task(planning: Registry) -> None:
-    """IDEMPOTENT: run again with the same key, it has its effect once."""
-    first = await planning.run("create_task", {"title": "Party", "project": "Home"})
-    again = await planning.run("create_task", {"title": "Party", "project": "Home"}, earlier_attempts=1)
-    assert content(first)["task_id"] == content(again)["task_id"]
-    (project,) = content(await planning.run("list_projects", call="l"))["projects"]
-    assert len(project["tasks"]) == 1
-
-
-async def test_projects_are_found_in_any_case_and_near_titles_are_told(planning: Registry) -> None:
-    first = content(await planning.run("create_task", {"title": "a", "project": "Home"}, call="a"))
-    assert first["project_created"]
-    same = content(await planning.run("create_task", {"title": "b", "project": "HOME"}, call="b"))
-    assert same["project"] == first["project"]
-    near = content(await planning.run("create_task", {"title": "c", "project": "Hom"}, call="c"))
-    assert (near["project_created"], near["similar_projects"]) == (True, ["Home"])
-    by_id = {"title": "d", "project": first["project"]["project_id"]}
-    assert content(await planning.run("create_task", by_id, call="d"))["project"] == first["project"]
-
-
-async def test_tasks_made_at_once_in_a_new_project_share_it(planning: Registry) -> None:
-    made = await asyncio.gather(
-        *(planning.run("create_task", {"title": f"t{n}", "project": "New"}, call=f"c{n}") for n in range(6))
-    )
-    assert len({content(result)["project"]["project_id"] for result in made}) == 1
-
-
-async def test_an_unknown_parent_is_an_error_with_near_matches(planning: Registry) -> None:
-    await planning.run("create_task", {"title": "Party"}, call="a")
-    failed = await planning.run("add_subtask", {"parent": "Prty", "title": "Cake"}, call="b")
-    assert outcome(failed) == "FAILED TOOL_ERROR"
-    assert "did you mean 'Party'?" in content(failed)["error"]
 
 
 async def test_a_subtask_lands_under_the_task_of_its_own_run(planning: Registry) -> None:
@@ -109,31 +74,6 @@ async def test_a_subtask_lands_under_the_task_of_its_own_run(planning: Registry)
 
     made = await asyncio.gather(*map(create, range(4)))
     assert await asyncio.gather(*map(add, range(4))) == made
-
-
-async def test_of_several_tasks_of_a_title_none_is_guessed(planning: Registry) -> None:
-    for number, project in enumerate(("Home", "Work")):
-        task = {"title": "Party", "project": project}
-        await planning.run("create_task", task, call=f"c{number}", who=context(run=f"earlier{number}"))
-    failed = await planning.run("add_subtask", {"parent": "Party", "title": "Cake"}, call="a")
-    assert outcome(failed) == "FAILED TOOL_ERROR"
-    assert "2 tasks have the title 'Party'" in content(failed)["error"]
-    named = {"parent": "Party", "title": "Cake", "project": "work"}
-    added = content(await planning.run("add_subtask", named, call="b"))
-    listed = content(await planning.run("list_projects", call="l"))["projects"]
-    (task,) = next(project["tasks"] for project in listed if project["title"] == "Work")
-    assert task["task_id"] == added["parent"]["task_id"]
-    absent = await planning.run("add_subtask", named | {"parent": "Gift"}, call="d")
-    assert "there is no task with the id or title 'Gift' in that project" in content(absent)["error"]
-
-
-async def test_plans_belong_to_their_user_and_store(planning: Registry) -> None:
-    """I13."""
-    await planning.run("create_task", {"title": "Party"}, call="a")
-    for number, who in enumerate([context(user="bob"), context(store="other")]):
-        assert content(await planning.run("list_projects", call=f"l{number}", who=who)) == {"projects": []}
-        failed = await planning.run("add_subtask", {"parent": "Party", "title": "x"}, call=f"s{number}", who=who)
-        assert content(failed) == {"error": "there is no task with the id or title 'Party'"}
 
 
 async def test_the_time_is_that_of_the_zone_asked_for(database_url: str, tmp_path: Path, clock: ManualClock) -> None:
@@ -188,127 +128,6 @@ def mailing(database_url: str, folder: Path, mailer: Mailer, clock: ManualClock)
     return running(database_url, folder, mail_tools(mailer, clock, sender="pawl@example.org"))
 
 
-async def test_mail_is_shown_approved_and_sent_once(
-    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
-) -> None:
-    """HITL-2: send_email is sensitive; AT_MOST_ONCE: asked again, it is not sent again."""
-    box, url = postbox
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
-        verdict = await registry.check("send_email", LETTER)
-        assert verdict.approval_cause == "category SENSITIVE"
-        assert verdict.preview == "To: ann@example.com\nSubject: Lunch på fredag?\n\nAt noon.\nBring cake."
-        sent = await registry.run_approved("send_email", LETTER)
-        assert content(sent)["sent"] is True
-        assert await registry.run_approved("send_email", LETTER) == sent
-    assert box.message()["To"] == "ann@example.com"
-    assert box.message()["From"] == "pawl@example.org"
-    assert box.message()["Subject"] == "Lunch på fredag?"
-    assert box.message()["Message-ID"] == content(sent)["message_id"]
-    assert box.message().get_content().splitlines() == ["At noon.", "Bring cake."]
-
-
-async def test_copies_go_to_everybody_and_count_as_bulk(
-    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
-) -> None:
-    box, url = postbox
-    letter = LETTER | {"to": ["ann@example.com", "bo@example.com"], "cc": ["cy@example.com", "nobody@example.com"]}
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
-        assert (await registry.check("send_email", letter)).approval_cause == "category SENSITIVE, bulk of 4"
-        assert content(await registry.run_approved("send_email", letter))["refused"] == ["nobody@example.com"]
-    assert box.envelopes[0].rcpt_tos == ["ann@example.com", "bo@example.com", "cy@example.com"]
-    assert box.message()["Cc"] == "cy@example.com, nobody@example.com"
-
-
-async def test_a_letter_to_five_is_bulk_and_what_a_reviewer_made_of_it_is_what_is_sent(
-    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
-) -> None:
-    """HITL-2, HITL-3."""
-    box, url = postbox
-    five = [f"{name}@example.com" for name in ("ann", "bo", "cy", "di", "ed")]
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
-        written = await registry.check("send_email", LETTER | {"to": five[:4], "cc": [*five[3:], "ann@example.com"]})
-        assert written.approval_cause == "category SENSITIVE, bulk of 5"
-        assert written.preview.startswith(f"To: {', '.join(five[:4])}\nCc: di@example.com, ed@example.com,")
-        edited = LETTER | {"to": five[:2], "body": "At one."}
-        again = await registry.check("send_email", edited)
-        assert (again.approval_cause, again.preview.endswith("At one.")) == ("category SENSITIVE", True)
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.run("send_email", edited, approved_digest=written.digest)
-        assert reason(error.value)[1] == "APPROVAL_REQUIRED"
-        assert content(await registry.run("send_email", edited, approved_digest=again.digest))["sent"] is True
-    (envelope,) = box.envelopes
-    assert envelope.rcpt_tos == five[:2]
-    assert box.message().get_content().strip() == "At one."
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"to": ["ann@example.com\r\nBcc: eve@example.com"]},
-        {"to": ["ann@example.com, eve@example.com"]},
-        {"to": ["Ann <ann@example.com>"]},
-        {"to": ["ann"]},
-        {"to": ["ann@localhost"]},
-        {"to": ["a@b@example.com>"]},
-        {"subject": "Hi\r\nBcc: eve@example.com"},
-        {"subject": "Hi\x0bthere"},
-        {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
-        {"to": ["=?utf-8?q?a?=@example.com"]},
-        {"cc": ["eve@exa mple.com"]},
-    ],
-)
-async def test_nothing_of_an_argument_becomes_a_header_of_its_own(
-    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str], change: dict[str, Any]
-) -> None:
-    box, url = postbox
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
-        assert outcome(await registry.run_approved("send_email", LETTER | change)) == "FAILED TOOL_ERROR"
-    assert box.envelopes == []
-
-
-async def test_what_the_mail_server_refuses_is_said(
-    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
-) -> None:
-    box, url = postbox
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
-        refused = await registry.run_approved("send_email", LETTER | {"to": ["nobody@example.com"]}, call="a")
-        assert "nobody@example.com (550)" in content(refused)["error"]
-    assert box.envelopes == []
-    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url("smtp://127.0.0.1:9")), clock) as registry:
-        failed = await registry.run_approved("send_email", LETTER, call="b")
-        assert content(failed) == {"error": "the mail server cannot be reached; nothing was sent"}
-
-
-async def test_without_a_mail_server_the_message_is_put_in_the_outbox_and_that_is_said(
-    database_url: str, tmp_path: Path, clock: ManualClock
-) -> None:
-    folder = tmp_path / "outbox"
-    async with mailing(database_url, tmp_path, OutboxFolder(folder), clock) as registry:
-        put = content(await registry.run_approved("send_email", LETTER, call="c1"))
-    assert (put["sent"], put["outbox"]) == (False, "acme/c1.eml")
-    assert "PAWL_SMTP_URL" in put["note"]
-    (path,) = (path for path in folder.rglob("*") if path.is_file())
-    assert path == folder / "acme/c1.eml"
-    assert path.stat().st_mode & 0o777 == 0o600
-    message = email.message_from_bytes(path.read_bytes(), policy=email.policy.default)
-    assert message["Subject"] == "Lunch på fredag?"
-
-
-@pytest.mark.parametrize("url", ["http://x", "smtp://", "smtp:x", "smtp://host/path", "host:25"])
-def test_a_malformed_mail_server_is_refused_without_repeating_it(url: str) -> None:
-    with pytest.raises(ValueError, match="must be smtp://") as error:
-        read_smtp_url(url)
-    assert url not in str(error.value).replace("smtp://,", "")
-
-
-def test_a_mail_server_is_read_from_its_url() -> None:
-    server = read_smtp_url("smtps://us%40er:p%2Fw@mail.example.com")
-    assert (server.host, server.port, server.username, server.password) == ("mail.example.com", 465, "us@er", "p/w")
-    assert (server.use_tls, server.start_tls) == (True, False)
-    assert read_smtp_url("smtp+starttls://h").start_tls is True
-    assert read_smtp_url("smtp://h:2525").port == 2525
-
-
 class Ledger(LedgerServiceServicer):
     """Has one call, of ann's conversation in acme."""
 
@@ -361,3 +180,238 @@ async def test_the_rest_of_a_cut_result_is_read_piece_by_piece(
         foreign.conversation_id = "another"
         failed = await registry.run("read_result", {"call_id": "big"}, call="foreign", who=foreign)
         assert outcome(failed) == "FAILED TOOL_ERROR"
+
+
+async def test_projects_and_parents_are_found_by_id_or_title_and_near_titles_are_told(planning: Registry) -> None:
+    """LOOP-9, I13: plans belong to their user and store."""
+    made = await asyncio.gather(
+        *(planning.run("create_task", {"title": f"t{n}", "project": "New"}, call=f"c{n}") for n in range(6))
+    )
+    (project_id,) = {content(result)["project"]["project_id"] for result in made}
+    for number, (name, created) in enumerate((("NEW", False), (project_id, False), ("Nw", True))):
+        task = {"title": f"Party {number}", "project": name}
+        again = content(await planning.run("create_task", task, call=f"p{number}"))
+        assert (again["project"]["project_id"] != project_id, "project_created" in again) == (created, created), name
+    assert again["similar_projects"] == ["New"]
+    for call, parent in (("by_title", "party 0"), ("by_id", again["task_id"])):
+        added = content(await planning.run("add_subtask", {"parent": parent, "title": "Cake"}, call=call))
+        assert added["parent"]["title"] in {"Party 0", "Party 2"}
+    for who, said in (
+        (context(), "did you mean 'Party "),
+        (context(user="bob"), "no task with the id or title"),
+        (context(store="other"), "no task with the id or title"),
+    ):
+        failed = await planning.run("add_subtask", {"parent": "Prty 0", "title": "x"}, call="near", who=who)
+        assert (outcome(failed), said in content(failed)["error"]) == ("FAILED TOOL_ERROR", True)
+    twice = {"title": "Party 0", "project": "Other"}
+    await planning.run("create_task", twice, call="twice", who=context(run="earlier"))
+    failed = await planning.run("add_subtask", {"parent": "Party 0", "title": "x"}, call="u", who=context(run="later"))
+    assert "2 tasks have the title 'Party 0'" in content(failed)["error"], "none is guessed"
+    named = {"parent": "Party 0", "title": "x", "project": "other"}
+    assert content(await planning.run("add_subtask", named, call="v"))["parent"]["title"] == "Party 0"
+
+
+async def test_mail_is_shown_approved_and_sent_once_as_a_reviewer_edited_it(
+    database_url: str, tmp_path: Path, clock: ManualClock, postbox: tuple[Postbox, str]
+) -> None:
+    """HITL-2, HITL-3: send_email is sensitive; AT_MOST_ONCE: asked again, it is not sent again."""
+    box, url = postbox
+    many = [f"{name}@example.com" for name in ("ann", "bo", "cy", "nobody")]
+    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url(url)), clock) as registry:
+        written = await registry.check("send_email", LETTER | {"to": many, "cc": [*many, "ed@example.com"]})
+        assert written.approval_cause == "category SENSITIVE, bulk of 5"
+        assert written.preview.startswith(f"To: {', '.join(many)}\nCc: ann@example.com, bo@example.com,")
+        edited = LETTER | {"to": many[:1], "cc": many[1:]}
+        again = await registry.check("send_email", edited)
+        assert again.approval_cause == "category SENSITIVE, bulk of 4"
+        assert again.preview.endswith("Subject: Lunch på fredag?\n\nAt noon.\nBring cake.")
+        assert await refusal(registry.run("send_email", edited, approved_digest=written.digest)) == "APPROVAL_REQUIRED"
+        for _ in range(2):
+            sent = content(await registry.run("send_email", edited, approved_digest=again.digest))
+            assert (sent["sent"], sent["refused"]) == (True, ["nobody@example.com"])
+        (envelope,) = box.envelopes
+        assert envelope.rcpt_tos == many[:3]
+        message = box.message()
+        assert (message["To"], message["Cc"], message["From"]) == (many[0], ", ".join(many[1:]), "pawl@example.org")
+        assert (message["Subject"], message["Message-ID"]) == ("Lunch på fredag?", sent["message_id"])
+        assert message.get_content().splitlines() == ["At noon.", "Bring cake."]
+        refused = await registry.run_approved("send_email", LETTER | {"to": [many[3]]}, call="refused")
+        assert "nobody@example.com (550)" in content(refused)["error"]
+        changes: list[dict[str, Any]] = [
+            {"to": ["ann@example.com\r\nBcc: eve@example.com"]},
+            {"to": ["ann@example.com, eve@example.com"]},
+            {"to": ["Ann <ann@example.com>"]},
+            {"to": ["ann@localhost"]},
+            {"to": ["a@b@example.com>"]},
+            {"subject": "Hi\r\nBcc: eve@example.com"},
+            {"subject": "Hi\x0bthere"},
+            {"subject": "=?utf-8?q?=0D=0ABcc:_eve@example.com?="},
+            {"to": ["=?utf-8?q?a?=@example.com"]},
+            {"cc": ["eve@exa mple.com"]},
+        ]
+        for number, change in enumerate(changes):
+            hostile = await registry.run_approved("send_email", LETTER | change, call=f"c{number}")
+            assert outcome(hostile) == "FAILED TOOL_ERROR", change
+    assert len(box.envelopes) == 1
+
+
+async def test_without_a_mail_server_nothing_is_sent_and_that_is_said(
+    database_url: str, tmp_path: Path, clock: ManualClock
+) -> None:
+    async with mailing(database_url, tmp_path, SmtpMailer(read_smtp_url("smtp://127.0.0.1:9")), clock) as registry:
+        failed = await registry.run_approved("send_email", LETTER, call="b")
+        assert content(failed) == {"error": "the mail server cannot be reached; nothing was sent"}
+    async with mailing(database_url, tmp_path, OutboxFolder(tmp_path / "outbox"), clock) as registry:
+        put = content(await registry.run_approved("send_email", LETTER, call="c1"))
+    assert (put["sent"], put["outbox"], "PAWL_SMTP_URL" in put["note"]) == (False, "acme/c1.eml", True)
+    (path,) = (path for path in (tmp_path / "outbox").rglob("*") if path.is_file())
+    assert (path, path.stat().st_mode & 0o777) == (tmp_path / "outbox/acme/c1.eml", 0o600)
+    assert email.message_from_bytes(path.read_bytes(), policy=email.policy.default)["Subject"] == "Lunch på fredag?"
+
+
+def test_a_mail_server_is_read_from_its_url() -> None:
+    server = read_smtp_url("smtps://us%40er:p%2Fw@mail.example.com")
+    assert (server.host, server.port, server.username, server.password) == ("mail.example.com", 465, "us@er", "p/w")
+    assert (server.use_tls, server.start_tls) == (True, False)
+    assert read_smtp_url("smtp+starttls://h").start_tls is True
+    assert read_smtp_url("smtp://h:2525").port == 2525
+    for url in ("http://x", "smtp://", "smtp:x", "smtp://host/path", "host:25"):
+        with pytest.raises(ValueError, match="must be smtp://") as error:
+            read_smtp_url(url)
+        assert url not in str(error.value).replace("smtp://,", "")
+
+
+@pytest.fixture
+async def replicas(database_url: str, tmp_path: Path) -> AsyncIterator[list[Registry]]:
+    limits = FileLimits(file_bytes_max=1 << 20, store_bytes_max=1 << 24)
+    async with AsyncExitStack() as stack:
+        yield [
+            await stack.enter_async_context(
+                running(
+                    database_url,
+                    tmp_path,
+                    file_tools(FileFolders(tmp_path / "files", limits, SystemClock().now)),
+                    name=name,
+                )
+            )
+            for name in "ab"
+        ]
+
+
+async def test_of_edits_of_one_file_in_one_batch_none_is_lost(replicas: list[Registry]) -> None:
+    """C4, also where the calls reach different replicas."""
+    words = [f"word{number}" for number in range(10)]
+    await replicas[0].run("write_file", {"path": "plan", "content": " ".join(words)}, call="w")
+    results = await asyncio.gather(
+        *(
+            replicas[number % 2].run(
+                "edit_file",
+                {"path": "plan", "old_text": word, "new_text": f"<{number}>"},
+                call=f"e{number}",
+                timeout_seconds=120,
+            )
+            for number, word in enumerate(words)
+        )
+    )
+    assert {outcome(result) for result in results} == {"SUCCEEDED"}
+    read = content(await replicas[0].run("read_file", {"path": "plan"}, call="r"))
+    assert read["text"] == " ".join(f"<{number}>" for number in range(10))
+
+
+async def test_calls_are_serialised_by_path_and_both_paths_of_a_move(replicas: list[Registry]) -> None:
+    registry = replicas[0]
+    for name, arguments, keys in [
+        ("write_file", {"path": "a/b", "content": ""}, ["file:a/b"]),
+        ("edit_file", {"path": "a/b", "old_text": "x", "new_text": "y"}, ["file:a/b"]),
+        ("move_file", {"path": "a/b", "new_path": "c"}, ["file:a/b", "file:c"]),
+        ("delete_file", {"path": "a/b"}, ["file:a/b"]),
+        ("read_file", {"path": "a/b"}, []),
+    ]:
+        assert list((await registry.check(name, arguments)).resource_keys) == keys
+
+
+async def test_deleting_is_gated_and_shows_what_it_deletes(replicas: list[Registry]) -> None:
+    """HITL-2."""
+    registry = replicas[0]
+    assert (await registry.check("write_file", {"path": "a", "content": "x"})).approval_cause == ""
+    verdict = await registry.check("delete_file", {"path": "a"})
+    assert (verdict.approval_cause, verdict.preview) == ("category DESTRUCTIVE", "Delete the file or empty folder 'a'")
+
+
+async def test_a_new_file_is_taken_back_by_the_call_that_its_result_names(replicas: list[Registry]) -> None:
+    """HITL-7."""
+    registry = replicas[0]
+    made = await registry.run("write_file", {"path": "a", "content": "x"}, call="w")
+    inverse = made.result.inverse
+    assert (inverse.tool_name, inverse.summary) == ("delete_file", "Delete the file 'a'")
+    undone = await registry.run_approved(inverse.tool_name, json.loads(inverse.arguments_json), call="u")
+    assert content(undone) == {"path": "a", "deleted": "file"}
+    assert content(await registry.run("list_files", call="l"))["entries"] == []
+
+
+PARAGRAPHS = [f"This is paragraph {number} of a page that has quite a few of them." for number in range(1, 40)]
+ARTICLE = "<html><head><title>Page</title></head><body><article>{}</article></body></html>".format(
+    "".join(f"<p>{text}</p>" for text in PARAGRAPHS)
+)
+PAGES = {
+    "/": Reply(ARTICLE.encode()),
+    "/moved": Reply(status=301, headers={"Location": "/"}),
+    "/links": Reply(b'<html><body><p>See <a href="/">the page</a>.</p></body></html>'),
+    "/image": Reply(b"\x89PNG", headers={"Content-Type": "image/png"}),
+    "/large": Reply(b"a" * (PAGE_BYTES_MAX + 1), headers={"Content-Type": "text/plain"}),
+    "/inside": Reply(status=302, headers={"Location": "http://169.254.169.254/latest/meta-data/"}),
+}
+
+
+@pytest.fixture
+async def reader(database_url: str, tmp_path: Path) -> AsyncIterator[tuple[Registry, WebServer, str]]:
+    """A registry whose web_scrape reads one server."""
+    async with web_server(pages(PAGES)) as server:
+        rules = {"acme": read_rules(None, [f"127.0.0.1:{server.port}"])}
+        egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+        async with Helpers() as helpers, running(database_url, tmp_path, web_tools(egress, helpers)) as registry:
+            yield registry, server, f"http://127.0.0.1:{server.port}"
+
+
+async def test_a_page_is_read_piece_by_piece(reader: tuple[Registry, WebServer, str]) -> None:
+    registry, _, url = reader
+    whole, number = "", 0
+    offset: int | None = 0
+    while offset is not None:
+        arguments = {"url": f"{url}/moved", "offset": offset, "max_characters": 1000}
+        found = content(await registry.run("web_scrape", arguments, call=f"c{number}"))
+        assert (found["title"], found["url"]) == ("Page", f"{url}/")
+        assert len(found["text"]) <= 1000
+        whole, offset, number = whole + found["text"], found["next_offset"], number + 1
+    assert whole == "\n\n".join(PARAGRAPHS)
+    assert found["total_characters"] == len(whole)
+    beyond = content(await registry.run("web_scrape", {"url": url, "offset": 10**6}, call="beyond"))
+    assert (beyond["text"], beyond["next_offset"]) == ("", None)
+
+
+async def test_links_come_when_asked_for(reader: tuple[Registry, WebServer, str]) -> None:
+    registry, _, url = reader
+    found = content(await registry.run("web_scrape", {"url": f"{url}/links", "links": True}))
+    assert found["links"] == [{"text": "the page", "url": f"{url}/"}]
+    assert "links" not in content(await registry.run("web_scrape", {"url": f"{url}/links"}, call="b"))
+
+
+async def test_what_cannot_or_may_not_be_read_is_said(reader: tuple[Registry, WebServer, str]) -> None:
+    registry, server, url = reader
+    (entry,) = await registry.catalog.visible(ANN)
+    assert (entry.definition.category, entry.definition.effect) == ("SAFE", "READ_ONLY")
+    refused = ["http://127.0.0.1/", "http://localhost/", "file:///etc/passwd", "nonsense"]
+    rows = [(target, context(), "") for target in refused]
+    rows.append((url, context(store="other"), ""))
+    rows += [
+        (f"{url}/image", context(), "image/png is not text"),
+        (f"{url}/none", context(), "status 404"),
+        (f"{url}/inside", context(), "169.254.169.254 is not an address"),
+    ]
+    for number, (target, who, says) in enumerate(rows):
+        assert says or server.connections == 0
+        failed = await registry.run("web_scrape", {"url": target}, call=f"c{number}", who=who)
+        assert (outcome(failed), says in content(failed)["error"]) == ("FAILED TOOL_ERROR", True), target
+    found = content(await registry.run("web_scrape", {"url": f"{url}/large"}))
+    assert found["total_characters"] == PAGE_BYTES_MAX
+    assert found["note"] == f"only the first {PAGE_BYTES_MAX} bytes of the page were read"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ from pawl.tool.v1 import execution_pb2, tool_pb2
 from pawl.tool_registry.builtin.agents import agent_tools
 from pawl.tool_registry.builtin.question import question_tools
 from pawl.tools import Category, EffectClass, Tool, tool
-from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, running
+from tests.rpc.tool_registry.registry import Registry, context, front_end_tool, reason, refusal, running
 
 RUN, APPROVE, OFFER, ASK, REFUSE = (
     execution_pb2.DISPOSITION_RUN,
@@ -48,11 +50,7 @@ def delete(path: str) -> str:
     return path
 
 
-def count(names: str) -> int:
-    return names.count(",") + 1
-
-
-@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=count)
+@tool(category=Category.SAFE, effect=EffectClass.IDEMPOTENT, bulk_count=lambda names: names.count(",") + 1)
 def invite(names: str) -> str:
     """Invite people, with commas between."""
     return names
@@ -84,43 +82,29 @@ async def test_a_call_that_fits_may_run_with_all_that_its_run_needs_to_know(regi
     assert (verdict.digest, verdict.preview, verdict.approval_cause) == ("", "", "")
 
 
-async def test_read_only_calls_may_run_side_by_side_and_are_never_bulk(registry: Registry) -> None:
-    """LOOP-9, D8."""
-    verdict = await registry.check("read", {"paths": ["a", "b", "c", "d"]})
-    assert (verdict.disposition, verdict.parallel) == (RUN, True)
-
-
-async def test_a_gated_call_says_why_and_what_it_would_do(registry: Registry) -> None:
-    """HITL-2."""
-    verdict = await registry.check("delete", {"path": "a"})
-    assert (verdict.disposition, verdict.approval_cause) == (APPROVE, "category DESTRUCTIVE")
-    assert verdict.preview == "would delete a"
-    assert len(verdict.digest) == 64
-
-
-async def test_a_preview_that_fails_leaves_the_call_to_its_arguments(registry: Registry) -> None:
-    verdict = await registry.check("delete", {"path": "break"})
-    assert (verdict.disposition, verdict.preview) == (APPROVE, "")
-
-
-async def test_a_bulk_call_is_gated(registry: Registry) -> None:
-    """HITL-2, D8."""
-    assert (await registry.check("write", {"path": "a", "lines": ["1", "2"]})).disposition == RUN
-    bulk = await registry.check("write", {"path": "a", "lines": ["1", "2", "3"]})
-    assert (bulk.disposition, bulk.approval_cause) == (APPROVE, "bulk of 3")
-
-
-async def test_a_tool_may_count_by_itself(registry: Registry) -> None:
-    """D8."""
-    assert (await registry.check("invite", {"names": "a,b"})).disposition == RUN
-    assert (await registry.check("invite", {"names": "a,b,c"})).approval_cause == "bulk of 3"
+async def test_gated_and_bulk_calls_say_why_and_what_they_would_do(registry: Registry) -> None:
+    """HITL-2, D8, LOOP-9: calls that only read may run side by side and are never bulk."""
+    for name, arguments, disposition, cause in (
+        ("read", {"paths": ["a", "b", "c", "d"]}, RUN, ""),
+        ("delete", {"path": "a"}, APPROVE, "category DESTRUCTIVE"),
+        ("delete", {"path": "break"}, APPROVE, "category DESTRUCTIVE"),
+        ("write", {"path": "a", "lines": ["1", "2"]}, RUN, ""),
+        ("write", {"path": "a", "lines": ["1", "2", "3"]}, APPROVE, "bulk of 3"),
+        ("invite", {"names": "a,b"}, RUN, ""),
+        ("invite", {"names": "a,b,c"}, APPROVE, "bulk of 3"),
+    ):
+        verdict = await registry.check(name, arguments)
+        assert (verdict.disposition, verdict.approval_cause) == (disposition, cause), (name, arguments)
+        assert verdict.parallel is (name == "read")
+        assert verdict.preview == ("would delete a" if arguments == {"path": "a"} else "")
+        assert len(verdict.digest) == (64 if disposition == APPROVE else 0)
+    assert b'checks_total{disposition="APPROVE"} 4.0' in registry.metrics.text()
 
 
 async def test_the_digest_is_that_of_this_call_only(registry: Registry) -> None:
     """HITL-3."""
     first = await registry.check("delete", {"path": "a"})
-    again = await registry.check("delete", b' { "path" : "a" } ')
-    assert again.digest == first.digest
+    assert (await registry.check("delete", b' { "path" : "a" } ')).digest == first.digest
     others = [
         await registry.check("delete", {"path": "b"}),
         await registry.check("delete", {"path": "a"}, call="other"),
@@ -130,34 +114,38 @@ async def test_the_digest_is_that_of_this_call_only(registry: Registry) -> None:
     assert len({first.digest, *(other.digest for other in others)}) == 5
 
 
-async def test_a_question_is_asked(registry: Registry) -> None:
-    """HITL-1."""
-    verdict = await registry.check(
-        "ask_user", {"question": "Which?", "why": "two fit", "kind": "permission", "options": ["a", "b", "c"]}
-    )
+async def test_a_question_is_asked_and_a_task_is_delegated(registry: Registry) -> None:
+    """HITL-1, TOOL-7."""
+    asked: dict[str, Any] = {"question": "Which?", "why": "two fit", "options": ["a", "b", "c"]}
+    verdict = await registry.check("ask_user", asked | {"kind": "permission"})
     assert verdict.disposition == ASK
-    assert verdict.question == call_pb2.Question(
-        question="Which?", why="two fit", kind=call_pb2.QUESTION_KIND_PERMISSION, options=["a", "b", "c"]
-    )
+    assert verdict.question == call_pb2.Question(kind=call_pb2.QUESTION_KIND_PERMISSION, **asked)
+    verdict = await registry.check("run_agent", {"task": "look", "tool_names": ["a", "b", "c", "d"]})
+    assert verdict.disposition == execution_pb2.DISPOSITION_DELEGATE
+    assert verdict.context == call_pb2.EXECUTION_CONTEXT_AGENT
+    task = b'{"agent":"","instructions":"","rounds_max":0,"task":"look","tool_names":["a","b","c","d"]}'
+    assert verdict.arguments_json == task
+    assert (await registry.check("run_agent", {"task": ""})).error_reason == "INVALID_ARGUMENTS"
 
 
 async def test_a_front_end_call_is_offered_or_approved_first(registry: Registry) -> None:
+    """I13: a tool of another store does not exist."""
     definition = front_end_tool(offer_fallback=call_pb2.OFFER_FALLBACK_BACKEND_TOOL, fallback_tool_name="write")
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition))
     offered = await registry.check("show_chart", {"points": [1, 2, 3]})
-    assert offered.disposition == OFFER
-    assert offered.context == call_pb2.EXECUTION_CONTEXT_FRONTEND
+    assert (offered.disposition, offered.context) == (OFFER, call_pb2.EXECUTION_CONTEXT_FRONTEND)
     assert (offered.offer_fallback, offered.fallback_tool_name) == (2, "write")
+    foreign = await registry.check("show_chart", {}, store="other")
+    assert (foreign.disposition, foreign.error_reason) == (REFUSE, "TOOL_NOT_FOUND")
     definition.category = call_pb2.TOOL_CATEGORY_SENSITIVE
     await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=definition, replace=True))
     gated = await registry.check("show_chart", {"points": []}, version=2)
     assert (gated.disposition, gated.context) == (APPROVE, call_pb2.EXECUTION_CONTEXT_FRONTEND)
-    assert gated.digest
 
 
-@pytest.mark.parametrize(
-    ("name", "arguments", "version", "why", "said"),
-    [
+async def test_a_call_that_may_not_run_says_why_to_program_and_model(registry: Registry) -> None:
+    """LOOP-7: these are error results for the model, never errors of the request; nor do they stop others."""
+    rows: list[tuple[str, Any, int, str, str]] = [
         ("wriet", {}, 0, "TOOL_NOT_FOUND", "did you mean 'write'?"),
         ("write", {"path": "a"}, 0, "TOOL_NOT_FOUND", "no tool"),
         ("write", {"path": "a"}, 9, "TOOL_NOT_FOUND", "no tool"),
@@ -165,54 +153,32 @@ async def test_a_front_end_call_is_offered_or_approved_first(registry: Registry)
         ("write", b"{", 1, "INVALID_JSON", "strict JSON"),
         ("write", {"pth": "a"}, 1, "INVALID_ARGUMENTS", "did you mean 'path'?"),
         ("write", b'{"path":"' + b"x" * 300_000 + b'"}', 1, "INVALID_ARGUMENTS", "limit"),
-    ],
-)
-async def test_a_call_that_may_not_run_says_why_to_program_and_model(  # noqa: PLR0917
-    registry: Registry, name: str, arguments: Any, version: int, why: str, said: str
-) -> None:
-    """LOOP-7: these are error results for the model, never errors of the request."""
-    verdict = await registry.check(name, arguments, version=version)
-    assert (verdict.disposition, verdict.error_reason) == (REFUSE, why)
-    assert said in verdict.error_message
-    assert verdict.arguments_json == b""
-
-
-async def test_one_bad_call_does_not_stop_the_others_and_the_order_is_kept(registry: Registry) -> None:
+    ]
+    for name, arguments, version, why, said in rows:
+        verdict = await registry.check(name, arguments, version=version)
+        assert (verdict.disposition, verdict.error_reason, verdict.arguments_json) == (REFUSE, why, b""), name
+        assert said in verdict.error_message
     calls = [
         execution_pb2.ProposedCall(call_id=f"c{number}", tool_name="write", tool_version=1, arguments_json=raw)
         for number, raw in enumerate([b'{"path":"a"}', b"{", b"", b'{"path":"b"}'])
     ]
     request = execution_pb2.CheckCallsRequest(context=context(), calls=calls)
     verdicts = (await registry.execution.CheckCalls(request)).verdicts
-    assert [verdict.call_id for verdict in verdicts] == ["c0", "c1", "c2", "c3"]
-    assert [verdict.disposition for verdict in verdicts] == [RUN, REFUSE, REFUSE, RUN]
+    found = [(verdict.call_id, verdict.disposition) for verdict in verdicts]
+    assert found == [("c0", RUN), ("c1", REFUSE), ("c2", REFUSE), ("c3", RUN)]
 
 
-async def test_a_tool_of_another_store_does_not_exist(registry: Registry) -> None:
-    """I13."""
-    await registry.ann.RegisterTool(tool_pb2.RegisterToolRequest(definition=front_end_tool()))
-    verdict = await registry.check("show_chart", {}, store="other")
-    assert (verdict.disposition, verdict.error_reason) == (REFUSE, "TOOL_NOT_FOUND")
+async def test_a_missing_id_is_refused_by_name(registry: Registry) -> None:
+    for field in ("store_id", "user_id", "conversation_id", "run_id"):
+        who = context()
+        who.ClearField(field)
+        request = execution_pb2.CheckCallsRequest(context=who, calls=[execution_pb2.ProposedCall(call_id="c")])
+        with pytest.raises(grpc.aio.AioRpcError) as error:
+            await registry.execution.CheckCalls(request)
+        assert reason(error.value) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ID", {"field": field})
 
 
-async def test_checks_are_counted_by_disposition(registry: Registry) -> None:
-    await registry.check("delete", {"path": "a"})
-    assert b'checks_total{disposition="APPROVE"} 1.0' in registry.metrics.text()
-
-
-@pytest.mark.parametrize("field", ["store_id", "user_id", "conversation_id", "run_id"])
-async def test_a_missing_id_is_refused_by_name(registry: Registry, field: str) -> None:
-    who = context()
-    who.ClearField(field)  # type: ignore[arg-type]
-    request = execution_pb2.CheckCallsRequest(context=who, calls=[execution_pb2.ProposedCall(call_id="c")])
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        await registry.execution.CheckCalls(request)
-    assert reason(error.value) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ID", {"field": field})
-
-
-async def test_arguments_of_an_older_version_must_fit_the_function_that_is_there(
-    database_url: str, tmp_path: Path
-) -> None:
+async def test_arguments_of_an_older_version_must_fit_the_newest_function(database_url: str, tmp_path: Path) -> None:
     """TOOL-1: a run keeps its version, but only the newest function can run."""
 
     @tool(name="write", category=Category.SENSITIVE, effect=EffectClass.IDEMPOTENT)
@@ -243,23 +209,47 @@ async def test_what_the_newest_version_gates_is_gated_in_every_version(database_
     async with running(database_url, tmp_path, [invite_carefully]) as registry:
         verdict = await registry.check("invite", {"names": "a"})
         assert (verdict.disposition, verdict.approval_cause) == (APPROVE, "category SENSITIVE")
-        with pytest.raises(grpc.aio.AioRpcError) as error:
-            await registry.run("invite", {"names": "a"})
-        assert reason(error.value)[1] == "APPROVAL_REQUIRED"
+        assert await refusal(registry.run("invite", {"names": "a"})) == "APPROVAL_REQUIRED"
         assert (await registry.run("invite", {"names": "a"}, approved_digest=verdict.digest)).outcome == 1
     async with running(database_url, tmp_path, [invite]) as registry:
         # The other way round as well: a run that pinned the careful version keeps it.
         assert (await registry.check("invite", {"names": "a"}, version=2)).disposition == APPROVE
 
 
-async def test_a_task_for_an_agent_is_delegated_and_never_run_here(registry: Registry) -> None:
-    """TOOL-7."""
-    verdict = await registry.check("run_agent", {"task": "look", "tool_names": ["a", "b", "c", "d"]})
-    assert verdict.disposition == execution_pb2.DISPOSITION_DELEGATE
-    assert verdict.context == call_pb2.EXECUTION_CONTEXT_AGENT
-    assert (
-        verdict.arguments_json
-        == b'{"agent":"","instructions":"","rounds_max":0,"task":"look","tool_names":["a","b","c","d"]}'
-    )
-    refused = await registry.check("run_agent", {"task": ""})
-    assert refused.error_reason == "INVALID_ARGUMENTS"
+SCHEMA = {"type": "object", "properties": {"count": {"type": "integer", "maximum": 5}}, "required": ["count"]}
+NUMBERS = {"oneOf": [{"not": {"minimum": least}} for least in range(50)]}
+COSTLY = {
+    "type": "object",
+    "properties": {"a": {"type": "array", "items": {"oneOf": [{"$ref": "#/$defs/numbers"}] * 20}}},
+    "$defs": {"numbers": NUMBERS},
+}
+
+
+async def checked(registry: Registry, output: str | None, schema: object = SCHEMA) -> Any:
+    asked = None if output is None else output.encode()
+    request = execution_pb2.CheckOutputRequest(store_id="acme", schema_json=json.dumps(schema).encode(), output=asked)
+    return await registry.execution.CheckOutput(request, timeout=60)
+
+
+async def test_an_answer_fits_or_everything_that_is_wrong_is_said(registry: Registry) -> None:
+    assert (await checked(registry, '{"count": 3}')).output_json == b'{"count":3}'
+    wrong = await checked(registry, '{"count": 6}')
+    assert wrong.output_json == b""
+    assert wrong.faults[0].startswith("count: ")
+    assert await checked(registry, None) == execution_pb2.CheckOutputResponse()
+
+
+async def test_a_schema_that_cannot_be_used_is_refused_by_type(registry: Registry) -> None:
+    assert await refusal(checked(registry, None, {"type": "array"})) == "INVALID_SCHEMA"
+    assert "the schema must" in (await checked(registry, "{}", {"type": "array"})).faults[0]
+
+
+async def test_what_takes_long_to_check_is_a_fault_and_holds_up_nobody_else(registry: Registry) -> None:
+    """Whoever wrote the schema, and whatever the model says."""
+    checking = asyncio.ensure_future(checked(registry, json.dumps({"a": [-1] * 20_000}), COSTLY))
+    listed = 0
+    while not (await asyncio.wait({checking}, timeout=0.1))[0]:
+        await registry.execution.ResolveTools(execution_pb2.ResolveToolsRequest(context=context()))
+        listed += 1
+    assert "takes too long" in (await checking).faults[0]
+    assert listed

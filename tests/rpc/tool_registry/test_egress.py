@@ -72,46 +72,6 @@ async def site() -> AsyncIterator[WebServer]:
         yield server
 
 
-async def test_a_response_is_returned_whatever_its_status(site: WebServer) -> None:
-    found = await get(site)
-    assert (found.status, found.body, found.is_cut) == (200, b"hello", False)
-    assert found.content_type == "text/html; charset=utf-8"
-    missing = await get(site, "/missing")
-    assert (missing.status, missing.body) == (404, b"not here")
-
-
-async def test_the_request_is_the_one_that_was_asked_for(site: WebServer) -> None:
-    await get(site, "/?q=1%20%C3%BC", method="POST", headers={"X-One": "1"}, body=b"{}", host="a.example")
-    (asked,) = site.asked
-    assert (asked.method, asked.target, asked.body) == ("POST", "/?q=1%20%C3%BC", b"{}")
-    assert asked.headers["host"] == f"a.example:{site.port}"
-    assert (asked.headers["x-one"], asked.headers["content-length"]) == ("1", "2")
-
-
-@pytest.mark.parametrize(("path", "body"), [("/gzip", b"hello you"), ("/deflate", b"hello"), ("/bare", b"hello")])
-async def test_a_packed_body_is_unpacked(site: WebServer, path: str, body: bytes) -> None:
-    assert (await get(site, path)).body == body
-
-
-@pytest.mark.parametrize("path", ["/broken", "/brotli", "/twice"])
-async def test_a_body_that_cannot_be_unpacked_is_an_error(site: WebServer, path: str) -> None:
-    with pytest.raises(RequestFailed, match="did not answer as it should"):
-        await get(site, path)
-
-
-@pytest.mark.parametrize("path", ["/broken", "/brotli", "/never"])
-async def test_a_body_that_is_not_wanted_is_not_waited_for(site: WebServer, path: str) -> None:
-    found = await get(site, path, bytes_max=0)
-    assert (found.status, found.body, found.is_cut) == (200, b"", False)
-
-
-async def test_informational_answers_are_skipped_up_to_a_limit(site: WebServer) -> None:
-    assert (await get(site, "/hints")).body == b"hello"
-    with pytest.raises(RequestFailed, match="did not answer as it should") as failed:
-        await get(site, "/too-many-hints")
-    assert failed.value.was_sent
-
-
 async def test_a_bomb_is_cut_while_it_is_unpacked(site: WebServer) -> None:
     tracemalloc.start()
     try:
@@ -125,17 +85,6 @@ async def test_a_bomb_is_cut_while_it_is_unpacked(site: WebServer) -> None:
     unpacker = Unpacker("gzip", bytes_max=1000)
     unpacker.feed(BOMB)
     assert (len(unpacker.body), unpacker.is_full) == (1001, True)
-
-
-@pytest.mark.parametrize("path", ["/endless", "/packed-nothing"])
-async def test_a_body_without_an_end_is_cut(site: WebServer, path: str) -> None:
-    found = await get(site, path, bytes_max=1000)
-    assert (len(found.body), found.is_cut) == (1000 if path == "/endless" else 0, True)
-
-
-async def test_a_body_of_exactly_the_limit_is_whole(site: WebServer) -> None:
-    assert (await get(site, bytes_max=5)).is_cut is False
-    assert (await get(site, bytes_max=4)).body == b"hell"
 
 
 async def test_silence_ends_at_the_deadline(site: WebServer) -> None:
@@ -181,25 +130,6 @@ def to(location: str, status: int = 302) -> Reply:
     return Reply(b"elsewhere", status=status, headers={"Location": location})
 
 
-@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-async def test_a_redirect_is_followed(status: int) -> None:
-    found, _ = await redirecting({"/": to("a/../b?c#d", status), "/b": Reply(b"hello")})
-    assert found.body == b"hello"
-    assert found.url.endswith("/b?c")
-
-
-async def test_five_redirects_are_followed_and_no_sixth() -> None:
-    replies = {f"/{number}": to(f"/{number + 1}") for number in range(1, 7)} | {"/7": Reply(b"hello")}
-    assert (await redirecting(replies, "/2"))[0].body == b"hello"
-    with pytest.raises(RequestFailed, match="more than 5 redirects"):
-        await redirecting(replies, "/1")
-
-
-async def test_what_changes_something_is_not_sent_again_elsewhere() -> None:
-    found, times = await redirecting({"/": to("/b", 307), "/b": Reply(b"hello")}, method="POST", body=b"{}")
-    assert (found.status, times) == (307, 1)
-
-
 async def test_another_origin_does_not_get_the_headers_and_neither_does_the_first_one_after_it() -> None:
     async with web_server(pages({"/back": Reply(b"hello")})) as first, web_server(pages({})) as second:
         second.answer = pages({"/": to(f"http://127.0.0.1:{first.port}/back")})
@@ -214,43 +144,6 @@ async def test_another_origin_does_not_get_the_headers_and_neither_does_the_firs
     for asked in (elsewhere, back):
         assert "secret" not in str(asked.headers)
         assert asked.headers["accept"] == "text/html"
-
-
-@pytest.mark.parametrize(
-    "location",
-    [
-        "http://127.0.0.1:{other}/",
-        "http://localhost:{other}/",
-        "//127.0.0.1:{other}/",
-        "http://user@127.0.0.1:{other}/",
-        "http://trap.example:{other}/",
-        "http://2130706433:{other}/",
-        "http://[::ffff:127.0.0.1]:{other}/",
-        "file:///etc/passwd",
-        "http://169.254.169.254/latest/meta-data/",
-        "http://[",
-    ],
-)
-async def test_a_redirect_to_what_may_not_be_reached_is_refused_and_no_connection_opened(location: str) -> None:
-    async with web_server(pages({})) as other, web_server(pages({})) as server:
-        server.answer = pages({"/": to(location.format(other=other.port))})
-        with pytest.raises(EgressRefused):
-            await get(server, names=Names({"trap.example": ["127.0.0.1"], "localhost": ["127.0.0.1"]}))
-        assert (len(server.asked), other.connections) == (1, 0)
-
-
-async def test_a_name_that_means_something_else_the_second_time_is_not_asked_twice(site: WebServer) -> None:
-    names = Names({"a.example": [["127.0.0.1"], ["127.0.0.2"]]})
-    assert (await get(site, names=names, host="a.example")).body == b"hello"
-    assert names.asked == ["a.example"]
-
-
-async def test_a_redirect_to_the_same_name_is_judged_again() -> None:
-    async with web_server(pages({"/": to("/b"), "/b": Reply(b"hello")})) as server:
-        names = Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]})
-        with pytest.raises(EgressRefused):
-            await get(server, names=names, host="a.example")
-        assert len(server.asked) == 1
 
 
 async def test_a_name_with_one_address_that_is_refused_is_refused(site: WebServer) -> None:
@@ -270,31 +163,6 @@ async def test_a_host_that_is_not_listed_is_refused_and_its_name_not_asked_for(s
     with pytest.raises(EgressRefused, match="not among the hosts"):
         await egress.send(ACME, OutboundRequest(url=f"http://b.example:{site.port}/"))
     assert (names.asked, site.connections) == (["a.example"], 1)
-
-
-async def test_names_are_resolved_by_the_system(site: WebServer) -> None:
-    rules = {"acme": read_rules(None, [f"localhost:{site.port}"])}
-    egress = GuardedEgress(rules, tls=TRUSTS_NOBODY)
-    request = OutboundRequest(url=f"http://localhost:{site.port}/")
-    assert (await egress.send(ACME, request)).body == b"hello"
-    for store, url in (("other", "http://localhost/"), ("acme", "http://localhost/"), ("acme", "http://x.invalid/")):
-        with pytest.raises(EgressRefused, match="no address that may be reached"):
-            await egress.send(StoreId(store), OutboundRequest(url=url))
-
-
-async def test_the_next_address_is_tried_where_one_does_not_answer(site: WebServer) -> None:
-    rules = {"*": read_rules(None, [f"a.example:{site.port}"])}
-    egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.3", "127.0.0.1"]})), tls=TRUSTS_NOBODY)
-    assert (await egress.send(ACME, OutboundRequest(url=f"http://a.example:{site.port}/"))).body == b"hello"
-
-
-async def test_the_rules_of_one_store_are_not_those_of_another(site: WebServer) -> None:
-    egress = GuardedEgress({"acme": read_rules(None, [f"127.0.0.1:{site.port}"])}, tls=TRUSTS_NOBODY)
-    request = OutboundRequest(url=f"http://127.0.0.1:{site.port}/")
-    assert (await egress.send(ACME, request)).status == 200
-    with pytest.raises(EgressRefused):
-        await egress.send(StoreId("other"), request)
-    assert site.connections == 1
 
 
 async def test_certificates_are_checked_against_the_name_though_the_address_is_connected_to() -> None:
@@ -318,46 +186,118 @@ async def test_certificates_are_checked_against_the_name_though_the_address_is_c
         assert len(server.asked) == 1
 
 
-@pytest.mark.parametrize("opened", [False, True])
-async def test_a_client_with_secrets_goes_over_https_or_to_what_is_opened_by_its_name(
-    site: WebServer, *, opened: bool
+async def test_the_request_is_the_one_that_was_asked_for_and_the_response_is_returned_whatever_its_status(
+    site: WebServer,
+) -> None:
+    found = await get(site, "/?q=1%20%C3%BC", method="POST", headers={"X-One": "1"}, body=b"{}", host="a.example")
+    (asked,) = site.asked
+    assert (asked.method, asked.target, asked.body) == ("POST", "/?q=1%20%C3%BC", b"{}")
+    assert asked.headers["host"] == f"a.example:{site.port}"
+    assert (asked.headers["x-one"], asked.headers["content-length"]) == ("1", "2")
+    assert (found.status, found.body, found.is_cut) == (200, b"hello", False)
+    assert found.content_type == "text/html; charset=utf-8"
+    missing = await get(site, "/missing")
+    assert (missing.status, missing.body) == (404, b"not here")
+
+
+async def test_a_body_is_unpacked_cut_at_its_limit_or_an_error(site: WebServer) -> None:
+    for path, body in (("/gzip", b"hello you"), ("/deflate", b"hello"), ("/bare", b"hello"), ("/hints", b"hello")):
+        assert (await get(site, path)).body == body, path
+    for path in ("/broken", "/brotli", "/twice", "/too-many-hints"):
+        with pytest.raises(RequestFailed, match="did not answer as it should") as failed:
+            await get(site, path)
+        assert failed.value.was_sent
+    for path, limit, size in (
+        ("/broken", 0, 0),
+        ("/brotli", 0, 0),
+        ("/never", 0, 0),
+        ("/endless", 1000, 1000),
+        ("/packed-nothing", 1000, 0),
+        ("/", 4, 4),
+    ):
+        found = await get(site, path, bytes_max=limit)
+        assert (found.status, len(found.body), found.is_cut) == (200, size, limit > 0), path
+    assert (await get(site, bytes_max=5)).is_cut is False
+
+
+async def test_redirects_are_followed_up_to_a_limit_and_only_for_what_changes_nothing() -> None:
+    for status in (301, 302, 303, 307, 308):
+        found, _ = await redirecting({"/": to("a/../b?c#d", status), "/b": Reply(b"hello")})
+        assert (found.body, found.url.endswith("/b?c")) == (b"hello", True)
+    replies = {f"/{number}": to(f"/{number + 1}") for number in range(1, 7)} | {"/7": Reply(b"hello")}
+    assert (await redirecting(replies, "/2"))[0].body == b"hello"
+    with pytest.raises(RequestFailed, match="more than 5 redirects"):
+        await redirecting(replies, "/1")
+    found, times = await redirecting({"/": to("/b", 307), "/b": Reply(b"hello")}, method="POST", body=b"{}")
+    assert (found.status, times) == (307, 1)
+
+
+async def test_a_redirect_to_what_may_not_be_reached_is_refused_and_no_connection_opened() -> None:
+    async with web_server(pages({})) as other, web_server(pages({})) as server:
+        for location in (
+            "http://127.0.0.1:{other}/",
+            "http://localhost:{other}/",
+            "//127.0.0.1:{other}/",
+            "http://user@127.0.0.1:{other}/",
+            "http://trap.example:{other}/",
+            "http://2130706433:{other}/",
+            "http://[::ffff:127.0.0.1]:{other}/",
+            "file:///etc/passwd",
+            "http://169.254.169.254/latest/meta-data/",
+            "http://[",
+        ):
+            server.answer = pages({"/": to(location.format(other=other.port))})
+            with pytest.raises(EgressRefused):
+                await get(server, names=Names({"trap.example": ["127.0.0.1"], "localhost": ["127.0.0.1"]}))
+        assert other.connections == 0
+        server.answer = pages({"/": to("/b"), "/b": Reply(b"hello")})
+        server.asked.clear()
+        with pytest.raises(EgressRefused):
+            await get(server, names=Names({"a.example": [["127.0.0.1"], ["10.0.0.1"]]}), host="a.example")
+        assert len(server.asked) == 1, "the same name is judged again"
+
+
+async def test_the_address_that_was_judged_is_connected_to_or_the_next_one(site: WebServer) -> None:
+    names = Names({"a.example": [["127.0.0.1"], ["127.0.0.2"]]})
+    assert (await get(site, names=names, host="a.example")).body == b"hello"
+    assert names.asked == ["a.example"], "what a name means is asked once"
+    rules = {"acme": read_rules(None, [f"a.example:{site.port}"])}
+    egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.3", "127.0.0.1"]})), tls=TRUSTS_NOBODY)
+    request = OutboundRequest(url=f"http://a.example:{site.port}/")
+    assert (await egress.send(ACME, request)).body == b"hello"
+    with pytest.raises(EgressRefused):
+        await egress.send(StoreId("other"), request)
+
+
+async def test_a_client_of_its_own_is_judged_and_sends_secrets_only_over_https_or_to_what_is_opened(
+    site: WebServer,
 ) -> None:
     """MCP servers: whoever is in between would read the secret headers. McpHttpConfig.url says so."""
     listed = [f"a.example:{site.port}"]
-    rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}
-    egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.1"]})), tls=TRUSTS_NOBODY)
-    async with httpx2.AsyncClient(transport=egress.transport(ACME, with_secrets=True), trust_env=False) as client:
-        if opened:
-            assert (await client.get(f"http://a.example:{site.port}/")).status_code == 200
-        else:
-            with pytest.raises(EgressRefused, match="secrets are not sent"):
-                await client.get(f"http://a.example:{site.port}/")
-            assert site.connections == 0
+    for opened in (False, True):
+        rules = {"*": read_rules(listed, [*(listed if opened else []), f"127.0.0.1:{site.port}"])}
+        egress = GuardedEgress(rules, lookups=Lookups(Names({"a.example": ["127.0.0.1"]})), tls=TRUSTS_NOBODY)
+        async with httpx2.AsyncClient(transport=egress.transport(ACME, with_secrets=True), trust_env=False) as client:
+            if not opened:
+                with pytest.raises(EgressRefused, match="secrets are not sent"):
+                    await client.get(f"http://a.example:{site.port}/")
+                assert site.connections == 0
+                continue
+            found = await client.get(f"http://a.example:{site.port}/", headers={"Host": "other.example"})
+            assert (found.text, site.asked[0].headers["host"]) == ("hello", f"a.example:{site.port}")
+            with pytest.raises(EgressRefused):
+                await client.get("http://169.254.169.254/")
 
 
-async def test_a_client_of_its_own_is_judged_by_the_transport(site: WebServer) -> None:
-    egress = GuardedEgress(opened(site), tls=TRUSTS_NOBODY)
-    async with httpx2.AsyncClient(transport=egress.transport(ACME), trust_env=False) as client:
-        assert (await client.get(f"http://127.0.0.1:{site.port}/", headers={"Host": "other.example"})).text == "hello"
-        assert site.asked[0].headers["host"] == f"127.0.0.1:{site.port}"
-        with pytest.raises(EgressRefused):
-            await client.get("http://169.254.169.254/")
-
-
-def test_rules_are_read_from_a_file(tmp_path: Path) -> None:
+def test_rules_are_read_from_a_file_or_stop_the_start(tmp_path: Path) -> None:
     path = tmp_path / "egress.json"
     path.write_text('{"*": {"hosts": ["*.example.com"], "private": ["10.1.2.3:8080"]}, "acme": {}}')
     assert read_egress_file(path) == {"*": read_rules(["*.example.com"], ["10.1.2.3:8080"]), "acme": EgressRules()}
     assert read_egress_file(None) == {}
-
-
-@pytest.mark.parametrize(
-    "text", ["", "[]", '{"*": {"host": []}}', '{"*": {"hosts": "a"}}', '{"*": {"private": ["169.254.169.254:80"]}}']
-)
-def test_a_file_of_rules_that_cannot_be_used_stops_the_start(tmp_path: Path, text: str) -> None:
-    path = tmp_path / "egress.json"
-    path.write_text(text)
-    with pytest.raises(StartError, match="PAWL_EGRESS_FILE"):
-        read_egress_file(path)
+    bad = ["", "[]", '{"*": {"host": []}}', '{"*": {"hosts": "a"}}', '{"*": {"private": ["169.254.169.254:80"]}}']
+    for text in bad:
+        path.write_text(text)
+        with pytest.raises(StartError, match="PAWL_EGRESS_FILE"):
+            read_egress_file(path)
     with pytest.raises(StartError, match="cannot read"):
         read_egress_file(tmp_path / "none.json")

@@ -9,16 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
 from pawl.tools import Category, EffectClass, Tool, ToolContext, ToolError, tool
-from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
+from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
 
 SAFE = Category.SAFE
 READ = EffectClass.READ_ONLY
-EXECUTE = "/pawl.tool.v1.ExecutionService/ExecuteTool"
 
 
 @tool(category=SAFE, effect=READ)
@@ -72,12 +69,6 @@ def fail_in_thread(how: str) -> Any:
     if how == "exit":
         sys.exit(3)
     raise RuntimeError("password=hunter2")
-
-
-@tool(category=SAFE, effect=READ, allowed_users=["ann"])
-def private() -> str:
-    """Only for ann."""
-    return "for ann"
 
 
 @tool(category=SAFE, effect=READ, result_bytes_max=10)
@@ -161,7 +152,6 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         who,
         fail,
         fail_in_thread,
-        private,
         small,
         spill,
         wait,
@@ -175,70 +165,12 @@ async def registry(database_url: str, tmp_path: Path, events: Events) -> Any:
         yield registry
 
 
-async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        async for _ in stream:
-            pass
-    code, why, _ = reason(error.value)
-    return code, why
-
-
-async def test_a_tool_returns_its_result(registry: Registry) -> None:
-    result = await registry.run("add", {"a": 2})
-    assert (outcome(result), content(result), result.result.is_error) == ("SUCCEEDED", 3, False)
-    assert result.duration_seconds > 0
-
-
-async def test_sync_tools_run_in_threads(registry: Registry) -> None:
-    assert content(await registry.run("thread_name")) == "tool"
-
-
 async def test_a_tool_is_told_for_whom_it_works(registry: Registry) -> None:
     """TOOL-4."""
     told = content(await registry.run("who", call="c1", earlier_attempts=2, timeout_seconds=7))
     assert told["ids"] == ["acme", "ann", "conversation", "run", "c1"]
     assert (told["key"], told["attempt"]) == ("c1", 3)
     assert 5 < told["left"] <= 7
-
-
-async def test_the_text_of_a_tool_error_is_for_the_model(registry: Registry) -> None:
-    """LOOP-7: a failing tool is a result, not an error of the request."""
-    result = await registry.run("fail", {"how": "tool_error"})
-    assert outcome(result) == "FAILED TOOL_ERROR"
-    assert result.result.is_error
-    assert content(result) == {"error": "the city is unknown; did you mean Oslo?"}
-
-
-@pytest.mark.parametrize("name", ["fail", "fail_in_thread"])
-async def test_of_any_other_exception_only_the_type_is_told(
-    registry: Registry, name: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """I22. Neither the model nor the log gets the text."""
-    result = await registry.run(name, {"how": "exception"})
-    assert outcome(result) == "FAILED TOOL_ERROR"
-    assert content(result)["error"].startswith("TOOL_ERROR: RuntimeError.")
-    captured = capsys.readouterr()
-    assert "hunter2" not in repr(result) + captured.out + captured.err
-
-
-@pytest.mark.parametrize(("name", "how"), [("fail", "exit"), ("fail", "cancel"), ("fail_in_thread", "exit")])
-async def test_a_tool_cannot_end_the_process_or_the_call(registry: Registry, name: str, how: str) -> None:
-    assert outcome(await registry.run(name, {"how": how})) == "FAILED TOOL_ERROR"
-    assert outcome(await registry.run("add", {"a": 1}, call="next")) == "SUCCEEDED"
-
-
-@pytest.mark.parametrize("how", ["nan", "object"])
-async def test_a_result_that_is_not_json_is_an_error_result(registry: Registry, how: str) -> None:
-    result = await registry.run("fail", {"how": how})
-    assert outcome(result) == "FAILED TOOL_ERROR"
-    assert "cannot be passed on" in content(result)["error"]
-
-
-async def test_a_result_over_the_limit_is_an_error_result(registry: Registry) -> None:
-    """LOOP-8."""
-    assert outcome(await registry.run("fail", {"how": "large"}, call="a")) == "FAILED RESULT_TOO_LARGE"
-    assert outcome(await registry.run("small", {"size": 10}, call="b")) == "SUCCEEDED"
-    assert outcome(await registry.run("small", {"size": 11}, call="c")) == "FAILED RESULT_TOO_LARGE"
 
 
 async def test_a_secret_is_taken_out_of_all_that_a_tool_says(registry: Registry) -> None:
@@ -256,14 +188,11 @@ async def test_the_shorter_limit_holds_and_the_work_is_cancelled(registry: Regis
     await registry.run_out_of_time("wait")
     assert events.happened == ["began", "cancelled"]
     assert outcome(await registry.run("impatient", call="other", timeout_seconds=60)) == "FAILED TOOL_TIMEOUT"
-
-
-async def test_a_tool_that_does_not_listen_to_its_timeout_keeps_nobody_waiting(
-    registry: Registry, events: Events
-) -> None:
-    _, result = await registry.run_out_of_time("stubborn")
-    assert "was asked to stop, but goes on" in content(result)["error"]
-    assert events.happened == ["ignored"]
+    _, result = await registry.run_out_of_time("stubborn", call="deaf")
+    assert "was asked to stop, but goes on" in content(result)["error"], (
+        "no caller waits for a tool that does not listen"
+    )
+    assert events.happened == ["began", "cancelled", "ignored"]
     events.release.set()
 
 
@@ -277,40 +206,18 @@ async def test_a_thread_over_its_time_is_told_so_and_counts_until_it_ends(regist
     events.release.set()
     assert content(await registry.run("thread_name", call="d")) == "tool"
 
-    async def are_free() -> bool:
-        return registry.runner.threads_busy == 0
-
-    await until(are_free)
+    await eventually(lambda: registry.runner.threads_busy == 0)
     assert events.happened == ["began", "began", "cancelled=True", "cancelled=True"]
 
 
 async def test_a_caller_that_leaves_ends_a_call_without_a_journal(registry: Registry, events: Events) -> None:
     stream = registry.stream("wait", timeout_seconds=300)
 
-    async def began() -> bool:
-        return events.happened == ["began"]
-
-    async def ended() -> bool:
-        return events.happened == ["began", "cancelled"] and registry.executor.running_count == 0
-
     reading = asyncio.ensure_future(stream.read())
-    await until(began)
+    await eventually(lambda: events.happened == ["began"])
     stream.cancel()
     await asyncio.gather(reading, return_exceptions=True)
-    await until(ended)
-
-
-async def test_two_callers_of_one_call_get_one_execution(registry: Registry, events: Events) -> None:
-    callers = [asyncio.ensure_future(registry.run("block")) for _ in range(3)]
-
-    async def all_listen() -> bool:
-        return registry.metrics.rpc.in_flight.labels(EXECUTE)._value.get() == len(callers) and bool(events.happened)
-
-    await until(all_listen)
-    events.release.set()
-    results = await asyncio.gather(*callers)
-    assert [content(result) for result in results] == ["late"] * 3
-    assert events.happened.count("began") == 1
+    await eventually(lambda: events.happened == ["began", "cancelled"] and registry.executor.running_count == 0)
 
 
 async def test_progress_is_shown_newest_first_and_not_each_time(registry: Registry) -> None:
@@ -322,37 +229,49 @@ async def test_progress_is_shown_newest_first_and_not_each_time(registry: Regist
     assert responses[-1].WhichOneof("kind") == "result"
 
 
-async def test_a_user_who_may_not_call_a_tool_cannot_run_it(registry: Registry) -> None:
-    """TOOL-6: enforced where it runs, not only where it is checked. C6."""
-    assert content(await registry.run("private")) == "for ann"
-    foreign = registry.stream("private", who=context(user="bob"), call="other")
-    assert await refused(foreign) == (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND")
-
-
-@pytest.mark.parametrize(
-    ("name", "arguments", "more", "expected"),
-    [
-        ("nope", {}, {}, (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND")),
-        ("add", {"a": 1}, {"version": 2}, (grpc.StatusCode.NOT_FOUND, "TOOL_NOT_FOUND")),
-        ("add", {"a": "x"}, {}, (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENTS")),
-        ("add", b"{", {}, (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENTS")),
-        ("add", {"a": 1}, {"timeout_seconds": -1}, (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")),
-        ("add", {"a": 1}, {"timeout_seconds": float("nan")}, (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD")),
-        ("add", {"a": 1}, {"call": "a/b"}, (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ID")),
-        ("add", {"a": 1}, {"who": context(run="")}, (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ID")),
-    ],
-)
-async def test_a_call_that_may_not_run_is_an_error(
-    registry: Registry, name: str, arguments: Any, more: dict[str, Any], expected: Any
+async def test_whatever_a_tool_returns_or_raises_is_its_result(
+    registry: Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert await refused(registry.stream(name, arguments, **more)) == expected
-
-
-async def test_executions_are_counted_by_tool_and_outcome(registry: Registry) -> None:
-    """OPS-2."""
-    await registry.run("add", {"a": 1})
-    await registry.run("fail", {"how": "exception"}, call="other")
+    """LOOP-7, LOOP-8, I22: of an exception only the type is told, neither to the model nor to the log."""
+    ended = await registry.run("add", {"a": 2})
+    assert (outcome(ended), content(ended), ended.result.is_error) == ("SUCCEEDED", 3, False)
+    assert ended.duration_seconds > 0
+    rows: list[tuple[str, dict[str, Any], str, str]] = [
+        ("fail", {"how": "tool_error"}, "TOOL_ERROR", "the city is unknown; did you mean Oslo?"),
+        ("fail", {"how": "exception"}, "TOOL_ERROR", "TOOL_ERROR: RuntimeError."),
+        ("fail", {"how": "exit"}, "TOOL_ERROR", "TOOL_ERROR: "),
+        ("fail", {"how": "cancel"}, "TOOL_ERROR", ""),
+        ("fail", {"how": "nan"}, "TOOL_ERROR", "fail returned what cannot be passed on"),
+        ("fail", {"how": "object"}, "TOOL_ERROR", "fail returned what cannot be passed on"),
+        ("fail", {"how": "large"}, "RESULT_TOO_LARGE", ""),
+        ("small", {"size": 11}, "RESULT_TOO_LARGE", ""),
+        ("fail_in_thread", {"how": "exception"}, "TOOL_ERROR", "TOOL_ERROR: RuntimeError."),
+        ("fail_in_thread", {"how": "exit"}, "TOOL_ERROR", "TOOL_ERROR: "),
+    ]
+    for number, (name, arguments, why, said) in enumerate(rows):
+        failed = await registry.run(name, arguments, call=f"c{number}")
+        assert (outcome(failed), failed.result.is_error) == (f"FAILED {why}", True), arguments
+        assert content(failed)["error"].startswith(said), arguments
+        assert "hunter2" not in repr(failed)
+    assert outcome(await registry.run("small", {"size": 10}, call="fits")) == "SUCCEEDED"
+    captured = capsys.readouterr()
+    assert "hunter2" not in captured.out + captured.err
     text = registry.metrics.text().decode()
     assert 'executions_total{outcome="SUCCEEDED",tool="add"} 1.0' in text
-    assert 'executions_total{outcome="FAILED",tool="fail"} 1.0' in text
+    assert 'executions_total{outcome="FAILED",tool="fail_in_thread"} 2.0' in text
     assert "executions_in_flight 0.0" in text
+
+
+async def test_a_call_that_may_not_run_is_an_error(registry: Registry) -> None:
+    rows: list[tuple[str, Any, dict[str, Any], str]] = [
+        ("nope", {}, {}, "TOOL_NOT_FOUND"),
+        ("add", {"a": 1}, {"version": 2}, "TOOL_NOT_FOUND"),
+        ("add", {"a": "x"}, {}, "INVALID_ARGUMENTS"),
+        ("add", b"{", {}, "INVALID_ARGUMENTS"),
+        ("add", {"a": 1}, {"timeout_seconds": -1}, "INVALID_FIELD"),
+        ("add", {"a": 1}, {"timeout_seconds": float("nan")}, "INVALID_FIELD"),
+        ("add", {"a": 1}, {"call": "a/b"}, "INVALID_ID"),
+        ("add", {"a": 1}, {"who": context(run="")}, "INVALID_ID"),
+    ]
+    for name, arguments, more, expected in rows:
+        assert await refusal(registry.stream(name, arguments, **more)) == expected, (name, arguments, more)

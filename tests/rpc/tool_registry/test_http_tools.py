@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from google.protobuf import json_format
 
 from pawl.chassis.egress import GuardedEgress
 from pawl.chassis.egress_rules import read_rules
+from pawl.chassis.ids import StoreId
 from pawl.errors import InvalidField, InvalidSchema, SourceUnreachable
 from pawl.event.v1 import call_pb2
 from pawl.tool.v1 import source_pb2
 from pawl.tool_registry.adapters.http.tools import KIND, HttpTools
 from pawl.tool_registry.domain.definition import Category, EffectClass
+from pawl.tool_registry.domain.openapi_document import KEPT_BYTES_MAX
+from pawl.tool_registry.domain.source import Source
 from pawl.tool_registry.sdk.context import ResultTooLarge
 from pawl.tools import OutcomeUnknown, ToolError
 from tests.rpc.tool_registry.http_world import JSON, SECRETS, World, document, encoded, http_world
@@ -30,85 +32,6 @@ async def world() -> AsyncIterator[World]:
     """A service with some answers; only the store acme may reach it."""
     async with http_world() as world:
         yield world
-
-
-async def test_an_endpoint_is_called(world: World) -> None:
-    tool = await world.endpoint("/json?fixed=1&id={id}")
-    assert tool.definition.name == "shop.call"
-    assert (tool.definition.category, tool.definition.effect) == ("SENSITIVE", "AT_MOST_ONCE")
-    assert await world.call(tool, {"id": "a/b&c", "q": "x y", "items": [1, "b"]}) == {"a": [1, 2.5, None]}
-    (asked,) = world.server.asked
-    assert (asked.method, asked.target) == ("GET", "/json?fixed=1&id=a%2Fb%26c&q=x%20y&items=1&items=b")
-    assert asked.headers["accept"].startswith("application/json")
-
-
-async def test_what_is_not_in_the_url_goes_into_the_body(world: World) -> None:
-    tool = await world.endpoint("/json?id={id}", "POST", headers={"X-Shop": "7"})
-    await world.call(tool, {"id": "1", "q": "ä", "items": [True]})
-    (asked,) = world.server.asked
-    assert (asked.method, asked.target, json.loads(asked.body)) == ("POST", "/json?id=1", {"q": "ä", "items": [True]})
-    assert (asked.headers["content-type"], asked.headers["x-shop"]) == ("application/json", "7")
-
-
-async def test_what_deletes_is_destructive(world: World) -> None:
-    assert (await world.endpoint("/json", "DELETE")).definition.category is Category.DESTRUCTIVE
-
-
-@pytest.mark.parametrize(
-    ("path", "result"),
-    [
-        ("/text", "naïve"),
-        ("/not-json", '{"a": NaN}'),
-        ("/none", {"status": 204}),
-        ("/image", {"status": 200, "content_type": "image/png", "bytes": 4}),
-        ("/moved", {"a": [1, 2.5, None]}),
-    ],
-)
-async def test_a_good_answer_is_the_result(world: World, path: str, result: Any) -> None:
-    assert await world.call(await world.endpoint(path)) == result
-
-
-@pytest.mark.parametrize(
-    ("path", "says"),
-    [
-        ("/refuses", r"status 422: no such order x{1986}$"),
-        ("/fails", r"status 500$"),
-        ("/large", "has happened, but its result cannot be read"),
-        ("/inside", "169.254.169.254 is not an address"),
-    ],
-)
-async def test_any_other_answer_is_an_error(world: World, path: str, says: str) -> None:
-    with pytest.raises(ToolError, match=says) as raised:
-        await world.call(await world.endpoint(path))
-    assert isinstance(raised.value, ResultTooLarge) is (path == "/large")
-
-
-async def test_a_post_is_not_sent_on_by_a_redirect(world: World) -> None:
-    with pytest.raises(ToolError, match="status 302"):
-        await world.call(await world.endpoint("/moved", "POST"))
-    assert len(world.server.asked) == 1
-
-
-async def test_a_call_that_broke_off_is_of_unknown_outcome_unless_it_may_be_repeated(world: World) -> None:
-    tool = await world.endpoint("/breaks", "POST")
-    with pytest.raises(OutcomeUnknown):
-        await world.call(tool)
-    for effect in (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT):
-        with pytest.raises(ToolError, match="did not answer as it should"):
-            await world.call(tool, effect=effect)
-
-
-async def test_a_call_that_was_never_sent_is_an_error_and_no_doubt(world: World) -> None:
-    tool = await world.endpoint("/json")
-    with pytest.raises(ToolError, match="may not be reached"):
-        await world.call(tool, store="other")
-    rules = {"*": read_rules(None, ["127.0.0.1:9"])}
-    world.connector = HttpTools(
-        GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.connector._helper
-    )
-    with pytest.raises(ToolError, match="cannot be connected to"):
-        await world.call(await world.endpoint("/", url="http://127.0.0.1:9/"))
-    assert world.server.connections == 0
 
 
 async def test_secrets_go_into_headers_and_are_in_no_binding(world: World) -> None:
@@ -138,11 +61,6 @@ async def test_an_idempotency_key_is_of_the_store_and_the_call(world: World) -> 
     assert "acme" not in first
 
 
-async def test_the_preview_shows_the_request(world: World) -> None:
-    tool = world.tool(await world.endpoint("/orders/{id}", "POST", secretHeaders={"Authorization": "token"}))
-    assert tool.preview({"id": "7", "q": "x"}) == f'POST {world.url}/orders/7\n\n{{"q":"x"}}'
-
-
 async def test_a_document_is_read_from_the_source_or_fetched(world: World) -> None:
     found = await world.discover({"openApi": {"document": encoded(document(world.server.port, json="get"))}})
     assert [tool.definition.name for tool in found] == ["shop.json"]
@@ -154,87 +72,6 @@ async def test_a_document_is_read_from_the_source_or_fetched(world: World) -> No
     assert (tool.definition.name, tool.definition.category) == ("shop.gone", "DESTRUCTIVE")
     assert json.loads(tool.binding)["url"] == f"{world.url}/a"
     assert "authorization" not in world.server.asked[0].headers
-
-
-async def test_the_configuration_is_the_json_of_the_message(world: World) -> None:
-    text = json.dumps(document(world.server.port, json="get")).encode()
-    config = source_pb2.SourceConfig(
-        name="shop",
-        open_api=source_pb2.OpenApiConfig(document=text, secret_headers={"X-Key": "token"}, operation_ids=["json"]),
-        policies=[source_pb2.SourceToolPolicy(tool_name="*", timeout_seconds=5)],
-    )
-    (tool,) = await world.discover(json_format.MessageToDict(config))
-    assert json.loads(tool.binding)["secret_headers"] == {"X-Key": "token"}
-    single = source_pb2.SourceConfig(
-        name="shop",
-        http_endpoint=source_pb2.HttpEndpointConfig(
-            url=f"{world.url}/json", method="GET", description="Do.", arguments_schema_json=b'{"type": "object"}'
-        ),
-    )
-    (tool,) = await world.discover(json_format.MessageToDict(single))
-    assert await world.call(tool) == {"a": [1, 2.5, None]}
-
-
-@pytest.mark.parametrize(
-    ("changes", "field"),
-    [
-        ({"method": "TRACE"}, "http_endpoint.method"),
-        ({"method": "HEAD"}, "http_endpoint.method"),
-        ({"url": "ftp://a.example"}, "http_endpoint.url"),
-        ({"url": "http://{id}.example/"}, "http_endpoint.url"),
-        ({"url": "http://a.example:{id}/"}, "http_endpoint.url"),
-        ({"url": "http://a.example{id}"}, "http_endpoint.url"),
-        ({"url": "http://a.example/{q}"}, "http_endpoint.url"),
-        ({"url": "http://a.example/{none}"}, "http_endpoint.url"),
-        ({"url": "http://a.example/{id"}, "http_endpoint.url"),
-        ({"url": "http://user@a.example/"}, "http_endpoint.url"),
-        ({"url": "http://169.254.169.254/"}, "config"),
-        ({"url": "http://127.0.0.1:1/"}, "config"),
-        ({"url": "http://a.example/", "secretHeaders": {"X": "token"}}, "config"),
-        ({"headers": {"Host": "a"}}, "http_endpoint.headers"),
-        ({"headers": {"X": "a\r\nY: b"}}, "http_endpoint.headers"),
-        ({"headers": {"X": "1"}, "secretHeaders": {"x": "token"}}, "http_endpoint.headers"),
-        ({"secretHeaders": {"Content-Length": "token"}}, "http_endpoint.secret_headers"),
-        ({"secretHeaders": {"X": ""}}, "http_endpoint.secret_headers"),
-        ({"idempotencyHeader": "a b"}, "http_endpoint.idempotency_header"),
-        ({"argumentsSchemaJson": encoded(b"[]")}, "http_endpoint.arguments_schema_json"),
-        ({"argumentsSchemaJson": encoded(b"{")}, "http_endpoint.arguments_schema_json"),
-        ({"method": 1}, "config"),
-    ],
-)
-async def test_an_endpoint_that_cannot_be_used_is_refused(world: World, changes: Any, field: str) -> None:
-    with pytest.raises(InvalidField) as error:
-        await world.endpoint("/json", **changes)
-    assert error.value.metadata["field"] == field
-    assert world.server.connections == 0
-
-
-async def test_a_schema_that_cannot_be_used_is_refused(world: World) -> None:
-    with pytest.raises(InvalidSchema):
-        await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
-
-
-@pytest.mark.parametrize(
-    ("config", "field"),
-    [
-        ({}, "config"),
-        ({"openApi": {}, "httpEndpoint": {}}, "config"),
-        ({"openApi": {}}, "open_api.document"),
-        ({"openApi": {"document": "e30=", "documentUrl": "http://a.example"}}, "open_api.document"),
-        ({"openApi": {"document": "e30="}}, "open_api.document"),
-        ({"openApi": {"document": "%%"}}, "config"),
-        ({"openApi": {"documentUrl": "http://169.254.169.254/"}}, "open_api.document_url"),
-        ({"openApi": {"document": "DOCUMENT", "operationIds": ["none"]}}, "open_api.document"),
-        ({"openApi": {"document": "DOCUMENT", "baseUrl": "http://10.0.0.1"}}, "config"),
-        ({"openApi": {"document": "DOCUMENT", "baseUrl": "http://a.example?x"}}, "open_api.base_url"),
-        ({"openApi": {"document": "DOCUMENT", "baseUrl": "nonsense"}}, "open_api.base_url"),
-    ],
-)
-async def test_a_document_that_cannot_be_used_is_refused(world: World, config: Any, field: str) -> None:
-    text = json.dumps(config).replace("DOCUMENT", encoded(document(world.server.port, json="get")))
-    with pytest.raises(InvalidField) as error:
-        await world.discover(json.loads(text))
-    assert error.value.metadata["field"] == field
 
 
 async def test_a_document_that_cannot_be_fetched_makes_the_source_unreachable(world: World) -> None:
@@ -303,9 +140,7 @@ async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) ->
     """Whoever writes it, or comes to write it, would have them sent to a server that no admin has seen."""
     async with web_server(pages({})) as elsewhere:
         rules = {"acme": read_rules(None, [f"127.0.0.1:{port}" for port in (world.server.port, elsewhere.port)])}
-        connector = HttpTools(
-            GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.connector._helper
-        )
+        connector = HttpTools(GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)), world.helpers)
         theirs = World(world.server, connector, world.helpers)
         written = json.dumps(document(elsewhere.port, look="get")).encode()
         world.server.answer = lambda _: Reply(written, headers=JSON)
@@ -316,3 +151,207 @@ async def test_a_fetched_document_does_not_say_where_secrets_go(world: World) ->
         base = f"http://127.0.0.1:{elsewhere.port}"
         for given in (fetched, fetched | secret | {"baseUrl": base}, {"document": encoded(written)} | secret):
             assert len(await theirs.discover({"openApi": given})) == 1
+
+
+async def test_an_endpoint_is_called_with_its_arguments_in_the_url_or_the_body(world: World) -> None:
+    tool = await world.endpoint("/json?fixed=1&id={id}")
+    assert (tool.definition.name, tool.definition.category, tool.definition.effect) == (
+        "shop.call",
+        "SENSITIVE",
+        "AT_MOST_ONCE",
+    )
+    assert await world.call(tool, {"id": "a/b&c", "q": "x y", "items": [1, "b"]}) == {"a": [1, 2.5, None]}
+    tool = await world.endpoint("/json?id={id}", "POST", headers={"X-Shop": "7"})
+    await world.call(tool, {"id": "1", "q": "ä", "items": [True]})
+    get, post = world.server.asked
+    assert (get.method, get.target) == ("GET", "/json?fixed=1&id=a%2Fb%26c&q=x%20y&items=1&items=b")
+    assert get.headers["accept"].startswith("application/json")
+    assert (post.method, post.target, json.loads(post.body)) == ("POST", "/json?id=1", {"q": "ä", "items": [True]})
+    assert (post.headers["content-type"], post.headers["x-shop"]) == ("application/json", "7")
+    assert (await world.endpoint("/json", "DELETE")).definition.category is Category.DESTRUCTIVE
+    shown = world.tool(await world.endpoint("/orders/{id}", "POST", secretHeaders={"Authorization": "token"}))
+    assert shown.preview({"id": "7", "q": "x"}) == f'POST {world.url}/orders/7\n\n{{"q":"x"}}'
+
+
+async def test_a_good_answer_is_the_result_and_any_other_one_an_error(world: World) -> None:
+    for path, result in {
+        "/text": "naïve",
+        "/not-json": '{"a": NaN}',
+        "/none": {"status": 204},
+        "/image": {"status": 200, "content_type": "image/png", "bytes": 4},
+        "/moved": {"a": [1, 2.5, None]},
+    }.items():
+        assert await world.call(await world.endpoint(path)) == result, path
+    for path, says in {
+        "/refuses": r"status 422: no such order x{1986}$",
+        "/fails": r"status 500$",
+        "/large": "has happened, but its result cannot be read",
+        "/inside": "169.254.169.254 is not an address",
+    }.items():
+        with pytest.raises(ToolError, match=says) as raised:
+            await world.call(await world.endpoint(path))
+        assert isinstance(raised.value, ResultTooLarge) is (path == "/large")
+    world.server.asked.clear()
+    with pytest.raises(ToolError, match="status 302"):
+        await world.call(await world.endpoint("/moved", "POST"))
+    assert len(world.server.asked) == 1, "a POST is not sent on by a redirect"
+
+
+async def test_a_call_that_broke_off_is_in_doubt_unless_it_may_be_repeated_or_was_never_sent(world: World) -> None:
+    tool = await world.endpoint("/breaks", "POST")
+    with pytest.raises(OutcomeUnknown):
+        await world.call(tool)
+    for effect in (EffectClass.READ_ONLY, EffectClass.IDEMPOTENT):
+        with pytest.raises(ToolError, match="did not answer as it should"):
+            await world.call(tool, effect=effect)
+    sent = world.server.connections
+    with pytest.raises(ToolError, match="may not be reached"):
+        await world.call(tool, store="other")
+    rules = {"*": read_rules(None, ["127.0.0.1:9"])}
+    egress = GuardedEgress(rules, tls=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT))
+    world.connector = HttpTools(egress, world.helpers)
+    with pytest.raises(ToolError, match="cannot be connected to"):
+        await world.call(await world.endpoint("/", url="http://127.0.0.1:9/"))
+    assert world.server.connections == sent
+
+
+async def test_a_configuration_that_cannot_be_used_is_refused(world: World) -> None:
+    endpoints: list[tuple[dict[str, Any], str]] = [
+        ({"method": "TRACE"}, "method"),
+        ({"method": "HEAD"}, "method"),
+        ({"url": "ftp://a.example"}, "url"),
+        ({"url": "http://{id}.example/"}, "url"),
+        ({"url": "http://a.example:{id}/"}, "url"),
+        ({"url": "http://a.example{id}"}, "url"),
+        ({"url": "http://a.example/{q}"}, "url"),
+        ({"url": "http://a.example/{none}"}, "url"),
+        ({"url": "http://a.example/{id"}, "url"),
+        ({"url": "http://user@a.example/"}, "url"),
+        ({"url": "http://169.254.169.254/"}, "config"),
+        ({"url": "http://127.0.0.1:1/"}, "config"),
+        ({"url": "http://a.example/", "secretHeaders": {"X": "token"}}, "config"),
+        ({"headers": {"Host": "a"}}, "headers"),
+        ({"headers": {"X": "a\r\nY: b"}}, "headers"),
+        ({"headers": {"X": "1"}, "secretHeaders": {"x": "token"}}, "headers"),
+        ({"secretHeaders": {"Content-Length": "token"}}, "secret_headers"),
+        ({"secretHeaders": {"X": ""}}, "secret_headers"),
+        ({"idempotencyHeader": "a b"}, "idempotency_header"),
+        ({"argumentsSchemaJson": encoded(b"[]")}, "arguments_schema_json"),
+        ({"argumentsSchemaJson": encoded(b"{")}, "arguments_schema_json"),
+        ({"method": 1}, "config"),
+    ]
+    written = encoded(document(world.server.port, json="get"))
+    documents: list[tuple[dict[str, Any], str]] = [
+        ({}, "document"),
+        ({"document": "e30=", "documentUrl": "http://a.example"}, "document"),
+        ({"document": "e30="}, "document"),
+        ({"document": "%%"}, "config"),
+        ({"documentUrl": "http://169.254.169.254/"}, "document_url"),
+        ({"document": written, "operationIds": ["none"]}, "document"),
+        ({"document": written, "baseUrl": "http://10.0.0.1"}, "config"),
+        ({"document": written, "baseUrl": "http://a.example?x"}, "base_url"),
+        ({"document": written, "baseUrl": "nonsense"}, "base_url"),
+    ]
+    tries: list[tuple[Awaitable[Any], str]] = [
+        (world.endpoint("/json", **changes), field) for changes, field in endpoints
+    ]
+    tries += [(world.discover({"openApi": changes}), field) for changes, field in documents]
+    tries += [(world.discover({}), "config"), (world.discover({"openApi": {}, "httpEndpoint": {}}), "config")]
+    for number, (attempt, field) in enumerate(tries):
+        with pytest.raises(InvalidField) as error:
+            await attempt
+        assert error.value.metadata["field"].rpartition(".")[2] == field, number
+    assert world.server.connections == 0
+    with pytest.raises(InvalidSchema):
+        await world.endpoint("/json", argumentsSchemaJson=encoded({"type": "array"}))
+
+
+def large_document(operations: int = 300) -> dict[str, Any]:
+    """A document over what is kept, of which each operation needs little, and one a parameter of another path."""
+    schemas = {
+        f"S{number}": {
+            "type": "object",
+            "properties": {"next": {"$ref": f"#/components/schemas/T{number}"}, "text": {"description": "x" * 9000}},
+        }
+        for number in range(operations)
+    } | {f"T{number}": {"type": "string", "maxLength": number + 1} for number in range(operations)}
+
+    def operation(number: int) -> dict[str, Any]:
+        content = {"application/json": {"schema": {"$ref": f"#/components/schemas/S{number}"}}}
+        return {
+            "operationId": f"op{number}",
+            "parameters": [{"name": "q", "in": "query", "schema": {"type": "string"}}],
+            "requestBody": {"content": content},
+            "responses": {"200": {"description": "y" * 2000}},
+        }
+
+    paths: dict[str, Any] = {f"/{number}": {"post": operation(number)} for number in range(operations)}
+    paths["/0"]["post"]["parameters"] = [{"$ref": "#/paths/~17/post/parameters/0"}]
+    return {
+        "openapi": "3.0.0",
+        "servers": [{"url": "https://a.example"}],
+        "paths": paths,
+        "components": {"schemas": schemas},
+    }
+
+
+async def test_of_a_large_document_what_was_chosen_is_kept(world: World, database_url: str, tmp_path: Path) -> None:
+    whole = json.dumps(large_document()).encode()
+    assert len(whole) > KEPT_BYTES_MAX
+    chosen = source_pb2.OpenApiConfig(document=whole, base_url=world.url, operation_ids=["op0", "op250"])
+    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
+        admin = registry.sources["acme", "root"]
+        config = source_pb2.SourceConfig(name="shop", open_api=chosen)
+        for _ in range(2):  # The same again is the same.
+            added = (await admin.AddSource(source_pb2.AddSourceRequest(config=config))).source
+        kept = json.loads(added.config.open_api.document)
+        assert list(kept["paths"]) == ["/0", "/250", "/7"]
+        assert set(kept["components"]["schemas"]) == {"S0", "T0", "S250", "T250"}
+        schemas = [json.loads(tool.definition.arguments_schema_json) for tool in added.tools]
+        assert [sorted(schema["properties"]) for schema in schemas] == [["body", "q"], ["body", "q"]]
+        assert schemas[1]["$defs"]["T250"] == {"type": "string", "maxLength": 251}
+        checked = await admin.CheckSource(source_pb2.CheckSourceRequest(name="shop"))
+        assert checked.source.state == source_pb2.SOURCE_STATE_READY
+    with pytest.raises(InvalidField, match="the limit is 200: choose some"):
+        await world.connector.prepared(
+            Source(
+                store_id=StoreId("acme"),
+                name="shop",
+                kind=KIND,
+                config=json.dumps({"openApi": {"document": encoded(whole)}}).encode(),
+            )
+        )
+
+
+async def test_a_body_of_many_things_is_bulk_wherever_they_are_in_it(
+    world: World, database_url: str, tmp_path: Path
+) -> None:
+    """A policy that calls a service safe has not said that it may be asked for a hundred things at once. HITL-2."""
+    written = {
+        "openapi": "3.1.0",
+        "servers": [{"url": world.url}],
+        "paths": {
+            f"/{name}": {
+                "post": {"operationId": name, "requestBody": {"content": {"application/json": {"schema": {}}}}}
+            }
+            for name in ("plain", "counted")
+        },
+    }
+    open_api = source_pb2.OpenApiConfig(document=json.dumps(written).encode())
+    safe = call_pb2.TOOL_CATEGORY_SAFE
+    policies = [
+        source_pb2.SourceToolPolicy(tool_name="*", category=safe),
+        source_pb2.SourceToolPolicy(tool_name="counted", category=safe, bulk_count="$.body.orders[*].lines"),
+    ]
+
+    async with running(database_url, tmp_path, connectors=lambda *_: {KIND: world.connector}) as registry:
+        config = source_pb2.SourceConfig(name="shop", open_api=open_api, policies=policies)
+        await registry.sources["acme", "root"].AddSource(source_pb2.AddSourceRequest(config=config))
+        many = {"body": {"orders": [{"id": number, "lines": [1]} for number in range(100)]}}
+        few = {"body": {"orders": [{"id": 1, "lines": [1, 2]}], "tags": ["a"] * 100}}
+        verdicts = [
+            await registry.check(f"shop.{tool}", arguments, call=f"{tool}{number}")
+            for number, arguments in enumerate((many, few))
+            for tool in ("plain", "counted")
+        ]
+        assert [verdict.approval_cause for verdict in verdicts] == ["bulk of 100", "bulk of 100", "bulk of 100", ""]

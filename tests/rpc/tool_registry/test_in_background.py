@@ -6,16 +6,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.tool.v1 import execution_pb2
 from pawl.tool_registry.domain.definition import ASYNC_TIMEOUT_SECONDS_MAX
-from pawl.tool_registry.domain.source import read_policies
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from pawl.worker import CallContext, Worker
 from tests.rpc.tool_registry import process_tools
-from tests.rpc.tool_registry.http_world import http_world
 from tests.rpc.tool_registry.mcp_world import SAFE, FakeServer, mcp_registry, policy
 from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
 from tests.rpc.tool_registry.test_worker_library import KEY, OPTIONS, working
@@ -106,53 +102,27 @@ async def test_a_verdict_says_what_is_told_of_the_jobs_of_a_tool(database_url: s
         assert verdict.reports == run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_EVERY, report_iterations=10)
         assert not (await registry.check("look", {})).HasField("reports")
         worker = Worker(registry.address, name="billing", api_key=KEY)
-        digest = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)
 
         @worker.tool(category="SAFE", effect="IDEMPOTENT", reports={"digest": 600})
         def charge() -> None:
             """Charge."""
 
         async with working(worker, registry, "charge"):
-            assert (await registry.check("charge", {})).reports == digest
+            assert (await registry.check("charge", {})).reports == DIGEST
 
 
-async def test_a_call_of_an_mcp_server_has_it(database_url: str, tmp_path: Path) -> None:
-    server = FakeServer(tmp_path / "fake", ["progress"])
-    policies = [policy("*", category=SAFE, effect_class=call_pb2.EFFECT_CLASS_READ_ONLY, timeout_seconds=0.1)]
+DIGEST = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)
+
+
+async def test_a_call_of_an_mcp_server_has_its_time_and_reports(database_url: str, tmp_path: Path) -> None:
+    """ASYNC-5: a server itself says nothing of reports; a policy of its source does."""
+    server = FakeServer(tmp_path / "fake", ["echo", "progress"])
+    read_only: dict[str, Any] = {"category": SAFE, "effect_class": call_pb2.EFFECT_CLASS_READ_ONLY}
+    policies = [policy("progress", timeout_seconds=0.1, reports=DIGEST, **read_only)]
     async with mcp_registry(database_url, tmp_path) as mcp:
         await mcp.add(server.config(policies=policies))
         assert outcome(await mcp.run("fake.progress", call="waited")) == "FAILED TOOL_TIMEOUT"
         more: dict[str, Any] = {"who": of_job(), "timeout_seconds": 2 * HOUR}
         assert outcome(await mcp.run("fake.progress", call="job", **more)) == "SUCCEEDED"
-
-
-async def test_a_policy_of_a_source_says_what_is_told_of_the_jobs_of_its_tools(
-    database_url: str, tmp_path: Path
-) -> None:
-    """ASYNC-5: a server itself says nothing of that."""
-    server = FakeServer(tmp_path / "fake", ["echo", "progress"])
-    digest = run_pb2.ReportPolicy(reports=run_pb2.JOB_REPORTS_DIGEST, report_seconds=600)
-    async with mcp_registry(database_url, tmp_path) as mcp:
-        await mcp.add(server.config(policies=[policy("progress", category=SAFE, reports=digest)]))
-        assert (await mcp.registry.check("fake.progress", {})).reports == digest
+        assert (await mcp.registry.check("fake.progress", {})).reports == DIGEST
         assert not (await mcp.registry.check("fake.echo", {})).HasField("reports")
-
-
-async def test_no_request_to_an_http_service_is_given_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with http_world() as world:
-        given: list[float] = []
-        send = world.connector._egress.send
-
-        async def noting(store_id: Any, request: Any) -> Any:
-            given.append(request.timeout_seconds)
-            return await send(store_id, request)
-
-        monkeypatch.setattr(world.connector._egress, "send", noting)
-        await world.call(await world.endpoint("/json"), {})
-        assert given == [ASYNC_TIMEOUT_SECONDS_MAX]
-
-
-def test_a_policy_of_a_source_says_it() -> None:
-    config = b'{"policies":[{"toolName":"*","withoutBackground":true,"asyncTimeoutSeconds":60}]}'
-    (found,) = read_policies(config)
-    assert (found.without_background, found.async_timeout_seconds) == (True, 60.0)

@@ -1,8 +1,10 @@
-"""Effects happen at most once, whoever dies and whoever asks again. I5, HITL-3, decision 14, C5, C9."""
+"""Effects happen at most once, whoever dies, cancels or asks again. I5, I12, OPS-5, HITL-3, decision 14, C5, C9."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,10 @@ from pawl.tool_registry.adapters.postgres.journal import PostgresExecutionJourna
 from pawl.tool_registry.app.execution.executor import ExecutorOptions
 from pawl.tool_registry.app.policy.ports import ExecutionJournal
 from pawl.tool_registry.domain.execution import Outcome, succeeded
-from pawl.tools import ReconcileResult, cannot_say, did_not_happen, happened
+from pawl.tools import Category, EffectClass, ReconcileResult, cannot_say, did_not_happen, happened, tool
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, reason, running
-from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute, refused
+from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, refusal, running
+from tests.rpc.tool_registry.world import World, database_is_told, dead_process, execute
 
 
 @pytest.fixture
@@ -32,30 +34,6 @@ def world() -> World:
 async def registry(database_url: str, tmp_path: Path, world: World) -> Any:
     async with running(database_url, tmp_path, world.tools()) as registry:
         yield registry
-
-
-async def test_asking_again_gives_the_stored_result(registry: Registry, world: World) -> None:
-    first = await registry.run("pay")
-    assert await registry.run("pay", earlier_attempts=1) == first
-    assert world.effects == ["paid 1"]
-
-
-async def test_many_who_ask_at_once_get_one_effect_and_one_result(registry: Registry, world: World) -> None:
-    results = await asyncio.gather(*(registry.run("pay") for _ in range(10)))
-    assert world.effects == ["paid 1"]
-    assert {result.SerializeToString() for result in results} == {results[0].SerializeToString()}
-
-
-async def test_replicas_asked_at_once_give_one_effect_and_one_result(
-    database_url: str, tmp_path: Path, registry: Registry, world: World
-) -> None:
-    async with running(database_url, tmp_path, world.tools(), name="b") as other:
-        asked = [asyncio.ensure_future(replica.run("pay", {"wait": True})) for replica in (registry, other) * 3]
-        await world.begun.wait()
-        world.release.set()
-        results = await asyncio.gather(*asked)
-    assert world.effects == ["paid 1"]
-    assert {content(result) for result in results} == {"paid 1"}
 
 
 async def test_a_call_goes_on_when_its_caller_leaves(registry: Registry, world: World) -> None:
@@ -75,60 +53,6 @@ async def test_a_failure_is_stored_too(registry: Registry, world: World) -> None
     world.release.set()
     assert await registry.run("pay", {"wait": True}, call=call) == first
     assert world.effects == []
-
-
-async def test_another_call_under_the_same_id_is_refused(registry: Registry, world: World) -> None:
-    await registry.run("pay", {"amount": 1})
-    invalid = (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENTS")
-    assert await refused(registry.stream("pay", {"amount": 2})) == invalid
-    assert await refused(registry.stream("order")) == invalid
-    assert world.effects == ["paid 1"]
-
-
-async def test_the_same_id_in_another_store_is_another_call(registry: Registry, world: World) -> None:
-    """I13."""
-    await registry.run("pay")
-    await registry.run("pay", who=context(store="other"))
-    assert world.effects == ["paid 1", "paid 1"]
-
-
-async def test_a_call_of_a_process_that_died_is_unknown_for_good(
-    database_url: str, registry: Registry, world: World
-) -> None:
-    """I5: said, not guessed; and never silently run again."""
-    async with dead_process(database_url, registry, "pay", "call"):
-        first = await registry.run("pay", earlier_attempts=1)
-        assert outcome(first) == "UNKNOWN OUTCOME_UNKNOWN"
-        # Also if the process turns out to live after all.
-        await database_is_told(database_url, alive=True)
-        assert await registry.run("pay", earlier_attempts=2) == first
-    assert world.effects == []
-
-
-async def test_a_late_end_of_a_process_that_was_given_up_changes_nothing(
-    database_url: str, registry: Registry, world: World
-) -> None:
-    """I4, C5."""
-    async with dead_process(database_url, registry, "pay", "call"):
-        unknown = await registry.run("pay")
-        async with Database(database_url, application_name="dead") as database:
-            journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
-            stands = await journal.end(CallKey(StoreId("acme"), CallId("call")), succeeded(b'"late"', 1.0))
-            assert stands.outcome is Outcome.UNKNOWN
-        assert await registry.run("pay") == unknown
-
-
-async def test_an_unknown_call_runs_again_only_on_the_finding_of_an_operator(
-    database_url: str, registry: Registry, world: World
-) -> None:
-    """D9."""
-    async with dead_process(database_url, registry, "pay", "call"):
-        await registry.run("pay")
-        assert outcome(await registry.run("pay", earlier_attempts=5)) == "UNKNOWN OUTCOME_UNKNOWN"
-        again = await registry.run("pay", unknowns_resolved=1)
-        assert content(again) == "paid 1"
-        assert await registry.run("pay", unknowns_resolved=1) == again
-    assert world.effects == ["paid 1"]
 
 
 @pytest.mark.parametrize(
@@ -151,69 +75,6 @@ async def test_a_reconcilable_tool_is_asked_what_became_of_a_call(  # noqa: PLR0
     assert world.effects == effects
 
 
-async def test_a_living_process_is_waited_for(database_url: str, registry: Registry, world: World) -> None:
-    async with dead_process(database_url, registry, "pay", "call"):
-        await database_is_told(database_url, alive=True)
-        asked = asyncio.ensure_future(registry.run("pay"))
-        done, _ = await asyncio.wait({asked}, timeout=0.3)
-        assert not done
-        await database_is_told(database_url, alive=False)
-        assert outcome(await asked) == "UNKNOWN OUTCOME_UNKNOWN"
-
-
-@pytest.mark.parametrize("name", ["pay", "order"])
-async def test_a_jump_of_the_clock_ends_no_lease(database_url: str, tmp_path: Path, world: World, name: str) -> None:
-    """For the database all leases have ended then: nobody concludes that before it has waited for a whole one."""
-    kept: list[ExecutionJournal] = []
-    slow = ExecutorOptions(lease_seconds=60, renew_seconds=60)
-    move = "UPDATE tool_registry.instances SET expires_at = expires_at - interval '2 hours'"
-
-    def keep(journal: ExecutionJournal) -> ExecutionJournal:
-        kept.append(journal)
-        return journal
-
-    async with (
-        running(database_url, tmp_path, world.tools(), options=slow, watch_seconds=60, wrap_journal=keep) as asker,
-        running(database_url, tmp_path, world.tools(), name="b", options=slow) as holder,
-    ):
-        held = asyncio.ensure_future(holder.run(name, {"wait": True}, timeout_seconds=60))
-        await world.begun.wait()
-        await execute(database_url, f"{move} WHERE instance_id LIKE 'b%'")
-        await kept[0].renew()
-        await kept[0].forget(86400)
-        asked = asyncio.ensure_future(asker.run(name, {"wait": True}, timeout_seconds=60))
-        done, _ = await asyncio.wait({asked, held}, timeout=0.5)
-        assert not done
-        world.release.set()
-        assert outcome(await asked) == outcome(await held) == "SUCCEEDED"
-    assert len(world.effects) == 1
-
-
-async def test_a_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
-    """I10, HITL-3, C6."""
-    digest = (await registry.check("delete", {"path": "a"})).digest
-    needed = (grpc.StatusCode.FAILED_PRECONDITION, "APPROVAL_REQUIRED")
-    attempts: list[tuple[dict[str, str], dict[str, Any]]] = [
-        ({"path": "a"}, {}),
-        ({"path": "a"}, {"approved_digest": "0" * 64}),
-        ({"path": "b"}, {"approved_digest": digest}),
-        ({"path": "a"}, {"approved_digest": digest, "call": "other"}),
-        ({"path": "a"}, {"approved_digest": digest, "who": context(run="other")}),
-        ({"path": "a"}, {"approved_digest": digest, "who": context(store="other")}),
-    ]
-    for arguments, more in attempts:
-        assert await refused(registry.stream("delete", arguments, **more)) == needed
-    assert world.effects == []
-    assert content(await registry.run("delete", {"path": "a"}, approved_digest=digest)) == "deleted a"
-
-
-async def test_an_approval_of_another_call_stops_also_a_call_that_needs_none(registry: Registry, world: World) -> None:
-    """I9: when in doubt, no."""
-    stream = registry.stream("pay", approved_digest="0" * 64)
-    assert await refused(stream) == (grpc.StatusCode.FAILED_PRECONDITION, "APPROVAL_REQUIRED")
-    assert world.effects == []
-
-
 async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
@@ -224,11 +85,9 @@ async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
         await world.begun.wait()
         await execute(database_url, "ALTER TABLE tool_registry.instances RENAME TO hidden")
         try:
-            with pytest.raises(grpc.aio.AioRpcError) as error:
-                await asked
+            assert await refusal(asked) == "DEPENDENCY_UNAVAILABLE"
         finally:
             await execute(database_url, "ALTER TABLE tool_registry.hidden RENAME TO instances")
-        assert reason(error.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "DEPENDENCY_UNAVAILABLE")
         world.finding = did_not_happen()
         world.release.set()
 
@@ -240,40 +99,6 @@ async def test_a_process_that_lost_its_lease_stops_what_another_may_repeat(
 
         await until(runs_again)
     assert world.effects == ["asked about call", "ordered"]
-
-
-async def test_a_process_has_a_lease_while_it_holds_something_and_lets_it_go_at_rest(
-    database_url: str, tmp_path: Path, world: World
-) -> None:
-    """Each renewal is a write, and nobody asks whether a process lives that holds nothing."""
-    options = ExecutorOptions(lease_seconds=2, renew_seconds=0.2, grace_seconds=0.1)
-    async with (
-        Database(database_url, application_name="test") as database,
-        running(database_url, tmp_path, world.tools(), options=options) as registry,
-    ):
-
-        async def seconds_left() -> float:
-            left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM tool_registry.instances"
-            return float(await database.fetchval(left))
-
-        async def has_lapsed() -> bool:
-            return await seconds_left() < 0
-
-        for call in ("first", "second"):
-            await until(has_lapsed)
-            asked = asyncio.ensure_future(registry.run("pay", {"wait": True}, call=call, timeout_seconds=60))
-            await world.begun.wait()
-            before = asyncio.get_running_loop().time() + await seconds_left()
-            assert await seconds_left() > 0
-
-            async def is_renewed(before: float = before) -> bool:
-                return asyncio.get_running_loop().time() + await seconds_left() > before + 0.5
-
-            await until(is_renewed)
-            world.release.set()
-            assert outcome(await asked) == "SUCCEEDED"
-            world.begun.clear()
-            world.release.clear()
 
 
 async def test_old_entries_are_forgotten_and_young_ones_are_not(database_url: str, registry: Registry) -> None:
@@ -316,44 +141,119 @@ class FlakyJournal:
         return call
 
 
-@pytest.mark.parametrize("fault", ["before", "after", "broken", "broken after"])
-@pytest.mark.parametrize("name", ["pay", "order"])
-async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_asks(
-    database_url: str, tmp_path: Path, world: World, name: str, fault: str
+async def test_replicas_asked_together_give_one_effect_and_one_result_also_later(
+    database_url: str, tmp_path: Path, registry: Registry, world: World
 ) -> None:
-    """Nothing ran on the strength of the entry, and the process knows that: no doubt, no question."""
-    faults = {"begin": [fault]}
-    async with running(
-        database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
-    ) as registry:
-        code, _ = await refused(registry.stream(name))
-        assert code is (grpc.StatusCode.INTERNAL if "broken" in fault else grpc.StatusCode.UNAVAILABLE)
-        assert outcome(await registry.run(name, earlier_attempts=1)) == "SUCCEEDED"
-    assert len(world.effects) == 1
+    """I13: the same id in another store is another call; another call under the id is refused."""
+    async with running(database_url, tmp_path, world.tools(), name="b") as other:
+        asked = [asyncio.ensure_future(replica.run("pay", {"wait": True})) for replica in (registry, other) * 3]
+        await world.begun.wait()
+        world.release.set()
+        results = await asyncio.gather(*asked)
+        assert {content(result) for result in results} == {"paid 1"}
+        assert await other.run("pay", {"wait": True}, earlier_attempts=1) == results[0]
+    assert world.effects == ["paid 1"]
+    for stream in (registry.stream("pay", {"amount": 2}), registry.stream("order")):
+        assert await refusal(stream) == "INVALID_ARGUMENTS"
+    await registry.run("pay", {"amount": 2}, who=context(store="other"))
+    assert world.effects == ["paid 1", "paid 2"]
 
 
-@pytest.mark.parametrize(
-    "faults", [["before"] * 3, ["after"], ["before", "after", "before"], ["broken"] * 2, ["broken after", "before"]]
-)
-async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
-    database_url: str, tmp_path: Path, world: World, faults: list[str]
+async def test_a_call_of_a_process_that_died_is_unknown_until_an_operator_resolves_it(
+    database_url: str, registry: Registry, world: World
 ) -> None:
-    """I8 for effects: nobody sees a result that a crash could take back."""
-    async with running(
-        database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, {"end": faults})
-    ) as registry:
-        first = await registry.run("pay")
-        assert content(first) == "paid 1"
-        assert await registry.run("pay") == first
+    """I4, I5, C5, D9: said, not guessed; and never silently run again, also if the process turns out to live."""
+    async with dead_process(database_url, registry, "pay", "call"):
+        await database_is_told(database_url, alive=True)
+        asked = asyncio.ensure_future(registry.run("pay"))
+        done, _ = await asyncio.wait({asked}, timeout=0.3)
+        assert not done, "a living process is waited for"
+        await database_is_told(database_url, alive=False)
+        first = await asked
+        assert outcome(first) == "UNKNOWN OUTCOME_UNKNOWN"
+        await database_is_told(database_url, alive=True)
+        async with Database(database_url, application_name="dead") as database:
+            journal = PostgresExecutionJournal(database, instance_id="dead", lease_seconds=60)
+            stands = await journal.end(CallKey(StoreId("acme"), CallId("call")), succeeded(b'"late"', 1.0))
+            assert stands.outcome is Outcome.UNKNOWN, "its late end changes nothing"
+        assert await registry.run("pay", earlier_attempts=5) == first
+        assert world.effects == []
+        again = await registry.run("pay", unknowns_resolved=1)
+        assert content(again) == "paid 1"
+        assert await registry.run("pay", unknowns_resolved=1) == again
     assert world.effects == ["paid 1"]
 
 
-async def test_a_journal_that_stays_broken_is_believed_in_the_end(
+async def test_a_gated_call_never_runs_without_its_approval(registry: Registry, world: World) -> None:
+    """I9, I10, HITL-3, C6."""
+    digest = (await registry.check("delete", {"path": "a"})).digest
+    attempts: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+        ("delete", {"path": "a"}, {}),
+        ("delete", {"path": "a"}, {"approved_digest": "0" * 64}),
+        ("delete", {"path": "b"}, {"approved_digest": digest}),
+        ("delete", {"path": "a"}, {"approved_digest": digest, "call": "other"}),
+        ("delete", {"path": "a"}, {"approved_digest": digest, "who": context(run="other")}),
+        ("delete", {"path": "a"}, {"approved_digest": digest, "who": context(store="other")}),
+        ("pay", {}, {"approved_digest": "0" * 64, "call": "ungated"}),
+    ]
+    for name, arguments, more in attempts:
+        assert await refusal(registry.stream(name, arguments, **more)) == "APPROVAL_REQUIRED", (name, arguments, more)
+    assert world.effects == []
+    assert content(await registry.run("delete", {"path": "a"}, approved_digest=digest)) == "deleted a"
+
+
+async def test_a_process_has_a_lease_while_it_holds_something_and_releases_it_at_rest(
     database_url: str, tmp_path: Path, world: World
 ) -> None:
-    """A caller is told of a fault that does not pass; a database that is away is waited for."""
-    options = ExecutorOptions(grace_seconds=0.1, internal_seconds_max=0.2)
-    faults = {"end": ["broken"] * 1000}
+    """Each renewal is a write, and nobody asks whether a process lives that holds nothing."""
+    options = ExecutorOptions(lease_seconds=2, renew_seconds=0.2, grace_seconds=0.1)
+    left = "SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 FROM tool_registry.instances"
+    async with (
+        Database(database_url, application_name="test") as database,
+        running(database_url, tmp_path, world.tools(), options=options) as registry,
+    ):
+
+        async def has_lapsed() -> bool:
+            return float(await database.fetchval(left)) < 0
+
+        await until(has_lapsed)
+        asked = asyncio.ensure_future(registry.run("pay", {"wait": True}, timeout_seconds=60))
+        await world.begun.wait()
+        ends = "SELECT expires_at FROM tool_registry.instances"
+        before = await database.fetchval(ends)
+
+        async def is_renewed() -> bool:
+            return bool(await database.fetchval(ends) > before)
+
+        await until(is_renewed)
+        world.release.set()
+        assert outcome(await asked) == "SUCCEEDED"
+        await until(has_lapsed)
+
+
+@pytest.mark.parametrize("name", ["pay", "order"])
+async def test_a_call_whose_beginning_got_no_answer_is_run_once_by_the_next_who_asks(
+    database_url: str, tmp_path: Path, world: World, name: str
+) -> None:
+    """Nothing ran on the strength of the entry, and the process knows that: no doubt, no question."""
+    faults: dict[str, list[str]] = {}
+    async with running(
+        database_url, tmp_path, world.tools(), wrap_journal=lambda journal: FlakyJournal(journal, faults)
+    ) as registry:
+        for number, fault in enumerate(("before", "after", "broken", "broken after"), 1):
+            faults["begin"] = [fault]
+            expected = "INTERNAL" if "broken" in fault else "DEPENDENCY_UNAVAILABLE"
+            assert await refusal(registry.stream(name, call=f"c{number}")) == expected, fault
+            assert outcome(await registry.run(name, call=f"c{number}", earlier_attempts=1)) == "SUCCEEDED", fault
+            assert len(world.effects) == number
+
+
+async def test_a_result_is_given_once_it_is_stored_however_often_that_fails(
+    database_url: str, tmp_path: Path, world: World
+) -> None:
+    """I8 for effects: no caller sees a result that a crash could take back, or a fault that does not pass is told."""
+    options = ExecutorOptions(grace_seconds=0.1, internal_seconds_max=0.5)
+    faults: dict[str, list[str]] = {}
     async with running(
         database_url,
         tmp_path,
@@ -361,6 +261,143 @@ async def test_a_journal_that_stays_broken_is_believed_in_the_end(
         options=options,
         wrap_journal=lambda journal: FlakyJournal(journal, faults),
     ) as registry:
-        code, _ = await refused(registry.stream("pay"))
-    assert code is grpc.StatusCode.INTERNAL
+        for number, some in enumerate((["before"] * 3, ["after"], ["broken after", "before"]), 1):
+            faults["end"] = list(some)
+            first = await registry.run("pay", call=f"c{number}")
+            assert content(first) == "paid 1"
+            assert await registry.run("pay", call=f"c{number}") == first
+            assert len(world.effects) == number
+        faults["end"] = ["broken"] * 1000
+        assert await refusal(registry.stream("pay", call="broken")) == "INTERNAL"
     assert len(faults["end"]) < 1000
+
+
+@pytest.fixture
+def deaf() -> Iterator[threading.Event]:
+    """Ends a thread that does not listen to its cancel."""
+    release = threading.Event()
+    yield release
+    release.set()
+
+
+async def test_a_thread_that_cannot_be_stopped_is_said_to_go_on(
+    database_url: str, tmp_path: Path, deaf: threading.Event
+) -> None:
+    """C5, I5: its effect may still come, and everybody who asks is told so."""
+    begun = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @tool(category=Category.SAFE)
+    def ship() -> str:
+        """Ship."""
+        loop.call_soon_threadsafe(begun.set)
+        deaf.wait(30)
+        return "shipped"
+
+    async with running(database_url, tmp_path, [ship]) as registry:
+        asked = asyncio.ensure_future(registry.run("ship"))
+        await begun.wait()
+        answer = await registry.cancel()
+        assert not answer.stopped
+        assert outcome(answer.result) == "CANCELLED NOT_STOPPED"
+        assert "may still have its effect" in content(answer.result)["error"]
+        assert await asked == answer.result
+        deaf.set()
+        assert await registry.run("ship") == answer.result
+        again = await registry.cancel()
+        assert (again.stopped, again.result) == (False, answer.result)
+
+
+async def test_a_call_without_a_journal_is_cancelled_in_whatever_replica_it_runs(
+    database_url: str, tmp_path: Path
+) -> None:
+    """I12: its caller may be cut off from the replica, or hang, and never end its stream."""
+    begun = asyncio.Event()
+
+    @tool(category=Category.SAFE, effect=EffectClass.READ_ONLY)
+    async def look() -> str:
+        """Look for ever."""
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with (
+        running(database_url, tmp_path, [look]) as registry,
+        running(database_url, tmp_path, [look], name="b") as other,
+    ):
+        asked = asyncio.ensure_future(registry.run("look", timeout_seconds=300))
+        await begun.wait()
+        assert (await other.cancel()).stopped
+        assert outcome(await asked) == "CANCELLED CANCELLED"
+        assert registry.executor.running_count == 0
+
+
+async def test_at_a_stop_running_calls_have_a_grace_to_end(database_url: str, tmp_path: Path, world: World) -> None:
+    """OPS-5."""
+    async with running(database_url, tmp_path, world.tools(), drain_seconds=20) as registry:
+        stream = registry.stream("pay", {"wait": True})
+        reading = asyncio.ensure_future(stream.read())
+        await world.begun.wait()
+        stream.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
+        asyncio.get_running_loop().call_later(0.2, world.release.set)
+    assert world.effects == ["paid 1"]
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        assert content(await registry.run("pay", {"wait": True})) == "paid 1"
+
+
+async def test_what_does_not_end_at_a_stop_is_recorded_as_what_it_is(
+    database_url: str, tmp_path: Path, world: World
+) -> None:
+    """An effect that may have happened is unknown; a tool that can be asked is asked."""
+    async with running(database_url, tmp_path, world.tools(), drain_seconds=0.1) as registry:
+        streams = [registry.stream(name, {"wait": True}, call=name) for name in ("pay", "order")]
+        reading = [asyncio.ensure_future(stream.read()) for stream in streams]
+
+        await eventually(lambda: registry.executor.running_count == 2 and world.begun.is_set())
+    ended = await asyncio.gather(*reading, return_exceptions=True)
+    assert len(ended) == 2
+    world.finding = happened("order 7")
+    world.release.set()
+    async with running(database_url, tmp_path, world.tools()) as registry:
+        assert outcome(await registry.run("pay", {"wait": True}, call="pay")) == "UNKNOWN OUTCOME_UNKNOWN"
+        assert content(await registry.run("order", {"wait": True}, call="order")) == "order 7"
+    assert world.effects == ["asked about order"]
+
+
+async def test_a_call_is_cancelled_in_whatever_replica_it_runs_and_stays_so(
+    database_url: str, tmp_path: Path, registry: Registry, world: World
+) -> None:
+    """C5: a cancelled execution was once overwritten as completed. I12: before it begins, it never begins."""
+    before = await registry.cancel("later")
+    assert (before.stopped, before.HasField("result")) == (True, False)
+    assert outcome(await registry.run("pay", call="later")) == "CANCELLED CANCELLED"
+    async with running(database_url, tmp_path, world.tools(), name="b") as other:
+        for call, replica in (("here", registry), ("there", other)):
+            asked = asyncio.ensure_future(registry.run("pay", {"wait": True}, call=call))
+            await world.begun.wait()
+            answer = await replica.cancel(call, wait=10)
+            assert (answer.stopped, outcome(answer.result)) == (True, "CANCELLED CANCELLED")
+            assert await asked == await registry.run("pay", {"wait": True}, call=call) == answer.result
+            assert (await registry.cancel(call)).result == answer.result
+            world.begun.clear()
+    world.release.set()
+    assert world.effects == []
+    done = await registry.run("pay", call="done")
+    answer = await registry.cancel("done")
+    assert (answer.stopped, answer.result) == (True, done), "what ended is not undone"
+    for wait in (-1.0, 10.5, float("nan")):
+        assert await refusal(registry.cancel(wait=wait)) == "INVALID_FIELD"
+
+
+async def test_a_cancelled_call_of_another_process_is_waited_for_and_unknown_if_that_died(
+    database_url: str, registry: Registry, world: World
+) -> None:
+    """I5: nothing of it runs any more, and its effect is not known."""
+    async with dead_process(database_url, registry, "pay", "call"):
+        await database_is_told(database_url, alive=True)
+        assert not (await registry.cancel(wait=0.2)).stopped
+        await database_is_told(database_url, alive=False)
+        answer = await registry.cancel()
+        assert (answer.stopped, outcome(answer.result)) == (True, "UNKNOWN OUTCOME_UNKNOWN")
+    assert world.effects == []

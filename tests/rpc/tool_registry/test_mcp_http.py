@@ -1,4 +1,4 @@
-"""MCP servers over streamable HTTP: the newest protocol, secrets in headers, and servers that mean ill (TOOL-3)."""
+"""MCP servers over streamable HTTP: the newest protocol, secrets, hostile servers, and egress rules (TOOL-3)."""
 
 from __future__ import annotations
 
@@ -13,24 +13,22 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
-from pawl.event.v1 import call_pb2
+from pawl.chassis.egress import GuardedEgress
+from pawl.chassis.egress_rules import read_rules
 from pawl.launcher.ports import free_port
-from pawl.tool.v1 import execution_pb2, source_pb2
+from pawl.tool.v1 import source_pb2
 from tests.poll import until
-from tests.rpc.tool_registry.mcp_world import SAFE, McpRegistry, failure, mcp_registry, policy, refusal
-from tests.rpc.tool_registry.registry import content, outcome
+from tests.rpc.tool_registry.mcp_world import SAFE, UNKNOWN, McpRegistry, answer, failure, mcp_registry, policy
+from tests.rpc.tool_registry.registry import content, outcome, reason, refusal
+from tests.web_server import Asked, web_server
+from tests.web_server import Reply as WebReply
 
 FAKE = Path(__file__).parents[2] / "fakes" / "mcp_http_server.py"
 Reply = Callable[[dict[str, Any]], tuple[bytes, bytes]]
 """A message to the head (without its length) and the body of the response."""
-
-
-@pytest.fixture
-async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
-    async with mcp_registry(database_url, tmp_path, secrets={"acme": {"token": "s3cret-token"}}) as made:
-        yield made
 
 
 @pytest.fixture
@@ -48,44 +46,22 @@ async def url() -> AsyncIterator[str]:
     await process.wait()
 
 
-def config(url: str, **more: Any) -> source_pb2.SourceConfig:
+def config(url: str, name: str = "web", **more: Any) -> source_pb2.SourceConfig:
     http = source_pb2.McpHttpConfig(url=url, **more)
-    return source_pb2.SourceConfig(name="web", mcp_http=http, policies=[policy("*", category=SAFE)])
-
-
-async def test_a_key_in_the_query_is_for_those_who_may_change_the_source(mcp: McpRegistry, url: str) -> None:
-    await mcp.add(config(f"{url}?api_key=s3cret"), who="admin")
-    for who, seen in (("admin", f"{url}?api_key=s3cret"), ("operator", f"{url}?api_key=")):
-        stub = mcp.registry.sources["acme", who]
-        (listed,) = (await stub.ListSources(source_pb2.ListSourcesRequest())).sources
-        checked = await stub.CheckSource(source_pb2.CheckSourceRequest(name="web"))
-        assert listed.config.mcp_http.url == checked.source.config.mcp_http.url == seen
+    return source_pb2.SourceConfig(name=name, mcp_http=http, policies=[policy("*", category=SAFE)])
 
 
 async def test_a_server_of_the_newest_protocol_works(mcp: McpRegistry, url: str) -> None:
     await mcp.add(config(url, secret_headers={"X-Token": "token"}), who="admin")
     assert content(await mcp.run("web.add", {"a": 1, "b": 2}, call="1")) == {"result": 3}
     assert "you sent [secret]" in str(content(await mcp.run("web.whoami", call="2")))
-
-
-@pytest.mark.parametrize("effect", [call_pb2.EFFECT_CLASS_AT_MOST_ONCE, call_pb2.EFFECT_CLASS_IDEMPOTENT])
-async def test_questions_of_the_newest_protocol_belong_to_their_calls(
-    mcp: McpRegistry, url: str, effect: call_pb2.EffectClass.ValueType
-) -> None:
-    added = config(url)
-    added.policies[0].effect_class = effect
-    await mcp.add(added, who="admin")
-    # Side by side, and each is asked.
-    first, second = [await mcp.run("web.order", call=call) for call in ("1", "2")]
+    # Side by side, and each call is asked its own question.
+    first, second = [await mcp.run("web.order", call=call) for call in ("3", "4")]
     assert outcome(first) == outcome(second) == "INPUT_REQUIRED"
-    for call, size in (("2", "small"), ("1", "large")):
-        answer = execution_pb2.Answer(question=first.question.question, answer=size)
-        assert f"ordered {size}" in str(content(await mcp.run("web.order", call=call, answers=[answer])))
-
-
-async def test_a_change_that_it_announces_stops_the_tool(mcp: McpRegistry, url: str) -> None:
-    await mcp.add(config(url), who="admin")
-    await mcp.run("web.change", call="0")
+    for call, size in (("4", "small"), ("3", "large")):
+        done = await mcp.run("web.order", call=call, answers=[answer(first, size)])
+        assert f"ordered {size}" in str(content(done))
+    await mcp.run("web.change", call="5")
 
     async def is_refused() -> bool:
         result = await mcp.run("web.add", {"a": 1, "b": 2}, call=os.urandom(4).hex())
@@ -124,29 +100,29 @@ def as_json(message: dict[str, Any], **result: Any) -> tuple[bytes, bytes]:
     return b"HTTP/1.1 200 OK\r\nContent-Type: application/json", json.dumps(answer).encode()
 
 
-def usual(message: dict[str, Any], call: Callable[[], tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+INFO = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}, "serverInfo": {"name": "x", "version": "1"}}
+RESULTS: dict[str, Any] = {
+    "initialize": INFO,
+    "tools/list": {"tools": [{"name": "do", "inputSchema": {"type": "object"}}]},
+    "tools/call": {"content": [{"type": "text", "text": "done"}]},
+}
+
+
+def usual(message: dict[str, Any], call: Callable[[], tuple[bytes, bytes]] | None = None) -> tuple[bytes, bytes]:
     """Behave, but for calls."""
-    match message.get("method"):
-        case "initialize":
-            version = message["params"]["protocolVersion"]
-            info = {
-                "protocolVersion": version,
-                "capabilities": {"tools": {}},
-                "serverInfo": {"name": "x", "version": "1"},
-            }
-            return as_json(message, result=info)
-        case "tools/list":
-            return as_json(message, result={"tools": [{"name": "do", "inputSchema": {"type": "object"}}]})
-        case "tools/call":
-            return call()
-        case _ if "id" in message:
-            return as_json(message, error={"code": -32601, "message": "no such method"})
-        case _:
-            return b"HTTP/1.1 202 Accepted", b""
+    method = message.get("method", "")
+    if call is not None and method == "tools/call":
+        return call()
+    if method in RESULTS:
+        return as_json(message, result=RESULTS[method])
+    if "id" in message:
+        return as_json(message, error={"code": -32601, "message": "no such method"})
+    return b"HTTP/1.1 202 Accepted", b""
 
 
 HUGE = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": "' + b" " * 5_000_000
 BRACKETS = b'{"jsonrpc": "2.0", "id": 1, "result": {"content": [{"type": "text", "text": "%s"}]}}' % (b"[" * 200_001)
+EVENTS = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream"
 CALLS = {
     "huge": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", HUGE),
     "bomb": (
@@ -154,10 +130,9 @@ CALLS = {
         gzip.compress(b" " * 50_000_000),
     ),
     "garbage": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", b"<html>"),
-    "brackets": (b"HTTP/1.1 200 OK\r\nContent-Type: application/json", BRACKETS),
-    "event of brackets": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: %s\n\n" % BRACKETS),
-    "event": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: " + b"x" * 5_000_000),
-    "cut": (b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream", b"data: {}\n\n"),
+    "event of brackets": (EVENTS, b"data: %s\n\n" % BRACKETS),
+    "event": (EVENTS, b"data: " + b"x" * 5_000_000),
+    "cut": (EVENTS, b"data: {}\n\n"),
     "elsewhere": (b"HTTP/1.1 307 Go\r\nLocation: http://127.0.0.1:9/stolen", b""),
     "elsewhere with events": (
         b"HTTP/1.1 307 Go\r\nLocation: /other\r\nContent-Type: text/event-stream",
@@ -167,15 +142,14 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("kind", CALLS)
-async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegistry, kind: str) -> None:
+async def test_an_answer_that_cannot_be_read_is_bounded_and_typed(mcp: McpRegistry) -> None:
     async with serving(lambda message: usual(message, lambda: CALLS[kind])) as url:
         await mcp.add(config(url), who="admin")
-        unreadable = {"UNKNOWN OUTCOME_UNKNOWN", "FAILED TOOL_ERROR"}
-        is_too_large = kind in {"huge", "brackets", "event of brackets", "elsewhere with events"}
-        expected = {"FAILED RESULT_TOO_LARGE"} if is_too_large else unreadable
-        assert outcome(await mcp.run("web.do")) in expected
-        assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
+        for kind in CALLS:
+            is_too_large = kind in {"huge", "event of brackets", "elsewhere with events"}
+            expected = {"FAILED RESULT_TOO_LARGE"} if is_too_large else {UNKNOWN, "FAILED TOOL_ERROR"}
+            assert outcome(await mcp.run("web.do", call=kind.replace(" ", "_"))) in expected, kind
+            assert (await mcp.check("web")).source.state == source_pb2.SOURCE_STATE_READY
 
 
 async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_another(mcp: McpRegistry) -> None:
@@ -186,14 +160,12 @@ async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_anothe
     def reply(message: dict[str, Any]) -> tuple[bytes, bytes]:
         def call() -> tuple[bytes, bytes]:
             called.append(message)
-            if len(called) == 1:
-                _, body = as_json(message, error=error)
-                return b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json", body
-            return as_json(message, result={"content": [{"type": "text", "text": "done"}]})
+            if len(called) > 1:
+                return as_json(message, result=RESULTS["tools/call"])
+            return b"HTTP/1.1 404 Not Found\r\nContent-Type: application/json", as_json(message, error=error)[1]
 
         head, body = usual(message, call)
-        is_first = message.get("method") == "initialize"
-        return (head + b"\r\nMcp-Session-Id: one" if is_first else head), body
+        return (head + b"\r\nMcp-Session-Id: one" if message.get("method") == "initialize" else head), body
 
     async with serving(reply) as url:
         await mcp.add(config(url), who="admin")
@@ -201,13 +173,13 @@ async def test_a_call_of_a_session_that_the_server_forgot_is_made_once_in_anothe
     assert len(called) == 2
 
 
-@pytest.mark.parametrize("reply", [CALLS["huge"], CALLS["bomb"], CALLS["garbage"], CALLS["broken"], CALLS["elsewhere"]])
-async def test_what_is_no_mcp_server_is_unreachable(mcp: McpRegistry, reply: tuple[bytes, bytes]) -> None:
-    async with serving(lambda _: reply) as url:
-        assert await refusal(mcp.add(config(url), who="admin")) == "SOURCE_UNREACHABLE"
+async def test_what_is_no_mcp_server_is_unreachable(mcp: McpRegistry) -> None:
+    for kind in ("huge", "bomb", "garbage", "broken", "elsewhere"):
+        async with serving(lambda _, kind=kind: CALLS[kind]) as url:  # type: ignore[misc]
+            assert await refusal(mcp.add(config(url), who="admin")) == "SOURCE_UNREACHABLE", kind
 
 
-async def test_a_secret_does_not_follow_a_redirect_to_somebody_else(mcp: McpRegistry) -> None:
+async def test_a_secret_does_not_follow_a_redirect_to_another_server(mcp: McpRegistry) -> None:
     heard: list[str] = []
 
     def thief(message: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -222,15 +194,69 @@ async def test_a_secret_does_not_follow_a_redirect_to_somebody_else(mcp: McpRegi
     assert heard == []
 
 
-@pytest.mark.parametrize(
-    "http",
-    [
-        source_pb2.McpHttpConfig(url="ftp://example.com"),
-        source_pb2.McpHttpConfig(url="http://user:password@example.com"),
-        source_pb2.McpHttpConfig(url="http://"),
-        source_pb2.McpHttpConfig(url="https://example.com", headers={"a b": "c"}),
-        source_pb2.McpHttpConfig(url="https://example.com", headers={"a": "c\r\nd: e"}),
-    ],
-)
-async def test_an_address_or_header_that_cannot_be_is_refused(mcp: McpRegistry, http: source_pb2.McpHttpConfig) -> None:
-    assert await refusal(mcp.add(source_pb2.SourceConfig(name="web", mcp_http=http), who="admin")) == "INVALID_FIELD"
+async def test_an_address_or_header_that_cannot_be_is_refused(mcp: McpRegistry) -> None:
+    for url, headers in (
+        ("ftp://example.com", {}),
+        ("http://user:password@example.com", {}),
+        ("http://", {}),
+        ("https://example.com", {"a b": "c"}),
+        ("https://example.com", {"a": "c\r\nd: e"}),
+    ):
+        assert await refusal(mcp.add(config(url, headers=headers), who="admin")) == "INVALID_FIELD", url
+
+
+def well_behaved(asked: Asked) -> WebReply:
+    """An MCP server with the tool `do`."""
+    if asked.method != "POST":
+        return WebReply(status=405)
+    head, body = usual(json.loads(asked.body or b"{}"))
+    return WebReply(body, status=int(head.split()[1]), headers={"Content-Type": "application/json"})
+
+
+def guarded(database_url: str, folder: Path, *ports: int, store: str = "acme") -> Any:
+    """A registry whose rules open these ports to a store."""
+    rules = {store: read_rules(None, [f"127.0.0.1:{port}" for port in ports])}
+    return mcp_registry(database_url, folder, egress=GuardedEgress(rules))
+
+
+async def unreachable(mcp: McpRegistry, url: str) -> str:
+    """Why a server cannot be added."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await mcp.add(config(url), who="admin")
+    assert reason(caught.value)[1] == "SOURCE_UNREACHABLE"
+    return caught.value.details() or ""
+
+
+async def test_a_private_server_is_reached_only_by_the_store_it_is_opened_for(
+    database_url: str, tmp_path: Path
+) -> None:
+    async with web_server(well_behaved) as web:
+        url = f"http://127.0.0.1:{web.port}/mcp"
+        async with guarded(database_url, tmp_path, web.port, store="other") as mcp:
+            told = await unreachable(mcp, url)
+            assert f"it may not be reached: port {web.port} of 127.0.0.1 may not be reached" in told
+            assert "is not an address that may be reached" in await unreachable(mcp, "http://127.0.0.1/mcp")
+        assert web.connections == 0, "nothing was sent, and no connection opened"
+        async with guarded(database_url, tmp_path, web.port) as mcp:
+            await mcp.add(config(url), who="admin")
+            assert content(await mcp.run("web.do")) == "done"
+        async with guarded(database_url, tmp_path) as mcp:  # The rules have changed since the source was added.
+            result = await mcp.run("web.do", call="closed")
+            assert (outcome(result), "may not be reached" in failure(result)) == ("FAILED TOOL_ERROR", True)
+            checked = await mcp.check("web")
+            assert checked.source.state == source_pb2.SOURCE_STATE_UNREACHABLE
+
+
+async def test_a_redirect_leads_nowhere_else(database_url: str, tmp_path: Path) -> None:
+    async with web_server(well_behaved) as other, web_server(well_behaved) as web:
+        async with guarded(database_url, tmp_path, web.port) as mcp:
+            for location in (
+                f"http://127.0.0.1:{other.port}/mcp",
+                f"http://[::1]:{web.port}/mcp",
+                "http://169.254.169.254/latest/meta-data",
+            ):
+                web.answer = lambda _, to=location: WebReply(status=307, headers={"Location": to})  # type: ignore[misc]
+                told = await unreachable(mcp, f"http://127.0.0.1:{web.port}/mcp")
+                assert "the source 'web' cannot be used" in told, location
+        assert web.connections > 0
+        assert other.connections == 0

@@ -22,9 +22,8 @@ from pawl.tool_registry.adapters.mcp.program import Program, ProgramOrder, Progr
 from pawl.tool_registry.adapters.mcp.syscall_filter import syscall_filter
 from pawl.tool_registry.domain.programs import ProgramRule
 from tests.fakes.mcp_program import READABLE
-from tests.poll import until
-from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry, refusal
-from tests.rpc.tool_registry.registry import content
+from tests.rpc.tool_registry.mcp_world import FakeServer, McpRegistry, failure, mcp_registry
+from tests.rpc.tool_registry.registry import content, eventually, refusal
 
 MIB = 1024 * 1024
 ROOT = Path(__file__).parents[3]
@@ -128,10 +127,7 @@ async def mcp(database_url: str, tmp_path: Path) -> AsyncIterator[McpRegistry]:
 
 
 async def gone(processes: Collection[psutil.Process]) -> None:
-    async def all_ended() -> bool:
-        return not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes)
-
-    await until(all_ended)
+    await eventually(lambda: not any(one.is_running() and one.status() != psutil.STATUS_ZOMBIE for one in processes))
 
 
 async def last_words(*command: str, **limits: int) -> str:
@@ -155,10 +151,7 @@ async def test_nothing_is_left_of_a_program_when_the_registry_is_killed() -> Non
     await keeper.wait()
     await gone(family)
 
-    async def is_deleted() -> bool:
-        return not home.exists()
-
-    await until(is_deleted)
+    await eventually(lambda: not home.exists())
 
 
 async def test_nothing_is_left_of_a_program_that_ends() -> None:
@@ -184,11 +177,6 @@ async def test_a_removed_source_leaves_no_process(mcp: McpRegistry, tmp_path: Pa
     await gone(processes)
 
 
-async def test_a_program_that_cannot_be_started_says_why() -> None:
-    with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
-        await last_words("/no/such")
-
-
 @ON_LINUX
 async def test_a_program_that_takes_too_much_memory_is_refused_more() -> None:
     assert "MemoryError" in await last_words(
@@ -208,18 +196,6 @@ async def test_a_program_that_becomes_too_many_is_ended() -> None:
     assert "more than 10 processes" in await last_words(
         "sh", "-c", "while true; do sleep 1000 & sleep 0.01; done", processes_max=10
     )
-
-
-@ON_LINUX
-async def test_a_program_cannot_read_what_the_registry_keeps_in_its_environment(
-    mcp: McpRegistry, tmp_path: Path
-) -> None:
-    if not _has_landlock():
-        pytest.skip("this kernel has no Landlock")
-    server = FakeServer(tmp_path / "fake", ["read"])
-    await mcp.add(server.config())
-    refused = await mcp.run("fake.read", {"path": f"/proc/{os.getpid()}/environ"})
-    assert "ermission" in failure(refused)
 
 
 @pytest.fixture
@@ -246,106 +222,6 @@ async def told(folders: Path, *words: str, **order: Any) -> str:
 
 
 @ON_LINUX
-@pytest.mark.parametrize("given", ["nothing", "the folder above", "the root"])
-async def test_what_is_private_is_never_read_and_what_lies_beside_it_is(folders: Path, given: str) -> None:
-    """OPS-1: the keys of the suite, above all."""
-    orders: dict[str, dict[str, Any]] = {
-        "nothing": {"reads_all": True},
-        "the folder above": {"readable": (str(folders),)},
-        "the root": {"readable": ("/",)},
-    }
-    order = orders[given]
-    for path in ("data/file", "mine/link", "door/file", "mine/../data/file"):
-        assert "Permission denied" in await told(folders, "cat", path, **order)
-    assert await told(folders, "cat", "mine/file", **order) == "mine"
-    assert await told(folders, "ls", "mine", **order) == "file\nlink\n"
-
-
-@ON_LINUX
-async def test_without_folders_a_program_writes_only_into_its_own(folders: Path) -> None:
-    for path in ("mine/new", "mine/file", "data/file"):
-        assert "Permission denied" in await told(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
-    assert (folders / "mine" / "file").read_text() == "mine"
-    assert "Permission denied" not in await told(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
-
-
-@ON_LINUX
-async def test_a_folder_to_write_to_opens_no_other_to_be_read(folders: Path) -> None:
-    writable = (str(folders / "mine"),)
-    assert await told(folders, "cat", "mine/file", writable=writable) == "mine"
-    for path in ("other/file", "data/file", "/etc/shadow"):
-        assert "Permission denied" in await told(folders, "cat", path, writable=writable)
-
-
-@ON_LINUX
-@pytest.mark.parametrize(
-    ("order", "says"),
-    [
-        ({"readable": ("data",)}, "is private to Pawl"),
-        ({"readable": ("data/file",)}, "is private to Pawl"),
-        ({"readable": ("door",)}, "is private to Pawl"),
-        ({"writable": ("mine", "data")}, "is private to Pawl"),
-        ({"writable": ("",)}, "cannot be writable"),
-    ],
-)
-async def test_what_is_private_cannot_be_granted(folders: Path, order: dict[str, tuple[str, ...]], says: str) -> None:
-    absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
-    with pytest.raises(ProgramProblem, match=says):
-        await told(folders, "true", **absolute)
-
-
-@ON_LINUX
-async def test_a_program_is_left_alone_only_where_the_deployment_says_so(folders: Path) -> None:
-    assert await told(folders, "cat", "data/file", is_confined=False) == "data"
-
-
-@ON_LINUX
-@pytest.mark.parametrize("attempt", sorted(WAYS_TO_A_SOCKET))
-@pytest.mark.parametrize("given", [{"reads_all": True}, {"readable": ("/",)}, {"writable": ("mine",)}], ids=str)
-async def test_a_program_reaches_no_servers_sockets(
-    folders: Path, attempt: str, given: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """OPS-1: behind some of them others do all that they are told, without a key."""
-    monkeypatch.chdir(folders / "mine")  # A path of a socket has at most 107 bytes.
-    if "writable" in given:
-        readable = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))
-        given = {"writable": (str(folders / "mine"),), "readable": readable}
-    with socket.socket(socket.AF_UNIX) as stream, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
-        stream.bind("s")
-        stream.listen()
-        datagrams.bind("d")
-        datagrams.setblocking(False)
-        said = await told(folders, sys.executable, "-I", "-c", WAYS_TO_A_SOCKET[attempt], **given)
-        # Allowed to one that is the user himself: the attempt is a true one.
-        unlimited = await told(folders, sys.executable, "-I", "-c", WAYS_TO_A_SOCKET[attempt], is_confined=False)
-    assert said.endswith(("Permission denied\n", "Function not implemented\n")), said
-    assert unlimited == "reached\n"
-
-
-@ON_LINUX
-async def test_a_program_has_the_sockets_of_the_network_and_those_between_its_own_processes(folders: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        assert (
-            await told(folders, sys.executable, "-I", "-c", USUAL % server.getsockname()[1], reads_all=True) == "ok\n"
-        )
-
-
-@ON_LINUX
-async def test_a_program_reads_no_memory_and_no_keyring_of_other_programs(folders: Path) -> None:
-    """OPS-1: they may hold rows of the database, and tickets of whoever runs the registry."""
-    memory = SharedMemory(create=True, size=16)
-    try:
-        assert "Permission denied" in await told(folders, "cat", f"/dev/shm/{memory.name}", reads_all=True)  # noqa: S108
-    finally:
-        memory.close()
-        memory.unlink()
-    for number in KEYRING_CALLS[os.uname().machine]:
-        attempt = f"import ctypes; print(ctypes.CDLL(None, use_errno=True).syscall({number}, 0, -4, 1)"
-        said = await told(folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True)
-        assert said == f"-1 {errno.EACCES}\n"
-
-
-@ON_LINUX
 async def test_a_program_sets_limits_and_priorities_of_itself_alone(folders: Path) -> None:
     """A second of processor time for the registry would end it, and the least priority stop it: for all stores."""
     own = ["limit", "priority", "scheduler", "parameter", "processors", "input and output"]
@@ -364,40 +240,101 @@ async def test_a_program_sets_limits_and_priorities_of_itself_alone(folders: Pat
 
 
 @ON_LINUX
-async def test_a_program_reaches_only_the_folders_that_it_was_given(mcp: McpRegistry, folders: Path) -> None:
-    server = FakeServer(folders / "fake", ["read", "write"])
-    mine, other = folders / "mine", folders / "other"
-    await mcp.add(server.config(readable_paths=[*READABLE, str(mine)]))
+async def test_what_is_private_is_never_read_and_other_folders_only_as_granted(folders: Path) -> None:
+    """OPS-1: the keys of the suite, above all."""
+    private, mine = ("data/file", "mine/link", "door/file", "mine/../data/file"), str(folders / "mine")
+    rows: list[tuple[dict[str, Any], tuple[str, ...], tuple[str, ...]]] = [
+        ({"reads_all": True}, private, ("mine/file",)),
+        ({"readable": (str(folders),)}, private, ("mine/file",)),
+        ({"readable": ("/",)}, private, ("mine/file",)),
+        ({"writable": (mine,)}, ("other/file", "data/file", "/etc/shadow"), ("mine/file",)),
+    ]
+    for order, refused, allowed in rows:
+        for path in refused:
+            assert "Permission denied" in await told(folders, "cat", path, **order), (order, path)
+        for path in allowed:
+            assert await told(folders, "cat", path, **order) == "mine", order
+    assert await told(folders, "cat", "data/file", is_confined=False) == "data", "unless the deployment says so"
+    for path in ("mine/new", "mine/file", "data/file"):
+        assert "Permission denied" in await told(folders, "dd", "if=/dev/null", f"of={path}", reads_all=True)
+    assert (folders / "mine" / "file").read_text() == "mine"
+    assert "Permission denied" not in await told(folders, "sh", "-c", "echo 1 > $HOME/new", reads_all=True)
 
-    async def told(tool: str, path: Path) -> str:
-        return str(content(await mcp.run(f"fake.{tool}", {"path": str(path)}, call=f"{tool}{os.urandom(4).hex()}")))
 
-    assert await told("read", mine / "file") == "mine"
-    for tool, path in [
-        ("read", other / "file"),
-        ("write", mine / "file"),
-        ("write", other / "new"),
-        ("read", mine / ".." / "other" / "file"),
-    ]:
-        assert "Permission denied" in await told(tool, path)
-    (server.folder / "link").symlink_to(other / "file")
-    assert "Permission denied" in await told("read", server.folder / "link")
-    assert await told("write", server.folder / "new") == "1"
-
-
-async def test_where_the_deployment_lists_programs_an_operator_can_have_no_other_started(
-    database_url: str, tmp_path: Path
+@ON_LINUX
+async def test_what_cannot_be_granted_limited_or_started_is_said(
+    folders: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    for order, says in (
+        ({"readable": ("data",)}, "is private to Pawl"),
+        ({"readable": ("data/file",)}, "is private to Pawl"),
+        ({"readable": ("door",)}, "is private to Pawl"),
+        ({"writable": ("mine", "data")}, "is private to Pawl"),
+        ({"writable": ("",)}, "cannot be writable"),
+        ({"readable": ("absent",)}, "cannot be opened|cannot be limited"),
+    ):
+        absolute = {kind: tuple(str(folders / path) for path in paths) for kind, paths in order.items()}
+        with pytest.raises(ProgramProblem, match=says):
+            await told(folders, "true", **absolute)
+    with pytest.raises(ProgramProblem, match=r"cannot start '/no/such'.*No such file"):
+        await last_words("/no/such")
+    monkeypatch.setattr("pawl.tool_registry.adapters.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
+    with pytest.raises(ProgramProblem, match="its sockets cannot be limited"):
+        await told(folders, "echo", "started", reads_all=True)
+    assert await told(folders, "echo", "started", is_confined=False) == "started\n"
+
+
+@ON_LINUX
+async def test_a_program_reaches_no_servers_sockets(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OPS-1: some of them do all that they are told, without a key."""
+    monkeypatch.chdir(folders / "mine")  # A path of a socket has at most 107 bytes.
+    python = (sys.executable, "-I", "-c")
+    readable = tuple(dict.fromkeys((sys.prefix, sys.base_prefix)))
+    with socket.socket(socket.AF_UNIX) as stream, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as datagrams:
+        stream.bind("s")
+        stream.listen()
+        datagrams.bind("d")
+        datagrams.setblocking(False)
+        for name, attempt in WAYS_TO_A_SOCKET.items():
+            given: dict[str, Any] = {"reads_all": True}
+            if name == "a stream":
+                given = {"writable": (str(folders / "mine"),), "readable": readable}
+            said = await told(folders, *python, attempt, **given)
+            assert said.endswith(("Permission denied\n", "Function not implemented\n")), (name, said)
+            # Allowed to one that is the user himself: the attempt is a true one.
+            assert await told(folders, *python, attempt, is_confined=False) == "reached\n", name
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        usual = USUAL % server.getsockname()[1]
+        assert await told(folders, *python, usual, reads_all=True) == "ok\n", "the network and pairs are open"
+
+
+@ON_LINUX
+async def test_a_program_reads_no_memory_environment_or_keyring_of_other_programs(folders: Path) -> None:
+    """OPS-1: they may hold rows of the database, keys, and tickets of whoever runs the registry."""
+    memory = SharedMemory(create=True, size=16)
+    try:
+        for path in (f"/dev/shm/{memory.name}", f"/proc/{os.getpid()}/environ"):  # noqa: S108
+            assert "ermission denied" in await told(folders, "cat", path, reads_all=True), path
+    finally:
+        memory.close()
+        memory.unlink()
+    for number in KEYRING_CALLS[os.uname().machine]:
+        attempt = f"import ctypes; print(ctypes.CDLL(None, use_errno=True).syscall({number}, 0, -4, 1)"
+        said = await told(folders, sys.executable, "-I", "-c", f"{attempt}, ctypes.get_errno())", reads_all=True)
+        assert said == f"-1 {errno.EACCES}\n"
+
+
+async def test_where_the_deployment_lists_programs_no_other_is_started(database_url: str, tmp_path: Path) -> None:
     """OPS-1: an operator of one store does not own the deployment."""
-    server = FakeServer(tmp_path / "fake", ["echo"])
+    server = FakeServer(tmp_path / "fake", ["echo", "read"])
     plain = server.config()
-    rule = ProgramRule(command=plain.mcp_stdio.command, variables=["CITY"], paths=[*READABLE, str(server.folder)])
-    strange = server.config(environment={"LD_PRELOAD": "/opt/mine.so"})
+    paths = [*READABLE, str(server.folder)]
+    rule = ProgramRule(command=plain.mcp_stdio.command, variables=["CITY"], paths=paths)
     longer = server.config()
     longer.mcp_stdio.command.append("--more")
     async with mcp_registry(database_url, tmp_path, programs=Programs(rules={"acme": [rule]})) as mcp:
         for refused in (
-            strange,
+            server.config(environment={"LD_PRELOAD": "/opt/mine.so"}),
             longer,
             server.config(readable_paths=[*READABLE, "/etc"]),
             server.config(writable_paths=["/"]),
@@ -406,33 +343,12 @@ async def test_where_the_deployment_lists_programs_an_operator_can_have_no_other
             assert await refusal(mcp.add(refused)) == "PERMISSION_DENIED"
         await mcp.add(server.config(environment={"CITY": "Oslo"}))
         assert content(await mcp.run("fake.echo", {"a": 1})) is not None
-
-
-async def test_a_program_that_is_not_allowed_any_more_is_not_started(database_url: str, tmp_path: Path) -> None:
-    server = FakeServer(tmp_path / "fake", ["echo"])
-    async with mcp_registry(database_url, tmp_path) as mcp:
-        await mcp.add(server.config())
+        kept = await mcp.run("fake.read", {"path": f"/proc/{os.getpid()}/environ"}, call="read")
+        assert "ermission" in failure(kept)
     async with mcp_registry(database_url, tmp_path, programs=Programs(rules={})) as mcp:
-        assert "does not allow this command" in failure(await mcp.run("fake.echo", {"a": 1}))
+        assert "does not allow this command" in failure(await mcp.run("fake.echo", {"a": 1}, call="later"))
         assert "does not allow this command" in (await mcp.check()).source.problem
-    assert len([line for line in server.log() if line.startswith("started")]) == 1
-
-
-async def test_limits_that_cannot_be_kept_are_not_promised(tmp_path: Path) -> None:
-    order = ProgramOrder(command=("true",), environment={}, readable=(str(tmp_path / "absent"),))
-    with pytest.raises(ProgramProblem, match=r"cannot be opened|cannot be limited"):
-        async with Program(order, name="t", secrets=()):
-            pass
-
-
-@ON_LINUX
-async def test_where_sockets_cannot_be_filtered_nothing_confined_is_started(
-    folders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pawl.tool_registry.adapters.mcp.program.syscall_filter", lambda: syscall_filter("sparc"))
-    with pytest.raises(ProgramProblem, match="its sockets cannot be limited"):
-        await told(folders, "echo", "started", reads_all=True)
-    assert await told(folders, "echo", "started", is_confined=False) == "started\n"
+    assert server.starts == 1
 
 
 def _has_landlock() -> bool:

@@ -23,6 +23,9 @@ NPM = NODE / "lib/node_modules/npm/bin/npm-cli.js"
 EXAMPLE = ROOT / "docs/examples/node-worker"
 INSTALL_SECONDS_MAX = 120
 
+# Packages are fetched.
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def example() -> Iterator[Path]:

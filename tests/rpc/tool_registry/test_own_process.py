@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
+import signal
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
+from pawl.chassis.ids import StoreId
+from pawl.errors import DependencyUnavailable
+from pawl.tool_registry.adapters.process.helpers import Helpers
 from pawl.tool_registry.adapters.process.runner import ProcessRunner
 from pawl.tool_registry.adapters.python.modules import load_modules
 from pawl.tool_registry.adapters.python.runner import PythonRunner
+from pawl.tool_registry.app.catalog.ports import TooCostly
 from pawl.tools import Reversible, ToolContext, tool
-from tests.poll import until
 from tests.rpc.tool_registry import process_tools
-from tests.rpc.tool_registry.registry import Registry, content, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, eventually, outcome, running
 from tests.rpc.tool_registry.world import is_gone
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="of Linux only")
@@ -40,10 +45,7 @@ async def registry(database_url: str, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 async def pids(path: Path) -> list[int]:
-    async def is_written() -> bool:
-        return path.exists()
-
-    await until(is_written)
+    await eventually(path.exists)
     return [int(pid) for pid in path.read_text().split()]
 
 
@@ -66,52 +68,6 @@ async def test_a_call_runs_in_a_process_that_has_nothing_of_the_registry(registr
     again = content(await registry.run("look_round", {"number": 8}, call="next"))
     assert again["pid"] != pid
     assert is_gone(pid)
-
-
-@pytest.mark.parametrize(
-    ("way", "said"),
-    [
-        pytest.param("eat", "misbehave used more than 64 MiB of memory", marks=linux_only),
-        pytest.param("share", "misbehave used more than 64 MiB of memory", marks=linux_only),
-        pytest.param("threads", "TOOL_ERROR: RuntimeError.", marks=linux_only),
-        ("burn", "misbehave used more than 1 s of processor time"),
-        ("burn and ignore", "misbehave was killed by signal 9 (SIGKILL)"),
-        ("segfault", "misbehave was killed by signal 11 (SIGSEGV)"),
-        ("abort", "misbehave was killed by signal 6 (SIGABRT)"),
-        ("leave", "misbehave ended its process with exit code 3 before it returned"),
-        ("exit", "TOOL_ERROR: SystemExit."),
-        ("raise", "TOOL_ERROR: ValueError."),
-        ("tell", "ask again tomorrow"),
-        ("kill guard", "misbehave lost its process before it returned"),
-        ("garble", "misbehave wrote into the channel of its process"),
-        ("object", "misbehave returned what cannot be passed on: object is not JSON"),
-        ("nan", "misbehave returned what cannot be passed on: "),
-    ],
-)
-async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Registry, way: str, said: str) -> None:
-    failed = await registry.run("misbehave", {"way": way})
-    assert outcome(failed) == "FAILED TOOL_ERROR"
-    assert content(failed)["error"].startswith(said)
-    assert "password" not in str(content(failed))
-    assert content(await registry.run("calm", call="after")) == "calm"
-
-
-@pytest.mark.parametrize(("way", "count"), [("large", 1024 * 1024 + 2), ("larger", 20 * 1024 * 1024 + 2)])
-async def test_a_result_has_the_limit_of_every_other(registry: Registry, way: str, count: int) -> None:
-    failed = await registry.run("misbehave", {"way": way})
-    assert outcome(failed) == "FAILED RESULT_TOO_LARGE"
-    assert content(failed)["error"] == f"misbehave returned {count} bytes, the limit is 1048576: ask for less"
-
-
-@pytest.mark.parametrize(("fails", "result"), [(False, "said"), (True, {"error": "it was ?"})])
-async def test_what_a_tool_says_does_not_end_its_process(registry: Registry, fails: bool, result: Any) -> None:
-    """Nobody would know of a call that it has had its effect."""
-    assert content(await registry.run("say_half_a_character", {"fails": fails})) == result
-
-
-async def test_a_tool_that_may_have_had_its_effect_is_said_to(registry: Registry) -> None:
-    failed = await registry.run("pay_and_crash")
-    assert content(failed)["error"].endswith("exit code 1 before it returned; it may have had its effect all the same")
 
 
 @linux_only
@@ -140,22 +96,6 @@ async def test_after_a_cancel_nothing_of_a_tool_runs(registry: Registry, tmp_pat
     assert b"tool_processes_busy 0.0" in registry.metrics.text()
 
 
-async def test_a_cancelled_tool_can_tidy_up(registry: Registry, tmp_path: Path) -> None:
-    path = tmp_path / "pids"
-    asked = asyncio.ensure_future(registry.run("tidy_up", {"path": str(path)}))
-    await pids(path)
-    assert (await registry.cancel()).stopped
-    assert outcome(await asked) == "CANCELLED CANCELLED"
-    assert (tmp_path / "pids.end").read_text() == "tidied"
-
-
-async def test_secrets_are_asked_for_by_name_and_taken_out_of_the_result(registry: Registry) -> None:
-    """TOOL-4: only those of the call's store."""
-    assert content(await registry.run("tell_secret", {"name": "api_key"})) == "it is [secret]"
-    failed = await registry.run("tell_secret", {"name": "other_key"}, call="b")
-    assert content(failed) == {"error": "no secret named 'other_key' is configured"}
-
-
 async def test_calls_beyond_the_limit_of_processes_wait(registry: Registry, tmp_path: Path) -> None:
     paths = [tmp_path / name for name in ("one", "two", "three")]
     asked = [asyncio.ensure_future(registry.run("tidy_up", {"path": str(path)}, call=path.name)) for path in paths[:2]]
@@ -163,53 +103,124 @@ async def test_calls_beyond_the_limit_of_processes_wait(registry: Registry, tmp_
         await pids(path)
     waiting = asyncio.ensure_future(registry.run("tidy_up", {"path": str(paths[2])}, call="three"))
 
-    async def runs() -> bool:
-        return registry.executor.running_count == 3
-
-    await until(runs)
+    await eventually(lambda: registry.executor.running_count == 3)
     assert not paths[2].exists()
-    await registry.cancel("one")
+    assert (await registry.cancel("one")).stopped
+    assert (tmp_path / "one.end").read_text() == "tidied", "a cancelled tool can tidy up"
     await pids(paths[2])
     for call in ("two", "three"):
         await registry.cancel(call)
     await asyncio.gather(*asked, waiting)
 
 
-@pytest.fixture
-def kit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder of tools, forgotten afterwards."""
-    before = set(sys.modules)
-    yield tmp_path / "kit"
-    for name in set(sys.modules) - before:
-        del sys.modules[name]
+async def test_whatever_a_tool_does_to_its_process_is_its_result(registry: Registry) -> None:
+    """TOOL-4: secrets are those of the call's store, and not in the result."""
+    rows = {
+        "burn": "misbehave used more than 1 s of processor time",
+        "burn and ignore": "misbehave was killed by signal 9 (SIGKILL)",
+        "segfault": "misbehave was killed by signal 11 (SIGSEGV)",
+        "leave": "misbehave ended its process with exit code 3 before it returned",
+        "exit": "TOOL_ERROR: SystemExit.",
+        "raise": "TOOL_ERROR: ValueError.",
+        "tell": "ask again tomorrow",
+        "kill guard": "misbehave lost its process before it returned",
+        "garble": "misbehave wrote into the channel of its process",
+        "object": "misbehave returned what cannot be passed on: object is not JSON",
+        "nan": "misbehave returned what cannot be passed on: ",
+    }
+    if sys.platform == "linux":
+        rows |= dict.fromkeys(("eat", "share"), "misbehave used more than 64 MiB of memory")
+        rows["threads"] = "TOOL_ERROR: RuntimeError."
+    for number, (way, said) in enumerate(rows.items()):
+        failed = await registry.run("misbehave", {"way": way}, call=f"c{number}")
+        assert outcome(failed) == "FAILED TOOL_ERROR", way
+        assert content(failed)["error"].startswith(said), way
+        assert "password" not in str(content(failed))
+    assert content(await registry.run("calm", call="after")) == "calm"
+    large = await registry.run("misbehave", {"way": "larger"}, call="large")
+    assert outcome(large) == "FAILED RESULT_TOO_LARGE"
+    assert content(large)["error"].endswith("the limit is 1048576: ask for less")
+    failed = await registry.run("pay_and_crash")
+    assert content(failed)["error"].endswith("exit code 1 before it returned; it may have had its effect all the same")
+    for fails, result in ((False, "said"), (True, {"error": "it was ?"})):
+        said_so = await registry.run("say_half_a_character", {"fails": fails}, call=f"half{fails}")
+        assert content(said_so) == result, "what a tool says does not end its process"
+    assert content(await registry.run("tell_secret", {"name": "api_key"})) == "it is [secret]"
+    failed = await registry.run("tell_secret", {"name": "other_key"}, call="b")
+    assert content(failed) == {"error": "no secret named 'other_key' is configured"}
 
 
-async def test_a_tool_of_a_folder_is_found_by_its_process(kit: Path) -> None:
-    kit.mkdir()
-    (kit / "_shared.py").write_text("WORD = 'shared'\n")
-    (kit / "email.py").write_text(
-        "from pawl.tools import ProcessLimits, tool\n"
-        "from . import _shared\n"
-        "@tool(process=ProcessLimits())\n"
-        "def word() -> str:\n"
-        '    """Say the word."""\n'
-        "    return _shared.WORD\n"
-    )
-    (module,) = load_modules([str(kit)])
-    async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1) as runner:
-        assert await runner.start(module.tools[0], {}, ToolContext()).result() == "shared"
-
-
-async def test_what_takes_the_effect_back_comes_along() -> None:
+async def test_the_way_back_comes_along_and_a_process_that_waits_ready_ends_with_the_runner() -> None:
+    before = set(psutil.Process().children(recursive=True))
     async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1) as runner:
         value: Any = await runner.start(process_tools.undo, {}, ToolContext()).result()
+        assert set(psutil.Process().children(recursive=True)) - before
+    assert set(psutil.Process().children(recursive=True)) - before == set()
     assert isinstance(value, Reversible)
     assert (value.value, value.inverse.tool_name, value.inverse.arguments) == ("done", "redo", {"n": 1})
 
 
-async def test_a_process_that_waits_ready_ends_with_the_runner() -> None:
-    before = set(psutil.Process().children(recursive=True))
-    async with ProcessRunner(PythonRunner(threads_max=1), processes_max=1) as runner:
-        await runner.start(process_tools.undo, {}, ToolContext()).result()
-        assert set(psutil.Process().children(recursive=True)) - before
-    assert set(psutil.Process().children(recursive=True)) - before == set()
+ACME = StoreId("acme")
+
+ENDLESS = 10**8
+"""Its factorial takes longer than anybody waits."""
+
+
+@pytest.fixture
+async def helpers() -> AsyncIterator[Helpers]:
+    """Two helpers."""
+    async with Helpers(processes_max=2) as helpers:
+        yield helpers
+
+
+async def test_a_helper_that_uses_too_much_is_killed_and_another_one_goes_on(helpers: Helpers) -> None:
+    with pytest.raises(TooCostly):
+        await helpers.run(ACME, math.factorial, ENDLESS, cpu_seconds=0.2)
+    with pytest.raises(TooCostly):
+        await helpers.run(ACME, bytearray, 2**40, cpu_seconds=5)
+    with pytest.raises(ValueError, match="math domain error"):
+        await helpers.run(ACME, math.sqrt, -1, cpu_seconds=5)
+    assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
+
+
+async def test_a_helper_that_was_ended_by_another_is_replaced_before_anybody_hears_of_it(helpers: Helpers) -> None:
+    """A machine without memory ends processes, too, and no job is to blame for it."""
+    process_id = await helpers.run(ACME, os.getpid, cpu_seconds=5)
+    os.kill(process_id, signal.SIGKILL)
+    assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
+    with pytest.raises(TooCostly):
+        await helpers.run(ACME, os.abort, cpu_seconds=5)
+
+
+@pytest.mark.parametrize("executable", ["/nowhere/python", "/bin/false"])
+async def test_without_helpers_nothing_is_refused_for_good(
+    executable: str, helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", executable)
+        with pytest.raises(DependencyUnavailable):
+            await helpers.run(ACME, math.factorial, 5, cpu_seconds=5)
+    assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=5) == 120
+
+
+async def test_a_store_waits_for_nobody_elses_jobs(helpers: Helpers) -> None:
+    """However many jobs of others there are, they leave a process free, and each store has one at a time."""
+    waiting = [
+        asyncio.ensure_future(helpers.run(StoreId(store), math.factorial, ENDLESS, cpu_seconds=600))
+        for store in ("slow", "slow", "slower", "acme")
+    ]
+    await helpers.run(StoreId("other"), math.factorial, 5, cpu_seconds=1)
+    for store in ("acme", "slow"):  # Their own pages and documents hold up no call either.
+        assert await helpers.run(StoreId(store), math.factorial, 5, cpu_seconds=1) == 120
+    assert not any(each.done() for each in waiting)
+
+
+async def test_a_store_that_was_slow_leaves_a_process_to_the_others(helpers: Helpers) -> None:
+    with pytest.raises(TooCostly):
+        await helpers.run(StoreId("slow"), math.factorial, ENDLESS, cpu_seconds=0.2)
+    long = asyncio.ensure_future(helpers.run(StoreId("other"), math.factorial, ENDLESS, cpu_seconds=600))
+    await helpers.run(ACME, math.factorial, 5, cpu_seconds=1)
+    slow = asyncio.ensure_future(helpers.run(StoreId("slow"), math.factorial, 5, cpu_seconds=1))
+    assert await helpers.run(ACME, math.factorial, 5, cpu_seconds=1) == 120
+    assert not long.done()
+    assert not slow.done()

@@ -20,8 +20,9 @@ from pawl.tool.v1 import execution_pb2
 from pawl.tool.v1.execution_pb2_grpc import ExecutionServiceStub
 from tests.keys import ENVIRONMENT, SERVICE_KEY
 from tests.poll import until
-from tests.rpc.tool_registry.registry import context, outcome
+from tests.rpc.tool_registry.registry import content, context, eventually, outcome
 from tests.rpc.tool_registry.world import is_gone
+from tests.web_server import Reply, pages, web_server
 
 TOOLS = '''
 import asyncio
@@ -134,21 +135,6 @@ async def test_a_call_of_a_killed_process_is_said_to_be_unknown_and_not_run_agai
     assert ledger.read_text() == "begun\n"
 
 
-async def test_at_sigterm_a_running_call_ends_and_its_result_is_there_for_the_next(
-    database_url: str, tmp_path: Path, ledger: Path
-) -> None:
-    async with process(database_url, tmp_path, "a") as (first, address):
-        asked = asyncio.ensure_future(pay(address, ledger))
-        await until(written(ledger))
-        first.send_signal(signal.SIGTERM)
-        ledger.with_name("ledger.go").touch()
-        assert outcome(await asked) == "SUCCEEDED"
-        assert await first.wait() == 0
-    async with process(database_url, tmp_path, "b") as (_, address):
-        assert outcome(await pay(address, ledger)) == "SUCCEEDED"
-    assert ledger.read_text() == "begun\npaid\n"
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="of Linux only: elsewhere children that hide are not found")
 async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
     database_url: str, tmp_path: Path, ledger: Path
@@ -162,7 +148,30 @@ async def test_a_killed_registry_leaves_nothing_of_a_tool_behind(
         with pytest.raises(grpc.aio.AioRpcError):
             await asked
 
-        async def are_gone() -> bool:
-            return all(is_gone(pid) for pid in started)
+        await eventually(lambda: all(is_gone(pid) for pid in started))
 
-        await until(are_gone)
+
+async def scrape(address: str, url: str, store: str) -> execution_pb2.ExecutionResult:
+    request = execution_pb2.ExecuteToolRequest(
+        context=context(store=store),
+        call_id="call",
+        tool_name="web_scrape",
+        tool_version=1,
+        arguments_json=json.dumps({"url": url}).encode(),
+    )
+    async with open_channel(address, service_key=SERVICE_KEY) as channel:
+        responses = [response async for response in ExecutionServiceStub(channel).ExecuteTool(request)]
+    return responses[-1].result
+
+
+async def test_a_process_lets_each_store_reach_what_the_file_says(
+    database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with web_server(pages({"/": Reply(b"hello", headers={"Content-Type": "text/plain"})})) as server:
+        path, url = tmp_path / "egress.json", f"http://localhost:{server.port}/"
+        path.write_text(json.dumps({"acme": {"private": [f"localhost:{server.port}"]}}))
+        monkeypatch.setenv("PAWL_EGRESS_FILE", str(path))
+        async with process(database_url, tmp_path, "a") as (_, address):
+            assert content(await scrape(address, url, "acme"))["text"] == "hello"
+            assert outcome(await scrape(address, url, "other")) == "FAILED TOOL_ERROR"
+        assert server.connections == 1

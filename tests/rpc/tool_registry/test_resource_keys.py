@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +15,12 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.ids import StoreId
-from pawl.errors import DependencyUnavailable
 from pawl.tool_registry.adapters.postgres.locks import PostgresResourceLocks
 from pawl.tool_registry.domain.leases import LeaseWatch
 from pawl.tools import Category, EffectClass, Tool, ToolContext, tool
 from tests.poll import until
-from tests.rpc.tool_registry.registry import Registry, content, context, outcome, running
+from tests.rpc.tool_registry.registry import Registry, content, context, eventually, outcome, running
+from tests.rpc.tool_registry.world import execute
 
 
 @dataclass
@@ -80,6 +79,16 @@ class Files:
         return are_held
 
 
+async def none_held(database_url: str) -> None:
+    """Wait until all keys are released, which a call that has its result need not have done yet."""
+    async with Database(database_url, application_name="test") as database:
+
+        async def none() -> bool:
+            return not await database.fetchval("SELECT count(*) FROM tool_registry.resource_locks")
+
+        await until(none)
+
+
 @pytest.fixture
 def files() -> Files:
     return Files()
@@ -94,62 +103,6 @@ async def replicas(database_url: str, tmp_path: Path, files: Files) -> Any:
         yield [a, b]
 
 
-async def locks(database_url: str) -> int:
-    connection = await asyncpg.connect(database_url)
-    try:
-        return int(await connection.fetchval("SELECT count(*) FROM tool_registry.resource_locks"))
-    finally:
-        await connection.close()
-
-
-async def none_held(database_url: str) -> bool:
-    """Return whether all keys are given back, which a call that has its result need not have done yet."""
-    return await locks(database_url) == 0
-
-
-async def test_edits_of_one_file_never_overlap(replicas: list[Registry], files: Files, database_url: str) -> None:
-    """C4: of two edits of one file, one was once lost silently."""
-    calls = [
-        replicas[number % 2].run("edit", {"path": "x"}, call=f"c{number}", who=context(run=f"run{number % 3}"))
-        for number in range(12)
-    ]
-    assert {outcome(result) for result in await asyncio.gather(*calls)} == {"SUCCEEDED"}
-    assert files.most == {"acme/x": 1}
-    assert len(files.edits) == 12
-    await until(partial(none_held, database_url))
-
-
-async def test_calls_with_several_keys_in_any_order_do_not_block_each_other_for_ever(
-    replicas: list[Registry], files: Files, database_url: str
-) -> None:
-    pairs = [["a", "b"], ["b", "a"], ["b", "c"], ["c", "a"]] * 2
-    calls = [replicas[number % 2].run("move", {"paths": pair}, call=f"c{number}") for number, pair in enumerate(pairs)]
-    assert {outcome(result) for result in await asyncio.gather(*calls)} == {"SUCCEEDED"}
-    assert set(files.most.values()) == {1}
-    await until(partial(none_held, database_url))
-
-
-async def test_other_keys_and_other_stores_are_not_in_the_way(replicas: list[Registry], files: Files) -> None:
-    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
-    await until(files.holds(1))
-    assert content(await replicas[1].run("edit", {"path": "y"}, call="a")) == "y"
-    assert content(await replicas[1].run("edit", {"path": "x"}, call="b", who=context(store="other"))) == "x"
-    files.release.set()
-    await holding
-
-
-async def test_waiting_for_a_key_counts_as_time_of_the_call(replicas: list[Registry], files: Files) -> None:
-    """LOOP-6."""
-    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
-    await until(files.holds(1))
-    for replica in replicas:
-        waited = await replica.run("edit", {"path": "x"}, call=f"w-{replica.instance_id}", timeout_seconds=0.2)
-        assert outcome(waited) == "FAILED TOOL_TIMEOUT"
-    files.release.set()
-    await holding
-    assert files.edits == ["held"]
-
-
 async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list[Registry], files: Files) -> None:
     """What it still writes must not meet what the next call writes."""
     await replicas[0].run_out_of_time("block", {"path": "x"}, call="late")
@@ -159,85 +112,6 @@ async def test_a_thread_that_runs_on_after_its_time_keeps_its_key(replicas: list
     files.thread_release.set()
     assert outcome(await asked) == "SUCCEEDED"
     assert files.edits == ["held", "written late", "acme/x"]
-
-
-async def test_a_stored_result_is_given_without_waiting_for_the_key(replicas: list[Registry], files: Files) -> None:
-    first = await replicas[0].run("move", {"paths": ["x"]}, call="m")
-    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
-    await until(files.holds(1))
-    assert await replicas[1].run("move", {"paths": ["x"]}, call="m") == first
-    files.release.set()
-    await holding
-
-
-async def test_the_key_of_a_process_that_died_is_free(
-    replicas: list[Registry], files: Files, database_url: str
-) -> None:
-    connection = await asyncpg.connect(database_url)
-    await connection.execute("INSERT INTO tool_registry.resource_locks VALUES ('acme', 'path:x', 'call', 'dead')")
-    await connection.close()
-    assert content(await replicas[0].run("edit", {"path": "x"})) == "x"
-
-
-async def test_a_caller_that_leaves_while_it_waits_leaves_nothing_behind(
-    replicas: list[Registry], files: Files, database_url: str
-) -> None:
-    holding = asyncio.ensure_future(replicas[0].run("hold", {"path": "x"}, call="h"))
-    await until(files.holds(1))
-    stream = replicas[1].stream("edit", {"path": "x"}, call="w")
-    reading = asyncio.ensure_future(stream.read())
-
-    async def waits() -> bool:
-        return replicas[1].executor.running_count == 1
-
-    async def is_gone() -> bool:
-        return replicas[1].executor.running_count == 0
-
-    await until(waits)
-    stream.cancel()
-    await asyncio.gather(reading, return_exceptions=True)
-    await until(is_gone)
-    files.release.set()
-    await holding
-    assert content(await replicas[1].run("edit", {"path": "x"}, call="after")) == "x"
-    await until(partial(none_held, database_url))
-
-
-async def test_a_taking_that_is_cut_short_and_succeeds_after_all_is_given_back(
-    replicas: list[Registry], database_url: str
-) -> None:
-    """Its COMMIT is under way when the connection breaks."""
-    admin = await asyncpg.connect(database_url)
-    await admin.execute(
-        "CREATE FUNCTION pg_temp.wait() RETURNS trigger LANGUAGE plpgsql AS"
-        " $$ BEGIN PERFORM pg_advisory_xact_lock(7); RETURN NULL; END $$;"
-        " CREATE CONSTRAINT TRIGGER slow AFTER INSERT ON tool_registry.resource_locks DEFERRABLE INITIALLY DEFERRED"
-        " FOR EACH ROW WHEN (new.holder LIKE 'slow%') EXECUTE FUNCTION pg_temp.wait()"
-    )
-
-    async def commits() -> bool:
-        return bool(
-            await admin.fetchval(
-                "SELECT true FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND classid = 0 AND NOT granted"
-            )
-        )
-
-    async def hold(locks: PostgresResourceLocks) -> None:
-        async with locks.hold(StoreId("acme"), ["path:x"], "slow"):
-            raise AssertionError("it was cut off")
-
-    async with Database(database_url, application_name="test") as database:
-        locks = PostgresResourceLocks(database, instance_id=replicas[0].instance_id, watch=LeaseWatch(30))
-        await admin.execute("SELECT pg_advisory_lock(7)")
-        holding = asyncio.ensure_future(hold(locks))
-        await until(commits)
-        database._cut()
-        await asyncio.wait({holding}, timeout=0.3)  # It waits for the COMMIT; a mistake would show in this time.
-        await admin.execute("SELECT pg_advisory_unlock(7)")
-        with pytest.raises(DependencyUnavailable):
-            await holding
-    await until(partial(none_held, database_url))
-    await admin.close()
 
 
 async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again(
@@ -267,6 +141,50 @@ async def test_a_taking_that_the_database_gives_up_for_a_deadlock_is_tried_again
                 await other.execute(row, "path:a")
             await transaction.rollback()
             await holding
-    await until(partial(none_held, database_url))
+    await none_held(database_url)
     await other.close()
     await admin.close()
+
+
+async def test_calls_with_common_keys_never_overlap_nor_block_each_other_for_ever(
+    replicas: list[Registry], files: Files, database_url: str
+) -> None:
+    """C4: of two edits of one file, one was once lost silently. The key of a process that died is free."""
+    await execute(database_url, "INSERT INTO tool_registry.resource_locks VALUES ('acme', 'path:x', 'call', 'dead')")
+    calls = [
+        replicas[number % 2].run("edit", {"path": "x"}, call=f"c{number}", who=context(run=f"run{number % 3}"))
+        for number in range(12)
+    ]
+    pairs = [["a", "b"], ["b", "a"], ["b", "c"], ["c", "a"]] * 2
+    calls += [replicas[number % 2].run("move", {"paths": pair}, call=f"m{number}") for number, pair in enumerate(pairs)]
+    assert {outcome(result) for result in await asyncio.gather(*calls)} == {"SUCCEEDED"}
+    assert files.most == dict.fromkeys((f"acme/{name}" for name in "xabc"), 1)
+    assert files.edits.count("acme/x") == 12
+    await none_held(database_url)
+
+
+async def test_a_key_that_is_held_stops_only_calls_that_need_it_and_for_their_time(
+    replicas: list[Registry], files: Files, database_url: str
+) -> None:
+    """LOOP-6."""
+    here, there = replicas
+    stored = await here.run("move", {"paths": ["x"]}, call="m")
+    holding = asyncio.ensure_future(here.run("hold", {"path": "x"}, call="h"))
+    await until(files.holds(1))
+    assert content(await there.run("edit", {"path": "y"}, call="a")) == "y"
+    assert content(await there.run("edit", {"path": "x"}, call="b", who=context(store="other"))) == "x"
+    assert await there.run("move", {"paths": ["x"]}, call="m") == stored, "a stored result needs no key"
+    for replica in replicas:
+        waited = await replica.run("edit", {"path": "x"}, call=f"w-{replica.instance_id}", timeout_seconds=0.2)
+        assert outcome(waited) == "FAILED TOOL_TIMEOUT"
+    stream = there.stream("edit", {"path": "x"}, call="left")
+    reading = asyncio.ensure_future(stream.read())
+    await eventually(lambda: there.executor.running_count == 1)
+    stream.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await eventually(lambda: there.executor.running_count == 0)
+    assert "acme/x" not in files.edits[1:]
+    files.release.set()
+    await holding
+    assert content(await there.run("edit", {"path": "x"}, call="after")) == "x"
+    await none_held(database_url)

@@ -84,25 +84,22 @@ def test_what_the_registry_would_load_is_shown_with_what_could_be_better(kit: Pa
 def test_broken_modules_and_names_taken_twice_are_errors(kit: Path) -> None:
     (kit / "kit/b_broken.py").write_text("x = 1\nimport nothing_like_this\n")
     (kit / "kit/c_twins.py").write_text(TWINS)
-    code, output, _ = check(kit, "./kit")
-    assert code == 1
-    assert f"  error: {kit}/kit/b_broken.py:2: ModuleNotFoundError: No module named 'nothing_like_this'" in output
-    assert "    error: the name is taken by a tool of kit.a_good; this one would be left out" in output
-    assert "  apart  sensitive, at most once, process of its own" in output
-    assert output.endswith("3 tools, 2 errors, 2 warnings\n")
-
-
-def test_a_tool_that_its_own_process_could_not_find_is_an_error(kit: Path) -> None:
+    (kit / "kit/d_typo.py").write_text(
+        'from pawl.tools import tool\n\n@tool(effect="READONLY")\ndef look() -> str:\n    """Look."""\n'
+    )
     (kit / "kit/_plain.py").write_text('def far() -> int:\n    """Be far."""\n    return 1\n')
-    (kit / "kit/b_near.py").write_text(
+    (kit / "kit/e_near.py").write_text(
         "from pawl.tools import ProcessLimits, tool\n"
         "from . import _plain\n"
         "near = tool(process=ProcessLimits())(_plain.far)\n"
     )
-    code, output, _ = check(kit, "./kit", "--call", "far")
+    code, output, _ = check(kit, "./kit")
     assert code == 1
+    assert "d_typo.py:3: ToolDefinitionError: look: Invalid enum value 'READONLY' - at `$.effect`" in output
     assert "    error: it is no name at the top of its module pawl_tools_" in output
-    assert "far is no name at the top of its module: its own process cannot find it" in output
+    assert f"  error: {kit}/kit/b_broken.py:2: ModuleNotFoundError: No module named 'nothing_like_this'" in output
+    assert "    error: the name is taken by a tool of kit.a_good; this one would be left out" in output
+    assert "  apart  sensitive, at most once, process of its own" in output
 
 
 def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
@@ -125,50 +122,21 @@ def test_a_call_is_checked_and_run_like_one_of_the_model(kit: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("name", "arguments", "code", "said", "logged"),
     [
-        ('{"amonut": 1}', "refused: INVALID_ARGUMENTS: "),
-        ("{", "refused: INVALID_JSON: "),
-        ('{"amount": -1}', 'failed: {"error":"less than nothing"}'),
-        ('{"amount": 0}', 'failed: {"error":"TOOL_ERROR: ValueError.'),
+        ("convert", '{"amonut": 1}', 1, "refused: INVALID_ARGUMENTS: ", ""),
+        ("convert", '{"amount": 0}', 1, 'failed: {"error":"TOOL_ERROR: ValueError.', "ValueError: for the author only"),
+        ("order", "{}", 1, "nobody answers in `pawl tools check`; the tool asks: Which colour?", ""),
+        ("apart", "{}", 0, 'seen\nresult: "apart"\n', ""),
+        ("konvert", "{}", 2, "", "there is no tool 'konvert'; did you mean 'convert'?\n"),
     ],
 )
-def test_a_call_that_fails_says_why(kit: Path, arguments: str, said: str) -> None:
-    code, output, errors = check(kit, "./kit", "--call", "convert", "--args", arguments)
-    assert code == 1
-    assert said in output
-    assert ("ValueError: for the author only" in errors) == ("ValueError" in said)
-
-
-def test_a_call_in_a_process_of_its_own_shows_what_it_prints(kit: Path) -> None:
+def test_a_call_says_how_it_ends(kit: Path, name: str, arguments: str, code: int, said: str, logged: str) -> None:  # noqa: PLR0917
     (kit / "twins.py").write_text(TWINS)
-    code, output, _ = check(kit, "twins", "--call", "apart")
-    assert code == 0
-    assert "seen\n" in output
-    assert 'result: "apart"\n' in output
-
-
-def test_what_is_not_there_is_said(kit: Path) -> None:
-    assert check(kit)[0] == 2
-    code, _, errors = check(kit, "./kit", "--call", "konvert")
-    assert code == 2
-    assert errors == "there is no tool 'konvert'; did you mean 'convert'?\n"
-
-
-def test_a_tool_that_asks_is_told_that_nobody_answers_here(kit: Path) -> None:
     (kit / "ask.py").write_text(
         "from pawl.tools import ToolContext, tool\n\n@tool\nasync def order(context: ToolContext) -> str:\n"
         '    """Order."""\n    return await context.ask("Which colour?")\n'
     )
-    code, output, _ = check(kit, "./ask.py", "--call", "order")
-    assert code == 1
-    assert "nobody answers in `pawl tools check`; the tool asks: Which colour?" in output
-
-
-def test_an_option_that_no_registry_could_keep_is_an_error_here_too(kit: Path) -> None:
-    (kit / "typo.py").write_text(
-        'from pawl.tools import tool\n\n@tool(effect="READONLY")\ndef look() -> str:\n    """Look."""\n'
-    )
-    code, output, _ = check(kit, "./typo.py")
-    assert code == 1
-    assert "typo.py:3: ToolDefinitionError: look: Invalid enum value 'READONLY' - at `$.effect`" in output
+    entries = ["twins"] if name == "apart" else ["./kit", "./ask.py"]
+    found, output, errors = check(kit, *entries, "--call", name, "--args", arguments)
+    assert (found, all(line in output for line in said.splitlines()), logged in errors) == (code, True, True)

@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
-import grpc
 import psutil
-import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.ids import CallId, CallKey, RunId, StoreId
@@ -20,7 +18,7 @@ from pawl.tool_registry.app.policy.ports import Begun, JournalCall
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.verdict import call_digest
 from pawl.tools import Category, ReconcileResult, Tool, ToolContext, cannot_say, tool
-from tests.rpc.tool_registry.registry import Registry, reason
+from tests.rpc.tool_registry.registry import Registry
 
 
 @dataclass
@@ -112,13 +110,6 @@ async def database_is_told(database_url: str, *, alive: bool) -> None:
         database_url,
         f"UPDATE tool_registry.instances SET expires_at = now() + interval '{interval}' WHERE instance_id = 'dead'",  # noqa: S608
     )
-
-
-async def refused(stream: Any) -> tuple[grpc.StatusCode, str]:
-    with pytest.raises(grpc.aio.AioRpcError) as error:
-        async for _ in stream:
-            pass
-    return reason(error.value)[:2]
 
 
 def is_gone(pid: int) -> bool:

@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 
 from pawl.tool_registry.builtin.calculator import EXPRESSION_CHARACTERS_MAX, evaluate
 from pawl.tools import ToolError
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("expression", "value"),
     [
         ("17 * 23", 391),
@@ -41,7 +42,7 @@ def test_arithmetic_is_worked_out(expression: str, value: Any) -> None:
     assert type(evaluate(expression)) is type(value)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expression",
     [
         "__import__('os').system('true')",
@@ -75,7 +76,7 @@ def test_anything_else_is_refused(expression: str) -> None:
         evaluate(expression)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "expression",
     [
         "9 ** 9 ** 9",

@@ -13,6 +13,7 @@ from pawl.tool_registry.domain.document import (
     check_document,
     parts_of,
 )
+from tests.tables import for_each
 
 
 @given(st.lists(st.text("aø\n 語", max_size=50), max_size=8), st.integers(1, 5000))
@@ -26,7 +27,7 @@ def test_the_parts_of_a_text_are_the_text_and_say_where_they_begin(pieces: list[
         assert whole[part.byte_offset :].startswith(part.content.encode())
 
 
-@pytest.mark.parametrize("separator", ["\n\n", "\n", " "])
+@for_each("separator", ["\n\n", "\n", " "])
 def test_a_text_is_cut_between_paragraphs_lines_or_words(separator: str) -> None:
     first, *_ = parts_of((("x" * 99) + separator) * 2000)
     assert first.content.endswith("x" + separator)

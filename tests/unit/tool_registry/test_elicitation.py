@@ -13,6 +13,7 @@ from pawl.chassis.ids import StoreId
 from pawl.tool_registry.adapters.mcp.elicitation import SCHEMA_BYTES_MAX, Reader, Unaskable, put
 from pawl.tool_registry.app.catalog.ports import TooCostly
 from pawl.tools import QuestionDeclined, ToolError
+from tests.tables import for_each
 
 T = TypeVar("T")
 
@@ -76,7 +77,7 @@ TITLED = {"type": "string", "oneOf": [{"const": "#f00", "title": "Red"}, {"const
 MANY = {"type": "array", "items": {"type": "string", "enum": ["a", "b", "c"]}, "minItems": 1}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "answer", "value", "options"),
     [
         ({"type": "string"}, "free text ", "free text ", []),
@@ -106,7 +107,7 @@ async def test_one_property_is_answered_as_it_is(
     assert "MCP server of shop.order" in person.why
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "answer"),
     [
         (ENUM, "huge"),
@@ -135,10 +136,6 @@ async def test_an_answer_that_does_not_fit_is_asked_for_once_more_then_declined(
     assert problem in person.asked[1], "it is said before the answer is taken in the same words"
 
 
-async def test_a_second_answer_that_fits_is_taken() -> None:
-    assert await told(form({"n": {"type": "integer"}}), Person("many", "3")) == ("accept", {"n": 3})
-
-
 async def test_several_properties_are_listed_and_answered_with_json() -> None:
     properties = {
         "name": {"type": "string", "title": "Name", "description": "as on the card"},
@@ -162,17 +159,11 @@ async def test_several_properties_are_listed_and_answered_with_json() -> None:
     assert (await misfit(person.schemas[0], '{"name": "Ann", "count": 0}')).startswith("count: ")
 
 
-@pytest.mark.parametrize("answer", ['{"b": 1}', '{"a": "x"}', "[]", '{"a": 1, "b": {"c": 2}}'])
-async def test_json_that_does_not_fit_the_schema_is_declined(answer: str) -> None:
-    properties: dict[str, Any] = {"a": {"type": "integer"}, "b": {}}
-    assert await told(form(properties, required=["a"]), Person(answer, answer)) == ("decline", None)
-
-
 async def test_who_gives_no_answer_declines() -> None:
     assert await told(form({"a": ENUM}), Person(None)) == ("decline", None)
 
 
-@pytest.mark.parametrize(("answer", "action"), [("yes", "accept"), ("no", "decline")])
+@for_each(("answer", "action"), [("yes", "accept"), ("no", "decline")])
 async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) -> None:
     person = Person(answer)
     assert (await told(form({}), person))[0] == action
@@ -180,7 +171,7 @@ async def test_a_form_without_fields_asks_for_a_yes(answer: str, action: str) ->
     assert await misfit(person.schemas[0], "perhaps") == "it must be yes or no"
 
 
-@pytest.mark.parametrize(("answer", "action"), [("done", "accept"), ("no", "decline")])
+@for_each(("answer", "action"), [("done", "accept"), ("no", "decline")])
 async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action: str) -> None:
     url = "https://login.example.com/start?state=1#here"
     asked = mcp.types.ElicitRequestURLParams(message="Log in.", url=url, elicitation_id="e1")
@@ -192,13 +183,13 @@ async def test_a_page_is_shown_with_its_host_and_asked_about(answer: str, action
     assert "page of login.example.com" in person.asked[0]
 
 
-@pytest.mark.parametrize("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
+@for_each("url", ["javascript:alert(1)", "file:///etc/passwd", "https://bank.example@evil.example/"])
 async def test_a_page_that_means_ill_is_not_shown(url: str) -> None:
     with pytest.raises(Unaskable):
         await told(mcp.types.ElicitRequestURLParams(message="Log in.", url=url), Person())
 
 
-@pytest.mark.parametrize(
+@for_each(
     "asked",
     [
         form({"a": {"type": "nonsense"}}),
@@ -232,20 +223,13 @@ async def test_too_many_choices_are_listed_in_the_question() -> None:
     assert "v3, v4" in person.asked[0]
 
 
-@pytest.mark.parametrize("text", ["s3cret", "x" * SCHEMA_BYTES_MAX])
+@for_each("text", ["s3cret", "x" * SCHEMA_BYTES_MAX])
 async def test_a_schema_that_people_may_not_see_or_that_is_too_large_is_not_shown(text: str) -> None:
     person = Person("many", "3")
     schema = {"type": "integer", "examples": [{"deep": [text]}]}
     assert await told(form({"n": schema}), person) == ("accept", {"n": 3})
     assert person.schemas == [b"", b""]
     assert await misfit(b"", "many") == "", "the tool asks once more"
-
-
-@pytest.mark.parametrize(
-    "schema_json", [b"no JSON", b'{"properties": 5}', b'{"properties": {"a": {"type": "nonsense"}}}']
-)
-async def test_of_a_schema_that_is_none_any_answer_fits(schema_json: bytes) -> None:
-    assert await misfit(schema_json, "many") == ""
 
 
 async def test_an_error_of_asking_is_passed_on() -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import os
 import unicodedata
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.tool_registry.domain.files import path_problem
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
-    "path", ["a", "notes/plan.md", "ä/ø/日本語.txt", ".hidden", "a b/c d", "...", "-rf", "x" * 200]
-)
+@for_each("path", ["a", "notes/plan.md", "ä/ø/日本語.txt", ".hidden", "a b/c d", "...", "-rf", "x" * 200])
 def test_plain_paths_are_accepted(path: str) -> None:
     assert not path_problem(path)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [
         *("", "/", "/etc/passwd", "..", ".", "../x", "a/..", "a/../b", "a/./b", "./a", "a//b", "a/", "//a"),

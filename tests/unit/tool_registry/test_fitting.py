@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,6 +12,7 @@ from pawl.tool_registry.domain.check import Accepted, check_arguments
 from pawl.tool_registry.domain.definition import ToolDefinition
 from pawl.tool_registry.domain.fitting import fit
 from pawl.tool_registry.domain.schema import compile_schema
+from tests.tables import for_each
 
 
 def one(schema: dict[str, Any], value: JsonValue) -> JsonValue:
@@ -21,7 +21,7 @@ def one(schema: dict[str, Any], value: JsonValue) -> JsonValue:
     return fitted["x"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "written", "read"),
     [
         ({"type": "integer"}, "440", 440),
@@ -47,7 +47,7 @@ def test_what_can_be_read_only_one_way_is_read_that_way(schema: dict[str, Any], 
     assert type(fitted) is type(read)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "written"),
     [
         ({"type": "integer"}, "4.5"),

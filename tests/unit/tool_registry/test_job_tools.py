@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CommandId, ConversationId, RunKey, StoreId, UserId
-from pawl.tool_registry.builtin.jobs import RESULT_CHARACTERS_MAX, job_tools
+from pawl.tool_registry.builtin.jobs import job_tools
 from pawl.tool_registry.domain.jobs import Job
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from tests.fakes.manual_clock import ManualClock
+from tests.tables import for_each
 
 MINUTE = 60.0
 JOB = Job(
@@ -72,7 +73,7 @@ def test_a_series_is_shown_with_its_iterations_and_the_next_time() -> None:
     }
 
 
-@pytest.mark.parametrize(
+@for_each(
     "job",
     [
         replace(JOB, waits_for_time=False),
@@ -83,11 +84,6 @@ def test_a_series_is_shown_with_its_iterations_and_the_next_time() -> None:
 def test_no_next_time_is_shown_where_none_is_known(job: Job) -> None:
     (shown,) = call(SomeJobs(job), "list_jobs", now=1002.5 * MINUTE)
     assert "next" not in shown
-
-
-def test_a_long_result_is_shortened() -> None:
-    (shown,) = call(SomeJobs(replace(JOB, result="x" * 2000)), "list_jobs")
-    assert shown["result"] == "x" * RESULT_CHARACTERS_MAX + "..."
 
 
 def test_a_stop_says_what_is_so() -> None:
@@ -103,8 +99,3 @@ def test_a_stop_says_what_is_so() -> None:
     with pytest.raises(ToolError, match="no job 'run_4'"):
         call(jobs, "stop_job", job_id="run_4")
     assert jobs.commands == ["call"] * 4, "the same call stops once, however often it runs"
-
-
-def test_they_are_waited_for() -> None:
-    """A job that lists jobs, or stops them later, is of no use."""
-    assert [tool.definition.without_background for tool in job_tools(SomeJobs(), ManualClock())] == [True, True]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import itertools
 
-import pytest
-
 from pawl.tool_registry.domain.definition import EffectClass
 from pawl.tool_registry.domain.execution import ExecutionResult, Outcome
 from pawl.tool_registry.domain.journal import Entry, Step, next_step
+from tests.tables import for_each
 
 JOURNALED = (EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE)
 BOTH = (False, True)
@@ -60,7 +59,7 @@ def test_a_call_of_a_living_process_is_waited_for() -> None:
         assert step(effect=effect, alive=True) is Step.ELSEWHERE
 
 
-@pytest.mark.parametrize("is_own", [False, True])
+@for_each("is_own", [False, True])
 def test_a_call_that_was_interrupted_is_asked_about_or_said_to_be_unknown(is_own: bool) -> None:
     assert step(effect=EffectClass.RECONCILABLE, is_own=is_own, alive=is_own) is Step.RECONCILE
     assert step(effect=EffectClass.AT_MOST_ONCE, is_own=is_own, alive=is_own) is Step.CONCLUDE_UNKNOWN

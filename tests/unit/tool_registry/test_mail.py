@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pawl.tool_registry.domain.mail import ATTACHMENTS_MAX, PARTS_MAX, TEXT_BYTES_MAX, Mail, Senders, read_mail
+from tests.tables import for_each
 
 ANN = Senders(senders=("ann@example.com",))
 MX = Senders(authserv_id="mx.example.net")
@@ -19,7 +19,7 @@ def read(mail: str | bytes, senders: Senders = ANN, *, is_cut: bool = False) -> 
     return read_mail(mail.encode() if isinstance(mail, str) else mail, senders, is_cut=is_cut)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("sender", "counts"),
     [
         ("ann@example.com", True),
@@ -54,7 +54,7 @@ def test_a_domain_may_be_listed() -> None:
     assert read(PLAIN.replace("@example.com", "@sub.example.com"), Senders(senders=("@example.com",))).refusal
 
 
-@pytest.mark.parametrize(
+@for_each(
     "head",
     [
         b"Subject: hi\rFrom: ann@example.com\r\rhello\r\nFrom: bob@evil.example\r\n",
@@ -74,7 +74,7 @@ def test_a_mail_whose_headers_can_be_read_in_two_ways_does_not_count(head: bytes
     assert not read(b"From: ann@example.com\r\n\r\nold\rline ends\r").refusal, "in a text they mean no harm"
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("results", "passes"),
     [
         (["mx.example.net; dmarc=pass header.from=example.com"], True),
@@ -139,21 +139,7 @@ def test_headers_in_utf_8_without_an_encoding_are_read() -> None:
     assert both.headers["subject"] == "é C:\\users\\u0041 a\\b"
 
 
-@pytest.mark.parametrize(
-    ("headers", "thread"),
-    [
-        ("Message-ID: <1@x>\n", "<1@x>"),
-        ("In-Reply-To: <1@x>\nMessage-ID: <2@x>\n", "<1@x>"),
-        ("Message-ID: none\n", None),
-        ("", None),
-    ],
-)
-def test_mails_that_name_no_thread_are_of_none_together(headers: str, thread: str | None) -> None:
-    """Else strangers would be in one conversation, where those of a thread are."""
-    assert read(f"{headers}{PLAIN}").headers.get("thread") == thread
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("text", "is_cut"),
     [
         ("a" * TEXT_BYTES_MAX, False),
@@ -226,7 +212,7 @@ def test_any_bytes_are_read(raw: bytes) -> None:
     read(b"From: ann@example.com\n" + raw)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "header",
     [
         "Content-Type: text/plain; charset*=us-ascii''utf-8",
@@ -245,11 +231,6 @@ def test_no_charset_and_no_header_keeps_a_mail_from_being_read(header: str) -> N
         read(f"From: ann@example.com\n{header}\nContent-Disposition: attachment\n\nh\u00e9").attachments[0].text
         == "h\u00e9"
     )
-
-
-@pytest.mark.parametrize("page", ["hello <![CDA[ world", "hello <![if foo"])
-def test_of_a_page_that_is_broken_the_beginning_is_read(page: str) -> None:
-    assert read(f"From: ann@example.com\nContent-Type: text/html\n\n{page}").text.startswith("hello")
 
 
 def test_what_a_file_says_of_its_type_has_no_control_characters() -> None:

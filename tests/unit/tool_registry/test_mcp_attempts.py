@@ -24,6 +24,7 @@ from pawl.tool_registry.adapters.mcp.attempts import (
 )
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition
 from pawl.tool_registry.sdk.context import OutcomeUnknown, ResultTooLarge, ToolError
+from tests.tables import for_each
 
 REPEATABLE = [EffectClass.READ_ONLY, EffectClass.IDEMPOTENT]
 OTHERS = [EffectClass.AT_MOST_ONCE, EffectClass.RECONCILABLE]
@@ -48,19 +49,19 @@ def end(call: Attempts, fault: Fault) -> str:
     return ""
 
 
-@pytest.mark.parametrize("effect", REPEATABLE + OTHERS)
+@for_each("effect", REPEATABLE + OTHERS)
 def test_what_never_ran_is_made_again_whatever_its_effect(effect: EffectClass) -> None:
     assert end(attempts(effect), Lost("gone", never_ran=True)) == ""
 
 
-@pytest.mark.parametrize("fault", [Lost("gone"), FORGOTTEN, InDoubt()])
-@pytest.mark.parametrize("effect", REPEATABLE)
+@for_each("fault", [Lost("gone"), FORGOTTEN, InDoubt()])
+@for_each("effect", REPEATABLE)
 def test_what_does_no_harm_is_made_again_and_not_for_ever(effect: EffectClass, fault: Fault) -> None:
     call = attempts(effect)
     assert [end(call, fault) for _ in range(ATTEMPTS_MAX)] == [""] * (ATTEMPTS_MAX - 1) + ["ToolError"]
 
 
-@pytest.mark.parametrize("effect", OTHERS)
+@for_each("effect", OTHERS)
 def test_what_may_have_had_its_effect_is_not_made_again(effect: EffectClass) -> None:
     assert end(attempts(effect), Lost("gone")) == "OutcomeUnknown"
     assert end(attempts(effect), FORGOTTEN) == "OutcomeUnknown"
@@ -99,23 +100,10 @@ def test_a_task_that_its_server_cancelled_is_begun_again_if_an_earlier_execution
     assert end(call, CANCELLED) == "ToolError", "this one was its own"
 
 
-@pytest.mark.parametrize("checkpoint", [None, {}, "task-1", {"mcp_task": 1}, []])
-def test_other_checkpoints_name_no_task(checkpoint: Any) -> None:
-    assert attempts(EffectClass.READ_ONLY, checkpoint).task_id == ""
-
-
 def test_a_call_about_which_nobody_can_be_asked_any_more_is_unknown_once_it_was_begun() -> None:
     error = ToolError("the source was removed")
     assert attempts(EffectClass.READ_ONLY).unasked(error) is error
     assert isinstance(attempts(EffectClass.READ_ONLY, checkpoint_of("1")).unasked(error), OutcomeUnknown)
-
-
-def test_after_too_large_an_answer_the_next_attempt_is_alone() -> None:
-    call = attempts(EffectClass.READ_ONLY)
-    call.again(Lost("gone"))
-    assert not call.is_alone
-    call.again(Lost("too much", is_too_large=True))
-    assert call.is_alone
 
 
 def looked_at(status: str) -> Looks:
@@ -139,8 +127,8 @@ def times(looks: Looks, fault: Lost | Refused) -> int:
     return 20
 
 
-@pytest.mark.parametrize("status", ["", "completed"])
-@pytest.mark.parametrize("fault", [Lost("it died"), Refused("come back later", code=INTERNAL)])
+@for_each("status", ["", "completed"])
+@for_each("fault", [Lost("it died"), Refused("come back later", code=INTERNAL)])
 def test_a_look_that_fails_again_and_again_is_the_end(status: str, fault: Lost | Refused) -> None:
     assert times(looked_at(status), fault) == LOOKS_FAILED_MAX - 1
 
@@ -161,11 +149,6 @@ def test_a_connection_may_break_as_often_as_it_likes_while_a_user_is_asked() -> 
 def test_a_task_that_its_server_does_not_know_is_gone_at_once() -> None:
     assert times(looked_at(""), Refused("no such task", code=INVALID_PARAMS)) == 0
     assert times(looked_at("completed"), Refused("no such task", code=INVALID_PARAMS)) > 0, "a look says more"
-
-
-def test_the_error_that_a_failed_task_came_to_is_that_of_its_tool() -> None:
-    with pytest.raises(Refused, match="no such city"):
-        looked_at("failed").refused(Refused("no such city", code=INTERNAL))
 
 
 def test_pauses_grow_and_end_when_the_task_is_at_work() -> None:

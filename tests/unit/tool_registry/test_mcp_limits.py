@@ -16,13 +16,14 @@ from pawl.tool_registry.app.catalog.ports import Helper
 from pawl.tool_registry.domain.definition import Category, EffectClass, ToolDefinition, ToolVersion
 from pawl.tool_registry.sdk.context import ToolContext, ToolError
 from tests.fakes.manual_clock import ManualClock
+from tests.tables import for_each
 
 REQUEST = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {}}
 NOTIFICATION = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}
 ANSWER = {"jsonrpc": "2.0", "id": "q1", "result": {}}
 
 
-@pytest.mark.parametrize(("message", "is_limited"), [(REQUEST, False), (NOTIFICATION, True), (ANSWER, True)])
+@for_each(("message", "is_limited"), [(REQUEST, False), (NOTIFICATION, True), (ANSWER, True)])
 async def test_only_what_is_answered_may_be_waited_for_without_limit(message: Any, is_limited: bool) -> None:
     client = httpx2.AsyncClient(timeout=httpx2.Timeout(30.0, read=None), trust_env=False)
     request = client.build_request("POST", "http://example.com", json=message)
@@ -47,25 +48,9 @@ async def test_beyond_a_burst_a_pace_is_kept() -> None:
         await pace.keep()
 
 
-@pytest.mark.parametrize("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])
+@for_each("flood", [b"\n", b"id\n", b"\r", b"[", b"{}"])
 def test_what_is_short_and_takes_long_to_read_counts_more_than_its_bytes(flood: bytes) -> None:
     assert _effort(flood * 1000, 0) > 10 * len(flood * 1000)
-
-
-async def test_streams_that_a_server_ends_are_not_asked_for_without_pause() -> None:
-    clock = ManualClock()
-    pace = Pace(2, 1, clock)
-
-    async def ask(method: str, times: int) -> None:
-        for _ in range(times):
-            await _limit_request(pace, httpx2.Request(method, "http://example.com", json=REQUEST))
-
-    await ask("POST", 100)
-    many = asyncio.create_task(ask("GET", 5))
-    await clock.advance(2.5)
-    assert not many.done()
-    await clock.advance(10)
-    assert many.done()
 
 
 async def test_of_questions_that_cannot_be_asked_only_so_much_is_kept() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
-
 from pawl.tool_registry.domain.output import check_output, output_schema_problem
+from tests.tables import for_each
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -25,7 +24,7 @@ def test_what_fits_is_given_in_its_canonical_form() -> None:
     assert check_output(packed(SCHEMA), b' {"degrees": 3, "city": "Oslo"}') == (b'{"city":"Oslo","degrees":3}', [])
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("answer", "faults"),
     [
         (b'{"city": "Oslo"}', ["degrees: is required"]),
@@ -41,7 +40,7 @@ def test_everything_that_is_wrong_is_said(answer: bytes, faults: list[str]) -> N
     assert [fault.partition(":")[0] for fault in found[1]] == [fault.partition(":")[0] for fault in faults]
 
 
-@pytest.mark.parametrize("answer", [b"It is 3 degrees.", b"", b'{"city": "Oslo", "city": "Bergen"}', b"NaN", b'{"a":'])
+@for_each("answer", [b"It is 3 degrees.", b"", b'{"city": "Oslo", "city": "Bergen"}', b"NaN", b'{"a":'])
 def test_what_is_no_strict_json_is_a_fault(answer: bytes) -> None:
     output_json, (fault,) = check_output(packed(SCHEMA), answer)
     assert (output_json, fault.startswith("answer: is not JSON")) == (b"", True)
@@ -52,7 +51,7 @@ def test_an_answer_has_a_limit() -> None:
     assert "the limit is 262144" in fault
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("schema", "part"),
     [
         (b"{", "the schema is not strict JSON"),

@@ -22,6 +22,7 @@ from pawl.tool_registry.domain.registering import (
     own_version,
 )
 from pawl.tool_registry.domain.rules import Rule, RuledCall, RuleEffect, RuleScope, ruling
+from tests.tables import for_each
 
 STORE, ANN = StoreId("s"), UserId("ann")
 NAMES = st.from_regex(r"[a-zA-Z0-9_-]{1,64}", fullmatch=True)
@@ -88,7 +89,7 @@ def test_what_people_allow_is_never_a_tool_that_came_with_a_run(
         assert ruling([rule, restricting], call, 2e10) is restricting
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("tools", "said"),
     [
         ([], "1 to 64 tools"),
@@ -103,7 +104,7 @@ def test_what_may_not_come_is_refused_with_a_sentence(tools: list[ToolDefinition
         check_own(tools)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "other",
     [
         version(definition(), "builtin"),

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from pawl.tools import ExecutionContext, ProcessLimits, ToolDefinitionError, tool
+from tests.tables import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     "limits",
     [
         {"memory_bytes": 0},
@@ -20,7 +21,6 @@ from pawl.tools import ExecutionContext, ProcessLimits, ToolDefinitionError, too
         {"cpu_seconds": True},
         {"cpu_seconds": 100_000},
     ],
-    ids=str,
 )
 def test_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) -> None:
     (name,) = limits
@@ -31,13 +31,6 @@ def test_limits_are_whole_numbers_within_bounds(limits: dict[str, Any]) -> None:
 def top() -> str:
     """Be at the top."""
     return "top"
-
-
-def test_a_tool_with_a_process_is_still_a_function_and_can_be_stopped() -> None:
-    own = tool(process=ProcessLimits())(top)
-    assert own() == "top"
-    assert own.is_stoppable
-    assert not tool(top).is_stoppable
 
 
 def test_a_function_that_another_process_cannot_find_is_refused() -> None:

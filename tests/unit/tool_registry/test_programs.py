@@ -10,6 +10,7 @@ from pawl.chassis.ids import StoreId
 from pawl.chassis.start import StartError
 from pawl.tool_registry.adapters.mcp.permission import read_programs_file
 from pawl.tool_registry.domain.programs import ProgramRule, WantedProgram, objection
+from tests.tables import for_each
 
 ACME = StoreId("acme")
 
@@ -21,7 +22,7 @@ def wanted(*command: str, variables: tuple[str, ...] = (), paths: tuple[str, ...
     return WantedProgram(command=command, variables=variables, paths=paths)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "fine",
     [
         wanted("/opt/time", "--utc"),
@@ -34,7 +35,7 @@ def test_what_is_listed_is_allowed(fine: WantedProgram) -> None:
     assert objection({"acme": [TIME, ANY]}, ACME, fine) == ""
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("refused", "says"),
     [
         (wanted("/opt/time"), "command"),
@@ -64,7 +65,7 @@ def test_without_a_file_nothing_is_listed(tmp_path: Path) -> None:
     assert read_programs_file(path) == {"acme": [ProgramRule(command=["/opt/time", "*"], variables=[], paths=["/srv"])]}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "says"),
     [
         ("[]", "must be JSON like"),

@@ -66,6 +66,9 @@ async def test_a_result_is_kept_for_its_time_counted_from_when_the_call_began(cl
     )
     await clock.advance(2.0)
     assert cache.find(job()) is None
+    await clock.advance(61)
+    cache.put(job("b"), succeeded(b"1", 0))
+    assert (len(cache._kept), cache._bytes) == (1, 1), "what has expired is swept"
 
 
 def test_another_version_source_or_function_has_its_own_results(clock: ManualClock) -> None:
@@ -74,13 +77,9 @@ def test_another_version_source_or_function_has_its_own_results(clock: ManualClo
     for changes in ({"version": 2}, {"running_version": 2}, {"source": "mcp:x"}, {"arguments_sha256": "b"}):
         assert cache.find(job(**changes)) is None
     assert cache.find(job(cache_seconds=0.0)) is None
-
-
-def test_errors_are_not_kept(clock: ManualClock) -> None:
-    cache = ResultCache(clock.monotonic)
-    cache.put(job(), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
-    cache.put(job(cache_seconds=0.0), succeeded(b"1", 0))
-    assert len(cache._kept) == 0
+    cache.put(job("error"), ended_badly(Outcome.FAILED, "TOOL_ERROR", "no"))
+    cache.put(job("short", cache_seconds=0.0), succeeded(b"1", 0))
+    assert len(cache._kept) == 1, "nor are errors kept"
 
 
 def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> None:
@@ -95,11 +94,3 @@ def test_it_has_a_limit_and_forgets_the_longest_unused(clock: ManualClock) -> No
     assert (len(cache._kept), cache._bytes) == (2, 10)
     cache.put(job("f"), succeeded(b"x" * 11, 0))
     assert (len(cache._kept), cache._bytes) == (2, 10)
-
-
-async def test_what_has_expired_is_swept(clock: ManualClock) -> None:
-    cache = ResultCache(clock.monotonic)
-    cache.put(job("a"), succeeded(b"1", 0))
-    await clock.advance(61)
-    cache.put(job("b"), succeeded(b"1", 0))
-    assert (len(cache._kept), cache._bytes) == (1, 1)

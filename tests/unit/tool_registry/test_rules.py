@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pawl.chassis.strict_json import JsonValue, loads
 from pawl.errors import InvalidField
@@ -26,6 +24,7 @@ from pawl.tool_registry.domain.definition import (
 from pawl.tool_registry.domain.gate import approval_cause, count_at, longest_array, may_be_count_path
 from pawl.tool_registry.domain.resources import KEYS_MAX, check_template, resource_keys
 from pawl.tool_registry.domain.verdict import call_digest
+from tests.tables import for_each
 
 SAFE = ToolDefinition(
     name="tool",
@@ -34,26 +33,6 @@ SAFE = ToolDefinition(
     category=Category.SAFE,
     effect=EffectClass.IDEMPOTENT,
 )
-
-
-@pytest.mark.parametrize(
-    ("category", "effect", "items", "cause"),
-    [
-        (Category.SAFE, EffectClass.IDEMPOTENT, 2, ""),
-        (Category.SAFE, EffectClass.IDEMPOTENT, 3, "bulk of 3"),
-        (Category.SAFE, EffectClass.READ_ONLY, 300, ""),
-        (Category.SENSITIVE, EffectClass.READ_ONLY, 0, "category SENSITIVE"),
-        (Category.DESTRUCTIVE, EffectClass.AT_MOST_ONCE, 5, "category DESTRUCTIVE, bulk of 5"),
-    ],
-)
-def test_category_and_bulk_gate_a_call(category: Category, effect: EffectClass, items: int, cause: str) -> None:
-    """D8, HITL-2, C6."""
-    for context in (ExecutionContext.BACKEND, ExecutionContext.FRONTEND):
-        assert approval_cause(replace(SAFE, category=category, effect=effect, context=context), items) == cause
-
-
-def test_a_question_is_not_gated() -> None:
-    assert approval_cause(replace(SAFE, context=ExecutionContext.HUMAN, category=Category.DESTRUCTIVE), 9) == ""
 
 
 def test_what_an_agent_is_told_is_no_bulk() -> None:
@@ -68,7 +47,7 @@ def test_the_longest_top_level_array_counts_and_deeper_ones_do_not() -> None:
     assert longest_array({}) == 0
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("path", "count"),
     [
         ("$.body.orders", 2),
@@ -88,28 +67,9 @@ def test_a_path_counts_what_is_there(path: str, count: int) -> None:
     assert count_at(arguments, path) == count
 
 
-@pytest.mark.parametrize("path", ["", "$", "$.", "a..b", "[*]", "a[0]", "a.[*]", "$.a[*]b", "a" * 201])
+@for_each("path", ["", "$", "$.", "a..b", "[*]", "a[0]", "a.[*]", "$.a[*]b", "a" * 201])
 def test_what_is_no_path_is_refused(path: str) -> None:
     assert not may_be_count_path(path)
-
-
-TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
-CALL = st.fixed_dictionaries(
-    {
-        "store_id": TEXT,
-        "run_id": TEXT,
-        "call_id": TEXT,
-        "tool_name": TEXT,
-        "tool_version": st.integers(1, 2**31),
-        "arguments": TEXT.map(str.encode),
-    }
-)
-
-
-@given(a=CALL, b=CALL)
-def test_two_calls_have_one_digest_only_if_they_are_the_same(a: dict[str, object], b: dict[str, object]) -> None:
-    """HITL-3: an approval of one call is of no use for any other."""
-    assert (call_digest(**a) == call_digest(**b)) == (a == b)  # type: ignore[arg-type]
 
 
 def test_every_part_of_a_call_changes_its_digest() -> None:
@@ -133,15 +93,8 @@ def test_every_part_of_a_call_changes_its_digest() -> None:
 def test_keys_come_from_the_arguments() -> None:
     assert resource_keys(("path:{path}",), {"path": "a/b"}) == ("path:a/b",)
     assert resource_keys(("n:{n}", "all"), {"n": {"b": 1, "a": 2}}) == ("all", 'n:{"a":2,"b":1}')
-
-
-def test_each_item_of_an_array_is_a_key() -> None:
     assert resource_keys(("path:{paths}",), {"paths": ["b", "a", "b", None]}) == ("path:a", "path:b")
-
-
-def test_an_absent_argument_gives_no_key() -> None:
-    assert resource_keys(("path:{path}",), {}) == ()
-    assert resource_keys(("path:{path}",), {"path": None}) == ()
+    assert resource_keys(("path:{path}",), {"path": None}) == resource_keys(("path:{path}",), {}) == ()
 
 
 def test_keys_are_bounded_in_length_and_number() -> None:
@@ -153,12 +106,12 @@ def test_keys_are_bounded_in_length_and_number() -> None:
     assert resource_keys(("p:{paths}",), many) == ("p:{paths}",)
 
 
-@pytest.mark.parametrize("template", ["", "x" * 300, "a:{nope}", "a:{path", "a:path}", "{path}{paths}"])
+@for_each("template", ["", "x" * 300, "a:{nope}", "a:{path", "a:path}", "{path}{paths}"])
 def test_a_template_without_meaning_is_refused(template: str) -> None:
     assert check_template(template, SAFE.arguments_schema)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("field", "change"),
     [
         ("name", {"name": "with space"}),
@@ -198,3 +151,29 @@ def test_a_stored_definition_reads_back_the_same() -> None:
         read = decode_definition(loads(encode_definition(written), bytes_max=10**6))
         assert read == written
         assert definition_hash(read) == definition_hash(written)
+
+
+@for_each(
+    ("category", "effect", "context", "items", "cause"),
+    [
+        (Category.SAFE, EffectClass.IDEMPOTENT, ExecutionContext.BACKEND, 2, ""),
+        (Category.SAFE, EffectClass.IDEMPOTENT, ExecutionContext.FRONTEND, 3, "bulk of 3"),
+        (Category.SAFE, EffectClass.READ_ONLY, ExecutionContext.BACKEND, 300, ""),
+        (Category.SENSITIVE, EffectClass.READ_ONLY, ExecutionContext.FRONTEND, 0, "category SENSITIVE"),
+        (
+            Category.DESTRUCTIVE,
+            EffectClass.AT_MOST_ONCE,
+            ExecutionContext.BACKEND,
+            5,
+            "category DESTRUCTIVE, bulk of 5",
+        ),
+        (Category.DESTRUCTIVE, EffectClass.IDEMPOTENT, ExecutionContext.HUMAN, 9, ""),
+        (Category.SAFE, EffectClass.IDEMPOTENT, ExecutionContext.AGENT, 9, ""),
+        (Category.SENSITIVE, EffectClass.IDEMPOTENT, ExecutionContext.AGENT, 9, "category SENSITIVE"),
+    ],
+)
+def test_category_and_bulk_gate_a_call(
+    category: Category, effect: EffectClass, context: ExecutionContext, items: int, cause: str
+) -> None:
+    """D8, HITL-2, C6."""
+    assert approval_cause(replace(SAFE, category=category, effect=effect, context=context), items) == cause

@@ -6,14 +6,13 @@ import dataclasses
 import enum
 import threading
 from datetime import date
-from typing import Annotated, Any, Literal, TypedDict
+from typing import Annotated, Any
 
 import msgspec
 import pydantic
 import pytest
 
 from pawl.tool_registry.domain.definition import JobReports, ReportPolicy, decode_definition, encode_definition
-from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tool_registry.sdk.docstring import read_docstring
 from pawl.tool_registry.sdk.values import plain, without
 from pawl.tools import (
@@ -27,6 +26,7 @@ from pawl.tools import (
     cannot_say,
     tool,
 )
+from tests.tables import for_each
 
 
 class Color(enum.Enum):
@@ -40,91 +40,15 @@ class Item:
     count: int = 1
 
 
-class Place(TypedDict):
-    city: str
-
-
 class Span(msgspec.Struct):
     start: date
     end: date | None = None
 
 
-class Model(pydantic.BaseModel):
-    size: int = pydantic.Field(ge=1)
-
-
 @tool
-def everything(  # noqa: PLR0917
-    text: str,
-    number: float,
-    color: Color,
-    item: Item,
-    place: Place,
-    span: Span,
-    model: Model,
-    models: list[Model] = [],  # noqa: B006
-    choice: Literal["a", "b"] = "a",
-    few: Annotated[list[int], msgspec.Meta(max_length=2)] = [],  # noqa: B006
-    maybe: int | None = None,
-    free: dict[str, Any] = {},  # noqa: B006
-) -> dict[str, Any]:
+def everything(text: str) -> str:
     """Take everything."""
-    return {"color": color, "item": item, "span": span, "model": model, "models": models, "few": few, "maybe": maybe}
-
-
-ARGUMENTS = {
-    "text": "x",
-    "number": 1.5,
-    "color": "blue",
-    "item": {"name": "cup"},
-    "place": {"city": "Oslo"},
-    "span": {"start": "2026-01-02"},
-    "model": {"size": 3},
-    "models": [{"size": 4}],
-}
-
-
-def test_the_schema_of_a_function_takes_its_arguments_and_no_others() -> None:
-    validator = compile_schema(everything.definition.arguments_schema)
-    assert validator.is_valid(ARGUMENTS)
-    wrong: dict[str, Any]
-    for wrong in (
-        {"color": "green"},
-        {"item": {}},
-        {"place": {}},
-        {"model": {"size": 0}},
-        {"models": [{"size": 0}]},
-        {"choice": "c"},
-        {"few": [1, 2, 3]},
-        {"maybe": "x"},
-        {"stray": 1},
-    ):
-        assert not validator.is_valid(ARGUMENTS | wrong), wrong
-
-
-def test_a_function_gets_arguments_of_its_own_types() -> None:
-    call = everything.bind(ARGUMENTS, ToolContext())
-    assert call() == {
-        "color": Color.BLUE,
-        "item": Item("cup"),
-        "span": Span(start=date(2026, 1, 2)),
-        "model": Model(size=3),
-        "models": [Model(size=4)],
-        "few": [],
-        "maybe": None,
-    }
-
-
-def test_defaults_are_in_the_schema_and_not_shared_between_calls() -> None:
-    @tool
-    def grow(seen: list[int] = []) -> list[int]:  # noqa: B006
-        """Grow."""
-        seen.append(1)
-        return seen
-
-    assert grow.definition.arguments_schema["properties"]["seen"]["default"] == []
-    assert grow.bind({}, ToolContext())() == [1]
-    assert grow.bind({}, ToolContext())() == [1]
+    return text
 
 
 def test_descriptions_come_from_the_docstring_or_from_annotated() -> None:
@@ -180,32 +104,11 @@ def test_a_tool_can_still_be_called_as_the_function_it_was() -> None:
     assert double.bind({"number": 5}, ToolContext(attempt=3))() == 30
 
 
-def no_type(word) -> None:  # type: ignore[no-untyped-def]  # noqa: ANN001
-    """Do."""
-
-
-def star(*words: str) -> None:
-    """Do."""
-
-
-def strange(thing: threading.Thread) -> None:
-    """Do."""
-
-
 def silent(word: str) -> None:
     pass
 
 
-@pytest.mark.parametrize(
-    ("function", "said"),
-    [(no_type, "has no type"), (star, "words"), (strange, "Thread"), (silent, "silent: description: .* docstring")],
-)
-def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_written(function: Any, said: str) -> None:
-    with pytest.raises(ToolDefinitionError, match=said):
-        tool(function)
-
-
-@pytest.mark.parametrize(
+@for_each(
     "options",
     [
         {"category": "harmless"},
@@ -217,7 +120,6 @@ def test_a_function_that_cannot_be_a_tool_is_refused_where_it_is_written(functio
         {"approvals_required": "2"},
         {"process": True},
     ],
-    ids=str,
 )
 def test_an_option_of_the_wrong_type_is_refused_where_it_is_written(options: dict[str, Any]) -> None:
     """What is not refused there ends the registry when it writes the tool down, with every tool of everybody."""
@@ -284,31 +186,13 @@ def test_a_context_tells_whether_the_result_is_still_wanted() -> None:
         context.check_cancelled()
 
 
-def test_a_missing_secret_is_named_to_the_model() -> None:
-    with pytest.raises(SecretNotFound, match="api_key"):
-        ToolContext().secret("api_key")
-
-
-def test_whatever_a_function_returns_becomes_json() -> None:
-    value = {"c": Color.RED, "i": Item("x"), "s": Span(start=date(2026, 1, 2)), "m": Model(size=2), "t": (1, 2)}
-    assert plain(value) == {
-        "c": "red",
-        "i": {"name": "x", "count": 1},
-        "s": {"start": "2026-01-02", "end": None},
-        "m": {"size": 2},
-        "t": [1, 2],
-    }
-    with pytest.raises(TypeError):
-        plain(object())
-
-
 def test_secrets_are_taken_out_of_every_text_of_a_value() -> None:
     """TOOL-4, I22."""
     value: Any = {"a hunter2 b": ["hunter2", {"x": "say hunter2!"}], "n": 1}
     assert without({"hunter2"}, value) == {"a [secret] b": ["[secret]", {"x": "say [secret]!"}], "n": 1}
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("said", "policy"),
     [
         ("", None),
@@ -331,7 +215,7 @@ def test_a_tool_says_what_is_told_of_its_jobs_as_a_model_does(said: Any, policy:
     assert (b"reports" in encode_definition(definition)) is (policy is not None)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("said", "options"),
     [
         ("sometimes", {}),
@@ -353,3 +237,19 @@ def test_what_makes_no_sense_of_jobs_breaks_the_module(said: Any, options: dict[
         @tool(reports=said, **options)
         def look() -> None:
             """Look."""
+
+
+def test_whatever_a_function_returns_becomes_json() -> None:
+    value = {"c": Color.RED, "i": Item("x"), "s": Span(start=date(2026, 1, 2)), "t": (1, 2)}
+    assert plain(value) == {
+        "c": "red",
+        "i": {"name": "x", "count": 1},
+        "s": {"start": "2026-01-02", "end": None},
+        "t": [1, 2],
+    }
+    with pytest.raises(TypeError):
+        plain(object())
+    with pytest.raises(SecretNotFound, match="api_key"):
+        ToolContext().secret("api_key")
+    with pytest.raises(ToolDefinitionError, match=r"silent: description: .* docstring"):
+        tool(silent)

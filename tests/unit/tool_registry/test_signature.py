@@ -6,7 +6,6 @@ import dataclasses
 import decimal
 import enum
 import pathlib
-import sys
 import uuid
 from collections.abc import Callable, Sequence
 from datetime import UTC, date, datetime, time, timedelta
@@ -31,6 +30,7 @@ import typing_extensions
 from pawl.tool_registry.domain.check import Accepted, Refused, check_arguments
 from pawl.tool_registry.domain.schema import compile_schema
 from pawl.tools import Tool, ToolContext, ToolDefinitionError, tool
+from tests.tables import for_each
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -113,10 +113,6 @@ class Box:
     inner: Inner
 
 
-class Around(TypedDict):
-    inner: Inner
-
-
 class AroundToo(typing_extensions.TypedDict):
     inner: Inner
 
@@ -147,7 +143,7 @@ def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
     return check_arguments(it.definition, compile_schema(schema, recursion=True), arguments)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "written", "got"),
     [
         (Color, '"red"', Color.RED),
@@ -195,7 +191,6 @@ def checked(it: Tool[..., Any], arguments: bytes) -> Accepted | Refused:
         ("Item", '{"name": "cup"}', Item("cup")),
         ("list[Node]", '[{"value": 1}]', [Node(1)]),
     ],
-    ids=str,
 )
 def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, got: Any) -> None:
     it = of(hint)
@@ -204,7 +199,7 @@ def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, go
     assert it.bind(accepted.arguments, ToolContext())() == got
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "written"),
     [
         (Color, '"green"'),
@@ -227,13 +222,12 @@ def test_arguments_become_what_the_function_asks_for(hint: Any, written: str, go
         (Literal["a", "b"], '"c"'),
         (pydantic.HttpUrl, '"no address"'),
     ],
-    ids=str,
 )
 def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, written: str) -> None:
     assert isinstance(checked(of(hint), b'{"it": %s}' % written.encode()), Refused)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "default", "shown"),
     [
         (Color, Color.BLUE, "blue"),
@@ -253,7 +247,6 @@ def test_what_does_not_fit_is_refused_before_the_function_runs(hint: Any, writte
         (set[int], {1}, [1]),
         (float, 1, 1),
     ],
-    ids=str,
 )
 def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, default: Any, shown: Any) -> None:
     it = of(hint, default=default)
@@ -265,14 +258,7 @@ def test_a_default_is_in_the_schema_and_is_what_the_function_gets(hint: Any, def
     assert it.bind(accepted.arguments, ToolContext())() == default
 
 
-def test_a_default_is_not_shared_between_calls() -> None:
-    it = of(Inner, default=Inner(size=1))
-    first = it.bind({}, ToolContext())()
-    first.size = 5
-    assert it.bind({}, ToolContext())() == Inner(size=1)
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "text"),
     [
         (Annotated[str, "a word"], "a word"),
@@ -284,51 +270,17 @@ def test_a_default_is_not_shared_between_calls() -> None:
         (Annotated[Item, "an item"], "an item"),
         (Annotated[Inner, "a model"], "a model"),
     ],
-    ids=str,
 )
 def test_a_description_may_stand_in_the_type(hint: Any, text: str) -> None:
     assert of(hint).definition.arguments_schema["properties"]["it"]["description"] == text
 
 
-def test_classes_of_one_name_stay_apart() -> None:
-    def other() -> type[pydantic.BaseModel]:
-        class Inner(pydantic.BaseModel):
-            word: str
-
-        class Holder(pydantic.BaseModel):
-            inner: Inner
-
-        return Holder
-
-    def take(one: Any, two: Any) -> None:
-        """Take both."""
-
-    take.__annotations__ |= {"one": Outer, "two": other()}
-    validator = compile_schema(tool(take).definition.arguments_schema)
-    assert validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"word": "a"}}})
-    assert not validator.is_valid({"one": {"inner": {"size": 0}}, "two": {"inner": {"word": "a"}}})
-    assert not validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"size": 1}}})
-
-
-@pytest.mark.parametrize("hint", [ToolContext, ToolContext | None, Annotated[ToolContext, "the call"]], ids=str)
+@for_each("hint", [ToolContext, ToolContext | None, Annotated[ToolContext, "the call"]])
 def test_the_context_is_known_in_every_form(hint: Any) -> None:
     it = of(hint)
     assert it.definition.arguments_schema["properties"] == {}
     context = ToolContext(call_id="this")
     assert it.bind({}, context)() is context
-
-
-def test_what_a_function_returns_need_not_be_known_at_run_time() -> None:
-    def halve(number: int) -> Fraction:
-        """Halve."""
-        raise NotImplementedError
-
-    assert tool(halve).definition.arguments_schema["required"] == ["number"]
-
-
-def test_options_of_a_field_outside_of_annotated_are_refused() -> None:
-    with pytest.raises(ToolDefinitionError, match=r"take: parameter it: write its Field within Annotated"):
-        of(int, default=pydantic.Field(ge=1))
 
 
 def only_checked(it: Fraction) -> None:
@@ -354,7 +306,7 @@ def method(self: Any) -> None:
 del method.__annotations__["self"]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("function", "said"),
     [
         (only_checked, r"only_checked: parameter it: name 'Fraction' is not defined; .* TYPE_CHECKING"),
@@ -369,7 +321,7 @@ def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, s
         tool(function)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "said"),
     [
         (Plain, r"Plain has no JSON Schema; write str, int, .* a dataclass, a TypedDict or a pydantic model"),
@@ -380,20 +332,13 @@ def test_a_function_that_cannot_be_a_tool_is_told_what_to_write(function: Any, s
         (pydantic.SecretStr, r"secrets do not come from the model; take a ToolContext and ask context.secret"),
         (pydantic.SecretStr | None, r"secrets do not come from the model"),
     ],
-    ids=str,
 )
 def test_a_type_without_a_schema_is_told_what_to_write(hint: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
         of(hint)
 
 
-@pytest.mark.skipif(sys.version_info >= (3, 12), reason="of Python 3.11 only: later ones take either TypedDict")
-def test_a_typed_dict_around_a_model_is_told_which_one_to_be() -> None:
-    with pytest.raises(ToolDefinitionError, match=r"Around has no JSON Schema; write `typing_extensions\.TypedDict`"):
-        of(Around)
-
-
-@pytest.mark.parametrize(
+@for_each(
     ("hint", "default", "said"),
     [
         (int, "a", r"its default 'a' does not fit its type$"),
@@ -402,8 +347,27 @@ def test_a_typed_dict_around_a_model_is_told_which_one_to_be() -> None:
         (Color, "green", r"its default 'green' does not fit its type$"),
         (Any, Unwritable(), r"its default <object .* is not JSON; write None, and replace it in the function"),
     ],
-    ids=str,
 )
 def test_a_default_that_no_call_could_give_is_refused(hint: Any, default: Any, said: str) -> None:
     with pytest.raises(ToolDefinitionError, match=f"take: parameter it: {said}"):
         of(hint, default=default)
+
+
+def test_classes_of_one_name_stay_apart() -> None:
+    def other() -> type[pydantic.BaseModel]:
+        class Inner(pydantic.BaseModel):
+            word: str
+
+        class Holder(pydantic.BaseModel):
+            inner: Inner
+
+        return Holder
+
+    def take(one: Any, two: Any) -> None:
+        """Take both."""
+
+    take.__annotations__ |= {"one": Outer, "two": other()}
+    validator = compile_schema(tool(take).definition.arguments_schema)
+    assert validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"word": "a"}}})
+    assert not validator.is_valid({"one": {"inner": {"size": 0}}, "two": {"inner": {"word": "a"}}})
+    assert not validator.is_valid({"one": {"inner": {"size": 1}}, "two": {"inner": {"size": 1}}})
