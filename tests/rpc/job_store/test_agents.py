@@ -54,14 +54,14 @@ async def test_versions_are_kept_and_never_changed(agents: AgentLedgerServiceAsy
     assert (await agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))).agent == more.agent
     listed = await agents.ListAgentVersions(pb.ListAgentVersionsRequest(store_id="acme", name="clerk", page_size=1))
     assert [agent.version for agent in listed.agents] == [2]
-    rest = pb.ListAgentVersionsRequest(store_id="acme", name="clerk", page_token=listed.next_page_token)
-    assert [agent.version for agent in (await agents.ListAgentVersions(rest)).agents] == [1]
-
-
-async def test_a_check_keeps_nothing(agents: AgentLedgerServiceAsyncStub) -> None:
-    checked = await agents.PutAgent(put(validate_only=True))
-    assert (checked.created, checked.agent.version) == (True, 1)
-    assert await reason(agents.GetAgent(pb.GetAgentRequest(store_id="acme", name="clerk"))) == "AGENT_NOT_FOUND"
+    assert [
+        agent.version
+        for agent in (
+            await agents.ListAgentVersions(
+                pb.ListAgentVersionsRequest(store_id="acme", name="clerk", page_token=listed.next_page_token)
+            )
+        ).agents
+    ] == [1]
 
 
 async def test_of_a_deleted_agent_the_versions_stay(agents: AgentLedgerServiceAsyncStub) -> None:
@@ -156,14 +156,8 @@ async def test_drafts_are_of_one_user_of_one_store(agents: AgentLedgerServiceAsy
     own: Any = {"store_id": "acme", "user_id": "ann"}
     first = await agents.ListDrafts(pb.ListDraftsRequest(**own, page_size=2))
     assert [agent.definition.name for agent in first.agents] == ["a", "b"]
-    rest = pb.ListDraftsRequest(**own, page_token=first.next_page_token)
-    assert [agent.definition.name for agent in (await agents.ListDrafts(rest)).agents] == ["c"]
+    assert [
+        agent.definition.name
+        for agent in (await agents.ListDrafts(pb.ListDraftsRequest(**own, page_token=first.next_page_token))).agents
+    ] == ["c"]
     assert await reason(agents.ListDrafts(pb.ListDraftsRequest(**own, page_token="x"))) == "INVALID_PAGE_TOKEN"
-
-
-async def test_a_user_has_only_so_many_drafts(agents: AgentLedgerServiceAsyncStub) -> None:
-    for number in range(20):
-        await agents.PutDraft(draft(f"d{number}"))
-    assert await reason(agents.PutDraft(draft("one_more"))) == "TOO_LARGE"
-    assert (await agents.PutDraft(draft("one_more", user="bob"))).created
-    assert await reason(agents.PutDraft(draft("d1", delegates_to=["nobody"]))) == "AGENT_NOT_FOUND"

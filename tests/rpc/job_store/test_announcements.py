@@ -188,26 +188,6 @@ async def test_a_stream_that_was_deleted_is_made_again_with_all_that_was_on_it(
     assert (await lifecycle(listener, 4))[:3] == before
 
 
-async def test_a_nats_that_was_wiped_is_sent_again_what_it_had(
-    start: StartReplica, nats: servers.NatsServer, database: Database, tmp_path: Path
-) -> None:
-    """As soon as it is back, though nothing new happens; by one of the replicas."""
-    replicas = [await start(nats_url=nats.url) for _ in range(2)]
-    owner = await User(replicas[0].stub).start()
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await until(lambda: outbox_is_empty(database))
-    await asyncio.to_thread(nats.stop)
-    shutil.rmtree(tmp_path / "nats" / "store")
-    await asyncio.to_thread(nats.start)
-    async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
-        await bus.wait_connected()
-        await until(lambda: has_messages(bus, 3))
-        messages = await lifecycle(bus, 3)
-    assert [message.headers["ce-type"] for message in messages] == [
-        f"pawl.run.{kind}" for kind in ("queued", "running", "completed")
-    ]
-
-
 async def test_a_nats_that_lost_the_end_of_the_stream_is_sent_that_again(
     start: StartReplica, nats: servers.NatsServer, database: Database, tmp_path: Path
 ) -> None:
@@ -330,21 +310,6 @@ async def test_a_nats_that_takes_little_gets_less_and_holds_up_nothing(
             )
 
 
-async def test_the_end_of_a_run_with_a_huge_answer_reaches_jetstream_cut(
-    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
-) -> None:
-    """I20: what NATS would refuse must not wait for ever, nor what comes after it."""
-    replica = await start(nats_url=nats.url)
-    user = User(replica.stub)
-    owner = await user.start()
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text="x" * 2_000_000)
-    await until(lambda: outbox_is_empty(database))
-    event = event_pb2.RunEvent.FromString((await lifecycle(listener, 3))[-1].data)
-    assert event.type == "run.completed"
-    assert 0 < len(event.run_changed.run.output_text) < 100_000
-    assert len((await user.run(owner.run_id)).output_text) == 2_000_000
-
-
 def fires_in(messages: Sequence[Heard]) -> list[tuple[str, int, str]]:
     """The type of each fire that was told, its outcome and its run."""
     events = [event_pb2.RunEvent.FromString(message.data) for message in messages]
@@ -391,20 +356,6 @@ async def test_what_becomes_of_each_fire_is_told_once(
     assert headers["Nats-Msg-Id"] == headers["ce-id"] == event.event_id
     assert (headers["ce-type"], headers["ce-subject"]) == ("pawl.schedule.fired", first.run_id)
     assert "ce-subject" not in told[1].headers
-
-
-async def test_a_fire_that_a_stream_has_lost_is_told_again_under_its_id(
-    start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
-) -> None:
-    timer = Timer(await start(nats_url=nats.url))
-    await timer.put()
-    await timer.fire_due()
-    await until(lambda: outbox_is_empty(database))
-    before = await lifecycle(listener, 2)
-    await listener.jetstream().delete_stream(STREAM)
-    await timer.fire_due()
-    await until(lambda: has_messages(listener, 3))
-    assert (await lifecycle(listener, 3))[:2] == before
 
 
 async def test_whoever_watches_an_inbox_is_told_of_each_change_of_it_and_of_nothing_else(

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from pawl.agent_loop.adapters.public_ledger import PublicLedgerClient
-from pawl.agent_loop.app.inbox import Inbox
-from pawl.agent_loop.app.jobs import Jobs
-from pawl.agent_loop.app.operators import Operators
-from pawl.agent_loop.app.public_values import Page, PageAsked, RunFilter, RunView
-from pawl.chassis.auth import Principal
-from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.ids import ConversationId, IdSource, RequestId, StoreId, UserId
 from pawl.chassis.metrics import Metrics
 from pawl.chassis.rpc_client import translating
-from pawl.errors import IllegalTransition, InvalidField, QueueFull, RequestIdReused
+from pawl.errors import InvalidField, QueueFull, RequestIdReused
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.metrics import PrometheusMeter
@@ -50,8 +41,11 @@ def begins(*names: str) -> dict[str, Any]:
         for index, name in enumerate(names)
     ]
     jobs = [pb.Delegation(call_id=f"call_{name}", run_id=f"job_{name}", text="work", job=JOB) for name in names]
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call.call_id for call in calls])
-    return {"calls": calls, "delegations": jobs, "messages": [said]}
+    return {
+        "calls": calls,
+        "delegations": jobs,
+        "messages": [message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, call_ids=[call.call_id for call in calls])],
+    }
 
 
 async def begun(user: User, *names: str, conversation_id: str = "") -> str:
@@ -118,7 +112,7 @@ async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_
     again.asked_sha256 = b"2"
     with pytest.raises(RequestIdReused), translating():
         await user.stub.StartJob(again)
-    shown = await user.stub.ListConversations(pb.ListConversationsRequest(store_id=user.store_id, user_id=user.user_id))
+    shown = await user.ask("ListConversations")
     assert [each.conversation_id for each in shown.conversations] == ["conv_new"]
     (job,) = await worked(user)
     assert (await job.load()).loop_state == b"begins"
@@ -192,20 +186,6 @@ async def test_a_job_that_waits_for_the_time_of_its_first_iteration_wants_a_plac
         await ask("refused")
 
 
-async def test_a_job_that_a_user_starts_goes_with_its_conversation(replica: Replica, user: User) -> None:
-    """What it does is erased, too."""
-    owner = await user.start("parent")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    await owner.commit(state=COMPLETED)
-    request = asks_for(user, conversation_id=conversation_id, conversation_must_exist=True)
-    request.job.arguments_json = f'"{MARKER}"'.encode()
-    await user.stub.StartJob(request)
-    assert MARKER in await everything(replica.database)
-    await erase(replica, conversation_id)
-    await swept(erasing(replica, None))
-    assert MARKER not in await everything(replica.database)
-
-
 async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) -> None:
     """Neither what has ended or been stopped, nor what is no job."""
     bob = User(user.stub, user_id="bob")
@@ -229,115 +209,6 @@ async def test_the_running_jobs_of_a_store_are_listed_for_all_users(user: User) 
         await user.stub.ListRuns(request)
 
 
-class Removing(PublicLedgerClient):
-    """A ledger of which `removed` is no more once runs have been listed, as if retention came in that moment."""
-
-    removed = ""
-
-    def __init__(self, replica: Replica) -> None:
-        super().__init__(replica.channel)
-        self._database = replica.database
-
-    async def list_runs(self, caller: Principal, wanted: RunFilter, page: PageAsked) -> Page[RunView]:
-        found = await super().list_runs(caller, wanted, page)
-        await self._database.execute("DELETE FROM job_store.runs WHERE run_id = $1", self.removed)
-        return found
-
-
-@pytest.fixture
-def ledger(replica: Replica) -> Removing:
-    return Removing(replica)
-
-
-StopAll = Callable[[str], Awaitable[list[str]]]
-
-
-@pytest.fixture(params=["of a conversation", "of a store"])
-def stop_all(request: pytest.FixtureRequest, user: User, ledger: Removing) -> StopAll:
-    """The jobs that a request says that it has stopped."""
-    clock, nobody = SystemClock(), cast("Any", None)
-    ids = IdSource(clock)
-    inbox = Inbox(ledger=ledger, checker=nobody, ids=ids, now=clock.now)
-    jobs = Jobs(ledger=ledger, inbox=inbox, messages=nobody, checker=nobody, clock=clock, ids=ids)
-    operators = Operators(ledger=ledger, ids=ids)
-    ann = Principal(store_id=StoreId(user.store_id), user_id=UserId(user.user_id))
-
-    async def stopped(request_id: str) -> list[str]:
-        if request.param == "of a store":
-            return list(await operators.end_jobs(ann, RequestId(request_id), "on fire"))
-        conversation_id = ConversationId((await user.run("job_a")).reports_to_conversation_id)
-        return [job.run_id for job in await jobs.stop_all(ann, RequestId(request_id), conversation_id, "on fire")]
-
-    return stopped
-
-
-async def test_a_request_never_names_jobs_that_another_one_has_stopped(user: User, stop_all: StopAll) -> None:
-    """ASYNC-7: nor when it is sent again, however often."""
-    await begun(user, "a", "b")
-    await worked(user, 2)
-    await user.cancel("job_b")
-    assert (await user.run("job_b")).state == run_pb2.RUN_STATE_CANCELLING
-    assert [await stop_all("r1") for _ in range(3)] == 3 * [["job_a"]]
-    assert [await stop_all("r2") for _ in range(3)] == [[], [], []]
-
-
-async def test_a_job_that_is_removed_while_all_are_stopped_is_in_the_way_of_none(
-    user: User, ledger: Removing, stop_all: StopAll
-) -> None:
-    """ASYNC-7"""
-    await begun(user, "a", "b")
-    await worked(user, 2)
-    ledger.removed = "job_b"
-    assert [await stop_all("r1") for _ in range(2)] == 2 * [["job_a"]]
-
-
-async def test_what_is_told_while_a_run_ends_begins_a_turn_when_it_has(user: User) -> None:
-    """I1: neither is lost, whichever comes first."""
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    owner = await user.start(conversation_id=conversation_id)
-    await ended(job)
-    assert await user.claim() == []
-    assert len((await owner.load()).notices) == 1
-    await owner.commit(state=COMPLETED)
-    (claimed,) = await user.claim()
-    assert len((await user.owner(claimed.run_id, claimed.epoch).load()).notices) == 1
-
-
-POLICIES = [
-    pb.MESSAGE_POLICY_QUEUE,
-    pb.MESSAGE_POLICY_STEER,
-    pb.MESSAGE_POLICY_INTERRUPT,
-    pb.MESSAGE_POLICY_REJECT,
-]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-async def test_a_message_goes_before_a_turn_that_nobody_has_begun(user: User, policy: Any) -> None:
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    await ended(job)
-    submitted = await user.submit("and?", conversation_id=conversation_id, policy=policy)
-    (claimed,) = await user.claim(runs_max=5)
-    assert (claimed.run_id, submitted.steered) == (submitted.run.run_id, False)
-    loaded = await user.owner(claimed.run_id, claimed.epoch).load()
-    assert (len(loaded.notices), loaded.run.generation) == (1, 0)
-
-
-@pytest.mark.parametrize("policy", [each for each in POLICIES if each != pb.MESSAGE_POLICY_INTERRUPT])
-async def test_a_message_waits_for_a_turn_that_has_begun(user: User, policy: Any) -> None:
-    conversation_id = await begun(user, "a")
-    (job,) = await worked(user)
-    await ended(job)
-    (claimed,) = await user.claim()
-    turn = user.owner(claimed.run_id, claimed.epoch)
-    submitted = await user.submit("and?", conversation_id=conversation_id, policy=policy)
-    assert (await user.claim(), list(await turn.inbox())) == ([], [])
-    await turn.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await turn.commit(state=COMPLETED)
-    assert [run.run_id for run in await user.claim()] == [submitted.run.run_id]
-
-
 async def test_a_conversation_that_waits_for_a_job_is_kept_however_old(user: User, database: Database) -> None:
     """I1."""
     conversation_id = await begun(user, "a")
@@ -354,8 +225,12 @@ async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> 
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DETACHED, child_run_id="run_job")
     call.result.content_json = b"{}"
-    job = run_pb2.Job(tool_name="work", arguments_json=f'"{MARKER}"'.encode())
-    task = pb.Delegation(call_id="call_1", run_id="run_job", text="work", job=job)
+    task = pb.Delegation(
+        call_id="call_1",
+        run_id="run_job",
+        text="work",
+        job=run_pb2.Job(tool_name="work", arguments_json=f'"{MARKER}"'.encode()),
+    )
     await owner.commit(
         calls=[call], delegations=[task], messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)]
     )
@@ -373,18 +248,6 @@ async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> 
     await swept(sweep)
 
     assert MARKER not in await everything(replica.database)
-
-
-async def test_jobs_are_counted(user: User, database: Database) -> None:
-    """OPS-2."""
-    stats = PostgresLedgerStats(database, PlaceLimits(per_store=9, per_user=9))
-    await begun(user, "a", "b", "c")
-    await worked(user)
-    counts = await stats.count()
-    assert (counts["working"], counts["queued"], counts["waiting"], counts["late"]) == (1, 2, 0, 0)
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.runs SET claim_at = now() - interval '9 s' WHERE run_id = 'job_c'")
-    assert (await stats.count())["late"] == 1
 
 
 async def test_what_jobs_tell_is_counted_until_a_model_has_answered(replica: Replica, user: User) -> None:
@@ -436,15 +299,6 @@ async def test_what_a_replica_of_an_older_version_tells_is_counted_too(replica: 
     assert left == 0
 
 
-async def test_a_conversation_has_ten_open_jobs_and_no_more(user: User) -> None:
-    """ASYNC-7, also against an owner that does not count."""
-    owner = await user.start()
-    await owner.commit(round=1, **begins(*map(str, range(10))))
-    with pytest.raises(IllegalTransition):
-        await owner.commit(round=2, **begins("more"))
-    assert (await owner.load()).open_job_count == 10
-
-
 async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -> None:
     """LOOP-14: a user with two places has both of them beside their jobs; a store and a worker have so many jobs."""
     replica: Replica = await start(places=PlaceLimits(per_store=2, per_user=2, background_per_store=3))
@@ -457,8 +311,12 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
     assert not second.run_id.startswith("job_")
     await owner.commit(state=COMPLETED)
 
-    request = pb.ClaimRunsRequest(worker_id="jobs", runs_max=8, lease_seconds=30, background_runs_max=3)
-    assert list((await replica.stub.ClaimRuns(request)).runs) == []
+    assert (
+        list(
+            (await replica.ask("ClaimRuns", worker_id="jobs", runs_max=8, lease_seconds=30, background_runs_max=3)).runs
+        )
+        == []
+    )
 
 
 async def test_a_worker_keeps_room_for_people(user: User) -> None:

@@ -42,7 +42,7 @@ async def reason(awaitable: Any) -> str:
     ],
 )
 async def test_a_message(user: User, fields: dict[str, Any], wanted: str) -> None:
-    assert await reason(user.stub.SubmitMessage(pb.SubmitMessageRequest(**(SUBMIT | fields)))) == wanted
+    assert await reason(user.ask("SubmitMessage", **SUBMIT | fields)) == wanted
 
 
 @pytest.mark.parametrize(
@@ -77,8 +77,9 @@ async def test_a_message(user: User, fields: dict[str, Any], wanted: str) -> Non
 async def test_a_step(user: User, fields: dict[str, Any]) -> None:
     owner = await user.start()
     before = await user.run(owner.run_id)
-    request = pb.CommitRunRequest(store_id="acme", run_id=owner.run_id, epoch=1, commit_id="next", **fields)
-    assert await reason(user.stub.CommitRun(request)) == "INVALID_FIELD"
+    assert (
+        await reason(user.ask("CommitRun", run_id=owner.run_id, epoch=1, commit_id="next", **fields)) == "INVALID_FIELD"
+    )
     assert await user.run(owner.run_id) == before
 
 
@@ -94,7 +95,7 @@ async def test_a_step(user: User, fields: dict[str, Any]) -> None:
 )
 async def test_ids_of_a_step(user: User, fields: dict[str, Any]) -> None:
     step: dict[str, Any] = {"store_id": "acme", "run_id": "r", "epoch": 1, "commit_id": "c"}
-    assert await reason(user.stub.CommitRun(pb.CommitRunRequest(**(step | fields)))) == "INVALID_ID"
+    assert await reason(user.ask("CommitRun", **step | fields)) == "INVALID_ID"
 
 
 @pytest.mark.parametrize(
@@ -119,28 +120,27 @@ async def test_ids_of_a_step(user: User, fields: dict[str, Any]) -> None:
     ],
 )
 async def test_a_command(user: User, kind: dict[str, Any]) -> None:
-    command = pb.Command(command_id="cmd", **kind)
-    request = pb.SendCommandRequest(store_id="acme", run_id="run", user_id="ann", command=command)
-    assert await reason(user.stub.SendCommand(request)) == "INVALID_FIELD"
+    assert (
+        await reason(user.ask("SendCommand", run_id="run", command=pb.Command(command_id="cmd", **kind)))
+        == "INVALID_FIELD"
+    )
 
 
 async def test_page_tokens_belong_to_their_method_and_filter(user: User) -> None:
     for _ in range(3):
         await user.submit(conversation_id="c1")
-    first = pb.ListRunsRequest(store_id="acme", user_id="ann", page_size=1)
-    token = (await user.stub.ListRuns(first)).next_page_token
+    token = (await user.ask("ListRuns", page_size=1)).next_page_token
     assert token
     wrong = [
-        user.stub.ListRuns(pb.ListRunsRequest(store_id="acme", user_id="bob", page_token=token)),
-        user.stub.ListRuns(pb.ListRunsRequest(store_id="globex", user_id="ann", page_token=token)),
-        user.stub.ListRuns(pb.ListRunsRequest(store_id="acme", user_id="ann", conversation_id="c1", page_token=token)),
-        user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann", page_token=token)),
-        user.stub.ListRuns(pb.ListRunsRequest(store_id="acme", user_id="ann", page_token=token[:-1])),
-        user.stub.ListRuns(pb.ListRunsRequest(store_id="acme", user_id="ann", page_token="¿")),
+        user.ask("ListRuns", user_id="bob", page_token=token),
+        user.ask("ListRuns", store_id="globex", page_token=token),
+        user.ask("ListRuns", conversation_id="c1", page_token=token),
+        user.ask("ListPendingCalls", page_token=token),
+        user.ask("ListRuns", page_token=token[:-1]),
+        user.ask("ListRuns", page_token="¿"),
     ]
     assert [await reason(call) for call in wrong] == ["INVALID_PAGE_TOKEN"] * len(wrong)
-    larger = pb.ListRunsRequest(store_id="acme", user_id="ann", page_size=201)
-    assert await reason(user.stub.ListRuns(larger)) == "INVALID_FIELD"
+    assert await reason(user.ask("ListRuns", page_size=201)) == "INVALID_FIELD"
 
 
 async def test_text_that_the_database_cannot_hold_as_text_is_kept_byte_for_byte(user: User) -> None:
@@ -169,9 +169,9 @@ async def test_a_page_token_cannot_carry_to_the_database_what_no_row_has(user: U
     messages = make_token("ListMessages", ("acme", "ann", "c1"), (2**63,))
     me: dict[str, Any] = {"store_id": "acme", "user_id": "ann"}
     wrong = [
-        user.stub.ListRuns(pb.ListRunsRequest(**me, page_token=runs)),
-        user.stub.ListCalls(pb.ListCallsRequest(**me, run_id=run_id, page_token=calls)),
-        user.stub.ListPendingCalls(pb.ListPendingCallsRequest(**me, page_token=pending)),
-        user.stub.ListMessages(pb.ListMessagesRequest(**me, conversation_id="c1", page_token=messages)),
+        user.ask("ListRuns", **me, page_token=runs),
+        user.ask("ListCalls", **me, run_id=run_id, page_token=calls),
+        user.ask("ListPendingCalls", **me, page_token=pending),
+        user.ask("ListMessages", **me, conversation_id="c1", page_token=messages),
     ]
     assert [await reason(call) for call in wrong] == ["INVALID_PAGE_TOKEN"] * len(wrong)

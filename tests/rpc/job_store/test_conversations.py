@@ -10,10 +10,9 @@ import pytest
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
-from pawl.errors import ConversationNotFound, InvalidField, InvalidPageToken, RequestIdReused
+from pawl.errors import ConversationNotFound
 from pawl.event.v1 import conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.conversations import LISTED, SEARCHED, query
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
 from pawl.job_store.app.sweeps import RetentionSweep
@@ -23,9 +22,7 @@ from tests.rpc.job_store.user import User
 
 
 async def get(user: User, **fields: Any) -> conversation_pb2.Conversation:
-    request = pb.GetConversationRequest(store_id=user.store_id, user_id=user.user_id, **fields)
-    with translating():
-        return (await user.stub.GetConversation(request)).conversation
+    return (await user.ask("GetConversation", **fields)).conversation
 
 
 async def listed(user: User, **fields: Any) -> list[str]:
@@ -43,11 +40,7 @@ async def listed(user: User, **fields: Any) -> list[str]:
 
 
 async def update(user: User, conversation_id: str, **fields: Any) -> conversation_pb2.Conversation:
-    request = pb.UpdateConversationRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id, **fields
-    )
-    with translating():
-        return (await user.stub.UpdateConversation(request)).conversation
+    return (await user.ask("UpdateConversation", conversation_id=conversation_id, **fields)).conversation
 
 
 async def two(start: StartReplica) -> list[User]:
@@ -66,8 +59,7 @@ async def take_in(database: Database) -> int:
 async def answered(user: User, question: str, answer: str, **fields: Any) -> str:
     """A conversation that has ended; its id."""
     owner = await user.start(question, **fields)
-    said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)
-    await owner.commit(messages=[said])
+    await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=answer)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     return (await user.run(owner.run_id)).conversation_id
 
@@ -76,15 +68,18 @@ async def test_others_do_not_read_summaries_which_retell_calls_and_documents(use
     owner = await user.start("what is my balance?")
     said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text="You are fine.")
     retold = "look_up(account=4711) gave 12 euros."
-    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1)
-    await owner.commit(messages=[summary, said])
+    await owner.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text=retold, summarised_to_number=1), said]
+    )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
     conversation_id = (await user.run(owner.run_id)).conversation_id
     await update(user, conversation_id, sharing=conversation_pb2.SHARING_READ)
 
     async def read_by(user_id: str) -> list[str]:
-        request = pb.ListMessagesRequest(store_id=user.store_id, user_id=user_id, conversation_id=conversation_id)
-        return [message.text for message in (await user.stub.ListMessages(request)).messages]
+        return [
+            message.text
+            for message in (await user.ask("ListMessages", user_id=user_id, conversation_id=conversation_id)).messages
+        ]
 
     assert await read_by(user.user_id) == ["what is my balance?", retold, "You are fine."]
     assert await read_by("bob") == ["what is my balance?", "", "You are fine."]
@@ -115,17 +110,6 @@ async def test_many_new_keys_in_many_groups_at_two_replicas_each_have_one_conver
     assert len(set.union(*by_key.values())) == 12
 
 
-async def test_the_same_request_with_a_key_makes_one_run(start: StartReplica) -> None:
-    """I2."""
-    users = await two(start)
-    answers = await asyncio.gather(
-        *(users[number % 2].submit(request_id="r1", conversation_key="k") for number in range(6))
-    )
-    assert len({answer.run.run_id for answer in answers}) == 1
-    with pytest.raises(RequestIdReused):
-        await users[0].submit(request_id="r1", conversation_key="another")
-
-
 async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: Database) -> None:
     """I13."""
     mine = (await user.submit(conversation_key="ticket 42")).run.conversation_id
@@ -134,18 +118,6 @@ async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: 
             await get(other, conversation_key="ticket 42")
         assert (await other.submit(conversation_key="ticket 42")).run.conversation_id != mine
     assert "ticket 42" not in str(await database.fetch("SELECT * FROM job_store.conversations"))
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [{"conversation_key": "x" * 201}, {"conversation_key": "k", "conversation_id": "c1"}],
-)
-async def test_a_bad_key_begins_nothing(user: User, fields: dict[str, str]) -> None:
-    with pytest.raises(InvalidField):
-        await user.submit(**fields)
-    with pytest.raises(InvalidField):
-        await get(user, **fields)
-    assert await listed(user) == []
 
 
 async def test_those_come_first_in_which_something_happened_last(user: User) -> None:
@@ -171,28 +143,6 @@ async def test_the_archive_is_a_list_of_its_own(user: User) -> None:
     assert await listed(user, archived=False) == ["c0", "c3", "c1"]
     await update(user, "c2", archived=False)
     assert await listed(user, archived=True) == []
-
-
-async def test_a_title_is_made_and_given(user: User) -> None:
-    await user.submit("\n Lunch on Friday?\nThanks", conversation_id="c1")
-    found = await get(user, conversation_id="c1")
-    assert (found.title, found.has_own_title) == ("Lunch on Friday?", False)
-    named = await update(user, "c1", title="Lunch")
-    assert (named.title, named.has_own_title) == ("Lunch", True)
-    assert await get(user, conversation_id="c1") == named
-    assert (await update(user, "c1", title="")).title == "Lunch on Friday?"
-
-
-async def test_an_update_is_known_by_its_request(user: User) -> None:
-    """I2."""
-    await user.submit(conversation_id="c1")
-    await update(user, "c1", request_id="r1", title="first")
-    await update(user, "c1", title="second")
-    assert (await update(user, "c1", request_id="r1", title="first")).title == "second"
-    with pytest.raises(RequestIdReused):
-        await update(user, "c1", request_id="r1", title="third")
-    with pytest.raises(RequestIdReused):
-        await user.submit(request_id="r1")
 
 
 async def test_conversations_are_found_by_words_of_a_message_or_the_title(user: User, database: Database) -> None:
@@ -233,15 +183,6 @@ async def test_long_conversations_are_taken_in_by_parts(user: User, database: Da
     assert await take_in(database) == 0
 
 
-async def test_two_replicas_take_in_the_same_once(user: User, database: Database) -> None:
-    for number in range(10):
-        await user.submit(f"message number{number}", conversation_id=f"c{number}")
-    await asyncio.gather(*(take_in(database) for _ in range(3)))
-    await take_in(database)
-    assert await database.fetchval("SELECT count(*) FROM job_store.conversation_words") == 10
-    assert len(await listed(user, query="message")) == 10
-
-
 async def test_a_conversation_that_is_written_to_is_taken_in_later(user: User, database: Database) -> None:
     """Whoever writes comes first; nothing is lost."""
     await user.submit("secret plan", conversation_id="c1")
@@ -274,40 +215,3 @@ async def test_the_key_of_conversations_that_are_being_removed_is_free(user: Use
     assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 2
     ids.append((await user.submit(conversation_key="k")).run.conversation_id)
     assert len({*ids}) == 3
-
-
-async def test_page_tokens_are_of_one_selection(user: User) -> None:
-    for number in range(3):
-        await user.submit(conversation_id=f"c{number}")
-    request = pb.ListConversationsRequest(store_id="acme", user_id="ann", page_size=2)
-    request.page_token = (await user.stub.ListConversations(request)).next_page_token
-    request.archived = False
-    with pytest.raises(InvalidPageToken), translating():
-        await user.stub.ListConversations(request)
-
-
-async def test_lists_and_searches_go_by_an_index(user: User, database: Database) -> None:
-    """What others have, and what a user has ever had, is not looked at."""
-    await user.submit(conversation_id="c1")
-    rows = """
-        INSERT INTO job_store.conversations
-            (store_id, conversation_id, user_id, queue, last_number, create_time, update_time)
-        SELECT 'acme', 'x' || n, 'u' || n % 1000, '', 0, now(), now() - n * interval '1 s'
-        FROM generate_series(1, 20000) AS n
-    """
-    words = """
-        INSERT INTO job_store.conversation_words
-        SELECT 'acme', 'x' || n, 1, array_to_tsvector(ARRAY[(n % 1000)::text || ':the', n::text || ':it'])
-        FROM generate_series(1, 20000) AS n
-    """
-    for statement in (rows, words, "ANALYZE job_store.conversations", "ANALYZE job_store.conversation_words"):
-        await database.execute(statement)
-    arguments: tuple[Any, ...] = (51, 1000, "acme", "u1", [False, True], None, "", [])
-    async with database.acquire() as connection:
-        for sql, given, index in (
-            (LISTED, arguments, "conversations_of_user"),
-            (SEARCHED, (*arguments, query("acme", "u1", ["the"])), "conversation_words_search"),  # type: ignore[arg-type]
-        ):
-            plan = str(await connection.fetch(f"EXPLAIN {sql}", *given))
-            assert index in plan, plan
-            assert "Seq Scan" not in plan, plan

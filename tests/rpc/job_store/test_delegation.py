@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from pawl.errors import InvalidField, InvalidId, RunNotFound
+from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from tests.rpc.job_store.conftest import StartReplica
@@ -18,8 +18,10 @@ AGENT = run_pb2.WAIT_KIND_AGENT
 
 def begun(owner: Owner, name: str, **fields: Any) -> dict[str, Any]:
     """What a step says that delegates the call `name` to the run `run_<name>`."""
-    call = owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")
-    return {"calls": [call], "delegations": [delegation(name, **fields)]}
+    return {
+        "calls": [owner.call(name, call_pb2.CALL_STATE_DELEGATED, child_run_id=f"run_{name}")],
+        "delegations": [delegation(name, **fields)],
+    }
 
 
 def delegation(name: str, **fields: Any) -> pb.Delegation:
@@ -65,8 +67,10 @@ async def test_its_end_is_told_with_answer_failure_and_usage(user: User) -> None
     told = command.agent_ended
     assert (told.call_id, told.run.run_id, told.run.state) == ("a", child.run_id, run_pb2.RUN_STATE_FAILED)
     assert (told.run.failure, told.run.usage, told.run.output_text) == (failure, usage, "so far")
-    settled = owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))
-    await owner.commit(calls=[settled], consumed=[command.command_id])
+    await owner.commit(
+        calls=[owner.call("a", call_pb2.CALL_STATE_FAILED, child_run_id=child.run_id, result=result(is_error=True))],
+        consumed=[command.command_id],
+    )
     assert await owner.inbox() == []
 
 
@@ -86,40 +90,6 @@ async def test_a_run_shows_what_all_runs_below_it_wait_for(user: User) -> None:
         await User(user.stub, user_id="bob").run(middle.run_id)
     with pytest.raises(RunNotFound):
         await User(user.stub, store_id="beta").run(middle.run_id)
-
-
-async def test_a_call_that_is_given_up_stops_the_run(user: User) -> None:
-    owner = await user.start()
-    child = await delegating(user, owner, "a")
-    await user.cancel(owner.run_id)
-    (claimed,) = await user.claim()
-    owner.epoch = claimed.epoch
-    (cancel,) = await owner.inbox()
-    given_up = owner.call("a", call_pb2.CALL_STATE_CANCELLED, child_run_id=child.run_id, result=result(is_error=True))
-    await owner.commit(calls=[given_up], consumed=[cancel.command_id], state=run_pb2.RUN_STATE_CANCELLED)
-
-    run = await user.run(child.run_id)
-    assert (run.state, run.stop_cause) == (run_pb2.RUN_STATE_CANCELLING, run_pb2.STOP_CAUSE_PARENT)
-    (told,) = await child.inbox()
-    assert told.cancel.cause == run_pb2.STOP_CAUSE_PARENT, "else its owner goes on with what it does"
-    await child.commit(state=run_pb2.RUN_STATE_CANCELLED)
-    assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-
-
-async def test_what_makes_no_sense_is_refused(user: User) -> None:
-    owner = await user.start()
-    step = begun(owner, "a")
-    for change, error in (
-        ({"delegations": []}, InvalidField),
-        ({"delegations": [delegation("a", text="")]}, InvalidField),
-        ({"delegations": [delegation("a"), delegation("b")]}, InvalidField),
-        ({"calls": [owner.call("a", call_pb2.CALL_STATE_DELEGATED)]}, InvalidField),
-        ({"calls": [owner.call("a", call_pb2.CALL_STATE_DELEGATED, child_run_id="no id")]}, InvalidId),
-    ):
-        with pytest.raises(error):
-            await owner.commit(**(step | change))
-    with pytest.raises(RunNotFound):
-        await user.run("run_a")
 
 
 async def test_ends_and_cancels_at_once_on_two_replicas_do_not_deadlock(start: StartReplica) -> None:

@@ -10,7 +10,6 @@ import pytest
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.ids import ConversationId, IdSource, StoreId
-from pawl.chassis.rpc_client import translating
 from pawl.errors import ConversationErased, ConversationNotFound, DependencyUnavailable, RequestIdReused, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import erasure_pb2 as pb
@@ -26,7 +25,7 @@ from tests.poll import until
 from tests.rpc.job_store.conftest import DAY_SECONDS, Replica, StartReplica
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_upkeep import age_conversation
-from tests.rpc.job_store.user import User, result
+from tests.rpc.job_store.user import Translated, User, result
 
 MARKER = "zanzibar"
 SERVICES = (Part.TOOL_REGISTRY, Part.NOTIFIER)
@@ -73,9 +72,9 @@ def erasing(replica: Replica, log: Log | None, monotonic: Callable[[], float] = 
 
 
 async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> pb.EraseConversationResponse:
-    request = pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
-    with translating():
-        return await ErasureServiceStub(replica.channel).EraseConversation(request)
+    return await Translated(ErasureServiceStub(replica.channel)).EraseConversation(
+        pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
+    )
 
 
 async def swept(sweep: Erasing) -> None:
@@ -115,8 +114,13 @@ async def full(user: User) -> tuple[str, str]:
     steered = message_pb2.Message(role=message_pb2.ROLE_USER, text=f"{MARKER} steer")
     await owner.commit(calls=[call], messages=[said, steered], consumed=[steer.command_id])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, output_text=f"{MARKER} output")
-    labels = conversation_pb2.Labels(labels={"about": MARKER})
-    await update(user, conversation_id, title=f"{MARKER} title", labels=labels, request_id="named")
+    await update(
+        user,
+        conversation_id,
+        title=f"{MARKER} title",
+        labels=conversation_pb2.Labels(labels={"about": MARKER}),
+        request_id="named",
+    )
     return conversation_id, owner.run_id
 
 
@@ -185,31 +189,13 @@ async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(repl
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_runs_are_cancelled_first_and_those_that_wait_never_begin(replica: Replica, user: User) -> None:
-    """I12."""
-    owner = await user.start(MARKER)
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    waiting = (await user.submit(f"{MARKER} two", conversation_id=conversation_id)).run
-    await erase(replica, conversation_id)
-    sweep = erasing(replica, None)
-
-    await sweep.sweep()
-
-    assert (await user.run(owner.run_id)).state == run_pb2.RUN_STATE_CANCELLING
-    assert (await user.run(waiting.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-    assert (await erase(replica, conversation_id)).erasure.waits_for[0] == "runs"
-    (cancel,) = await owner.inbox()
-    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[cancel.command_id])
-    await swept(sweep)
-    assert MARKER not in await everything(replica.database)
-
-
 async def test_conversations_of_agents_go_with_it(replica: Replica, user: User) -> None:
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    task = ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")
-    await owner.commit(calls=[call], delegations=[task])
+    await owner.commit(
+        calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
+    )
     child = await user.run("run_child")
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
@@ -240,8 +226,9 @@ async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is
     owner = await bob.start(f"{MARKER} theirs", conversation_id=conversation_id, request_id="request")
     waiting = await bob.submit(f"{MARKER} later", conversation_id=conversation_id)
     call = owner.call("call_2", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    task = ledger_pb2.Delegation(call_id="call_2", run_id="run_child", text=f"{MARKER} task")
-    await owner.commit(calls=[call], delegations=[task])
+    await owner.commit(
+        calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_2", run_id="run_child", text=f"{MARKER} task")]
+    )
     below = (await bob.run("run_child")).conversation_id
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)
@@ -310,45 +297,13 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
 
 
 async def forked(user: User, conversation_id: str, request_id: str = "") -> str:
-    request = ledger_pb2.ForkConversationRequest(
-        store_id=user.store_id,
-        user_id=user.user_id,
-        request_id=request_id,
-        conversation_id=conversation_id,
-    )
-    with translating():
-        return (await user.stub.ForkConversation(request)).conversation.conversation_id
+    return (
+        await user.ask("ForkConversation", request_id=request_id, conversation_id=conversation_id)
+    ).conversation.conversation_id
 
 
 async def said(user: User, conversation_id: str) -> list[str]:
-    request = ledger_pb2.ListMessagesRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id
-    )
-    with translating():
-        return [message.text for message in (await user.stub.ListMessages(request)).messages]
-
-
-async def test_forks_lose_what_they_showed_of_it_at_once_and_go_on(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
-    fork = await forked(user, conversation_id)
-    below = await forked(user, fork)
-    assert MARKER in " ".join(await said(user, below))
-    assert (await get(user, conversation_id=below)).title == f"{MARKER} title"
-
-    await erase(replica, conversation_id)
-
-    assert await said(user, fork) == await said(user, below) == []
-    with pytest.raises(ConversationErased):
-        await forked(user, conversation_id)
-    await swept(erasing(replica, None))
-    assert MARKER not in await everything(replica.database)
-    owner = await user.start("goes on", conversation_id=below)
-    assert [message.text for message in (await owner.load()).messages] == ["goes on"]
-    assert await said(user, below) == ["goes on"]
-    # A fork is erased for itself.
-    await erase(replica, fork)
-    await swept(erasing(replica, None))
-    assert await said(user, below) == ["goes on"]
+    return [message.text for message in (await user.ask("ListMessages", conversation_id=conversation_id)).messages]
 
 
 async def test_the_title_goes_from_a_fork_of_a_fork_that_retention_has_removed(replica: Replica, user: User) -> None:
@@ -367,17 +322,6 @@ async def test_the_title_goes_from_a_fork_of_a_fork_that_retention_has_removed(r
     assert (await get(user, conversation_id=below)).title == ""
     await swept(erasing(replica, None))
     assert MARKER not in await everything(replica.database)
-
-
-async def test_what_is_away_holds_up_nothing_else(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
-    await erase(replica, conversation_id)
-    log = Log()
-    log.is_away = True
-    sweep = erasing(replica, log)
-    await swept(sweep)
-    assert MARKER not in await everything(replica.database)
-    assert "log" in (await erase(replica, conversation_id)).erasure.waits_for
 
 
 async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
@@ -409,18 +353,6 @@ async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
         await erase(replicas[0], ids[0])
 
 
-async def test_a_fork_that_is_asked_for_again_is_there_though_its_original_was_erased(
-    replica: Replica, user: User
-) -> None:
-    """I2."""
-    conversation_id, _ = await full(user)
-    fork = await forked(user, conversation_id, "r1")
-    await erase(replica, conversation_id)
-    assert await forked(user, conversation_id, "r1") == fork
-    with pytest.raises(RequestIdReused):
-        await forked(user, fork, "r1")
-
-
 async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed_the_call(
     replica: Replica, user: User
 ) -> None:
@@ -428,8 +360,9 @@ async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed
     owner = await user.start("parent")
     conversation_id = (await user.run(owner.run_id)).conversation_id
     call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    task = ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")
-    await owner.commit(calls=[call], delegations=[task])
+    await owner.commit(
+        calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
+    )
     (claimed,) = await user.claim()
     child = user.owner("run_child", claimed.epoch)
     await child.commit(state=run_pb2.RUN_STATE_COMPLETED)

@@ -14,7 +14,6 @@ import pytest
 from pawl.agent_loop.adapters import wire
 from pawl.agent_loop.domain import history
 from pawl.agent_loop.domain.state import State
-from pawl.chassis.rpc_client import translating
 from pawl.errors import ConversationErased, ConversationNotFound, ForkPointOpen
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -90,8 +89,10 @@ class Player:
             call = owner.call(
                 call_id, call_pb2.CALL_STATE_FAILED, result=result(f'"{next(self._texts)}"', is_error=True)
             )
-            said = message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, call_ids=[call_id])
-            await owner.commit(messages=[said], calls=[call])
+            await owner.commit(
+                messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, call_ids=[call_id])],
+                calls=[call],
+            )
             talk.add(text, is_answer=True)
         if self._chance.random() < 0.8:
             text = next(self._texts)
@@ -117,9 +118,9 @@ class Player:
             message_pb2.Message(role=role, text=text, imported=True) for role, text in zip(roles, every, strict=True)
         ]
         messages[1].call_ids.append(asked.call_id)
-        request = pb.ImportConversationRequest(store_id="acme", user_id="ann", messages=messages, calls=[asked])
-        with translating():
-            talk.conversation_id = (await self._user.stub.ImportConversation(request)).conversation.conversation_id
+        talk.conversation_id = (
+            await self._user.ask("ImportConversation", store_id="acme", user_id="ann", messages=messages, calls=[asked])
+        ).conversation.conversation_id
         for text, role in zip(every, roles, strict=True):
             talk.add(text, is_answer=role == message_pb2.ROLE_ASSISTANT)
         self.talks.append(talk)

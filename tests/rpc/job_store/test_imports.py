@@ -9,13 +9,13 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
-from pawl.errors import ConversationExists, ConversationNotFound, InvalidField, RequestIdReused
+from pawl.errors import ConversationExists, InvalidField, RequestIdReused
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.test_conversations import get, listed, take_in
-from tests.rpc.job_store.test_forks import age, count, fork, loaded, said, sweep, texts, told
+from tests.rpc.job_store.test_forks import count, fork, loaded, said, texts, told
 from tests.rpc.job_store.user import User, result
 
 ALL = ("conversations", "messages", "runs", "calls", "events", "outbox", "requests")
@@ -67,10 +67,10 @@ async def test_an_imported_conversation_goes_on_like_any_other(user: User, datab
 async def test_nothing_of_it_happened_here(user: User, database: Database) -> None:
     """No list of runs has it, nothing waits, nothing is told; its calls are found under its messages' run."""
     made = await imported(user, history(user))
-    messages = pb.ListMessagesRequest(store_id="acme", user_id="ann", conversation_id=made.conversation_id)
-    (run_id,) = {message.run_id for message in (await user.stub.ListMessages(messages)).messages}
-    calls = pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=run_id)
-    assert [call.call_id for call in (await user.stub.ListCalls(calls)).calls] == ["a_1"]
+    (run_id,) = {
+        message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages
+    }
+    assert [call.call_id for call in (await user.ask("ListCalls", run_id=run_id)).calls] == ["a_1"]
     filters: tuple[dict[str, Any], ...] = (
         {},
         {"conversation_id": made.conversation_id},
@@ -78,10 +78,8 @@ async def test_nothing_of_it_happened_here(user: User, database: Database) -> No
         {"oldest_first": True},
     )
     for wanted in filters:
-        request = pb.ListRunsRequest(store_id="acme", user_id="ann", **wanted)
-        assert not (await user.stub.ListRuns(request)).runs
-    pending = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
-    assert not (await user.stub.ListPendingCalls(pending)).calls
+        assert not (await user.ask("ListRuns", **wanted)).runs
+    assert not (await user.ask("ListPendingCalls")).calls
     assert await user.claim() == []
     assert await user.events(run_id) == []
     assert (await user.run(run_id)).state == run_pb2.RUN_STATE_COMPLETED
@@ -114,29 +112,3 @@ async def test_a_refused_import_leaves_nothing(user: User, database: Database) -
         with pytest.raises(error):
             await imported(user, request)
     assert [await count(database, table) for table in ALL] == before
-
-
-async def test_a_key_that_is_in_use_says_whose_conversation_has_it(user: User) -> None:
-    made = await imported(user, history(user, conversation_key="k"))
-    with pytest.raises(ConversationExists) as refused:
-        await imported(user, history(user, "b", conversation_key="k"))
-    assert refused.value.metadata == {"conversation_id": made.conversation_id}
-
-
-async def test_a_key_is_of_one_user(user: User) -> None:
-    """I13."""
-    await user.submit(conversation_key="k")
-    other = User(user.stub, user_id="bob")
-    made = await imported(other, history(other, conversation_key="k"))
-    with pytest.raises(ConversationNotFound):
-        await get(user, conversation_id=made.conversation_id)
-
-
-async def test_it_is_removed_like_any_other(user: User, database: Database) -> None:
-    made = await imported(user, history(user))
-    forked = await fork(user, made.conversation_id)
-    await age(database, made.conversation_id)
-    assert len(await texts(user, forked.conversation_id)) == 3
-    await age(database, forked.conversation_id)
-    await sweep(database)
-    assert [await count(database, table) for table in ("conversations", "messages", "runs", "calls")] == [0] * 4

@@ -42,14 +42,6 @@ async def test_a_run_takes_only_so_many_bytes_of_messages(user: User) -> None:
     assert (await user.cancel(run_id)).outcome == pb.COMMAND_OUTCOME_ACCEPTED
 
 
-async def test_a_run_takes_only_so_many_messages(user: User) -> None:
-    _, conversation_id = await waiting(user)
-    await fill(user, conversation_id, "go on", inbox.LIMITS.commands_max)
-
-    with pytest.raises(QueueFull):
-        await user.submit("go on", conversation_id=conversation_id, policy=STEER)
-
-
 async def test_messages_count_until_they_stand_in_the_conversation(user: User) -> None:
     """Also those that the owner has read and keeps elsewhere."""
     run_id, conversation_id = await waiting(user)
@@ -66,35 +58,6 @@ async def test_messages_count_until_they_stand_in_the_conversation(user: User) -
     await fill(user, conversation_id, LARGE, 1)
     with pytest.raises(QueueFull):
         await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
-
-
-async def test_a_message_that_was_refused_may_come_again(user: User) -> None:
-    run_id, conversation_id = await waiting(user)
-    await fill(user, conversation_id, LARGE, FITTING)
-    again = {"conversation_id": conversation_id, "policy": STEER, "request_id": "once_more"}
-    with pytest.raises(QueueFull):
-        await user.submit(LARGE, **again)
-    (claimed,) = await user.claim()
-    owner = user.owner(run_id, claimed.epoch)
-    messages = [message_pb2.Message(role=message_pb2.ROLE_USER, text=LARGE)] * FITTING
-    await owner.commit(consumed=[command.command_id for command in await owner.inbox()], messages=messages)
-
-    assert (await user.submit(LARGE, **again)).steered
-
-
-async def test_a_run_takes_only_so_many_top_ups_that_nobody_reads(user: User) -> None:
-    options = run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100))
-    owner = await user.start(options=options)
-    for _ in range(inbox.LIMITS.commands_max):
-        receipt = await user.send(owner.run_id, top_up=pb.TopUpCommand(tokens=1))
-        assert receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
-
-    with pytest.raises(QueueFull):
-        await user.send(owner.run_id, "one_more", top_up=pb.TopUpCommand(tokens=1))
-
-    await owner.commit(consumed=[command.command_id for command in await owner.inbox()])
-    receipt = await user.send(owner.run_id, "one_more", top_up=pb.TopUpCommand(tokens=1))
-    assert receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
 
 
 async def receipts_of(database: Database, run_id: str) -> int:
@@ -119,13 +82,4 @@ async def test_a_run_keeps_only_so_many_receipts_of_what_it_refused(user: User, 
     first = await user.send(run_id, "refused_0", decision=decision)
     last = await user.send(run_id, f"refused_{inbox.LIMITS.idle_receipts_max}", decision=decision)
     assert (first.outcome, last.outcome) == (pb.COMMAND_OUTCOME_REFUSED, pb.COMMAND_OUTCOME_LATE)
-    assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max + 1
-
-
-async def test_a_run_keeps_only_so_many_receipts_of_stops_that_came_after_the_first(
-    user: User, database: Database
-) -> None:
-    run_id, _ = await waiting(user)
-    for number in range(inbox.LIMITS.idle_receipts_max + 20):
-        assert (await user.cancel(run_id, f"stop_{number}")).outcome == pb.COMMAND_OUTCOME_ACCEPTED
     assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max + 1

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import Counter
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -12,14 +11,9 @@ import pytest
 
 from pawl.chassis.ids import KeyId, StoreId, UserId
 from pawl.chassis.key_rows import secret_of
-from pawl.chassis.login_failures import REPORTS_MAX, FailureKind, FailureReport, FailureSum
-from pawl.chassis.rpc_client import open_channel
-from pawl.errors import InvalidField
+from pawl.chassis.login_failures import FailureKind, FailureReport, FailureSum
 from pawl.identity.v1 import key_pb2 as pb
-from pawl.identity.v1.key_sync_pb2 import FailureReport as FailureReportMessage
-from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
-from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
-from pawl.job_store.adapters.keys import PostgresKeyRepository, events_of
+from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.domain import keys as rules
 from pawl.job_store.domain.key_events import KeyEventKind, event_of
@@ -66,20 +60,15 @@ async def test_making_and_revoking_a_key_are_events_with_who_did_it(world: World
     assert (first.by_user_id, first.by_credential_id) == ("", "")
 
 
-async def test_an_event_of_a_newer_version_is_shown_without_its_kind(world: World) -> None:
-    deployment = await world.deployment()
-    await world.database.execute("UPDATE job_store.key_events SET kind = 'KEY_RENAMED'")
-    (event,) = await events(deployment)
-    assert (event.kind, event.key_name) == (pb.KEY_EVENT_KIND_UNSPECIFIED, "bootstrap")
-
-
 async def test_a_delegate_is_named_beside_whom_it_acts_for(world: World) -> None:
     roles = ["delegate", "operator", "member"]
     deployment = await world.deployment()
     made = await create(deployment, user_id="shop", store_id="acme", roles=roles, decides_for_users=True)
     shop = await world.stub(made.secret)
-    request = pb.CreateKeyRequest(key=pb.Key(user_id="ann", roles=["member"]))
-    await shop.CreateKey(request, metadata=(("pawl-user", "olga"), ("pawl-roles", "operator,member")))
+    await shop.CreateKey(
+        pb.CreateKeyRequest(key=pb.Key(user_id="ann", roles=["member"])),
+        metadata=(("pawl-user", "olga"), ("pawl-roles", "operator,member")),
+    )
     event, *_ = await events(deployment, store_id="acme")
     assert (event.by_store_id, event.by_user_id, event.by_delegate_user_id) == ("acme", "olga", "shop")
     assert event.by_credential_id == made.key.key_id
@@ -153,40 +142,6 @@ async def test_events_are_listed_in_pages_and_by_key_and_kind(world: World) -> N
         await events(owner, key_id="no key")
 
 
-@pytest.mark.parametrize(
-    ("columns", "values"),
-    [
-        (("store_id",), "'rare'"),
-        (("key_id",), "'key_7'"),
-        (("kind",), "'KEY_REVOKED'"),
-        (("store_id", "kind"), "'rare', ''"),
-    ],
-)
-async def test_events_are_found_without_a_look_at_those_of_others(
-    world: World, columns: tuple[str, ...], values: str
-) -> None:
-    async with world.database.acquire() as connection:
-        await connection.execute(MANY_EVENTS)
-        await connection.execute("ANALYZE job_store.key_events")
-        # As it is planned for all arguments, and not for these.
-        await connection.execute(f"PREPARE listing AS {events_of(*columns)}")
-        execute = f"EXECUTE listing (1000000, 51, {values})"
-        plan = str(await connection.fetch(f"EXPLAIN (ANALYZE, TIMING OFF) {execute}"))
-        await connection.execute("DEALLOCATE listing")
-    removed = sum(int(number) for number in re.findall(r"Removed by Filter: (\d+)", plan))
-    assert removed < 100, plan
-
-
-MANY_EVENTS = """
-INSERT INTO job_store.key_events (
-    "time", kind, store_id, key_id, key_name, user_id, roles, by_store_id, by_user_id, by_delegate_user_id,
-    by_credential_id, service, report_id
-)
-SELECT now(), 'KEY_CREATED', 'store_' || n % 50, 'key_' || n, '', '', '{}', '', '', '', '', '', ''
-FROM generate_series(1, 20000) AS n
-"""
-
-
 async def test_reports_of_services_are_kept_once_with_the_service_and_the_key(world: World) -> None:
     owner, source = await world.stub(LOCAL_KEY), await world.sync_client()
     made = await create(owner, name="laptop", user_id="bob")
@@ -208,15 +163,6 @@ async def test_reports_of_services_are_kept_once_with_the_service_and_the_key(wo
     sums = found[1].failures
     assert (sums.kind, sums.source) == (pb.LOGIN_FAILURE_KIND_REVOKED, "10.0.0.1")
     assert sums.first_time.ToDatetime(tzinfo=UTC) == sums.last_time.ToDatetime(tzinfo=UTC) == NOW
-
-
-async def test_what_is_no_report_is_refused(world: World) -> None:
-    source = await world.sync_client()
-    with pytest.raises(InvalidField):
-        await source.sync_keys(0, (), [report(number) for number in range(1, REPORTS_MAX + 2)])
-    for wrong in (report(0), report(1, key_id="no key")):
-        with pytest.raises(InvalidField):
-            await source.sync_keys(0, (), [wrong])
 
 
 async def test_the_logins_that_fail_here_are_summed_without_a_secret(world: World) -> None:
@@ -269,21 +215,6 @@ async def test_old_events_go(world: World) -> None:
     )
     assert await retention.remove_key_events(rows_max=10) == 1
     assert [event.key_name for event in await events(owner)] == ["new"]
-
-
-async def test_a_kind_of_a_newer_version_is_listed_as_unknown(world: World) -> None:
-    await (await world.sync_client()).sync_keys(0, (), [report(1)])
-    await world.database.execute("UPDATE job_store.key_events SET failure_kind = 'sung'")
-    (event,) = await events(await world.deployment(), kind=FAILED)
-    assert event.failures.kind == pb.LOGIN_FAILURE_KIND_UNKNOWN
-
-
-async def test_a_process_of_a_newer_version_gets_its_keys_though_it_counts_what_is_not_known_here(world: World) -> None:
-    async with open_channel(world.address, service_key=SERVICE_KEY) as channel:
-        newer = FailureReportMessage(report_id="rep_1", sum=pb.FailureSum(kind=99, count=1))  # type: ignore[arg-type]
-        await KeySyncServiceStub(channel).SyncKeys(SyncKeysRequest(failure_reports=[newer]))
-    (event,) = await events(await world.deployment(), kind=FAILED)
-    assert event.failures.kind == pb.LOGIN_FAILURE_KIND_UNKNOWN
 
 
 async def test_nothing_to_report_writes_nothing(world: World) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from importlib import resources
 from pathlib import Path
@@ -20,28 +19,23 @@ from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.credentials import UNKNOWN, KeyAuthenticator
 from pawl.chassis.database import Database
-from pawl.chassis.ids import IdSource, StoreId, UserId
+from pawl.chassis.ids import IdSource
 from pawl.chassis.key_rows import KeyRows, digest_of, is_secret
 from pawl.chassis.key_sync import KeySyncClient
 from pawl.chassis.lifecycle import Background
 from pawl.chassis.login_failures import FailureSums
 from pawl.chassis.metrics import Metrics
-from pawl.chassis.roles import Role
 from pawl.chassis.rpc_client import open_channel
 from pawl.chassis.rpc_server import RpcServer
-from pawl.errors import InvalidField
 from pawl.identity.v1 import key_pb2 as pb
 from pawl.identity.v1.key_pb2_grpc import KeyServiceStub
 from pawl.identity.v1.key_sync_pb2 import SyncKeysRequest
 from pawl.identity.v1.key_sync_pb2_grpc import KeySyncServiceStub
 from pawl.job_store import bootstrap
-from pawl.job_store.adapters.keys import PostgresKeyRepository
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.app.keys import Keys, KeysExist
 from pawl.job_store.app.ports import Limits
-from pawl.job_store.domain import keys as rules
 from pawl.job_store.wiring import on_postgres
-from tests.fakes.manual_clock import ManualClock
 from tests.keys import LOCAL_KEY, SERVICE_KEY
 from tests.rpc.job_store.conftest import PLACES, RETENTION
 
@@ -145,13 +139,6 @@ async def test_a_key_is_made_used_and_revoked(world: World) -> None:
     assert row.HasField("revoke_time")
 
 
-async def test_only_the_digest_of_a_secret_is_kept(world: World) -> None:
-    made = await create(await world.stub(LOCAL_KEY))
-    (row,) = await world.database.fetch("SELECT api_keys::text AS text FROM job_store.api_keys")
-    assert made.secret not in row["text"]
-    assert made.secret[5:48] not in row["text"]
-
-
 async def test_the_log_says_who_made_and_revoked_a_key_and_not_its_secret(
     world: World, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,22 +178,6 @@ async def test_a_repeated_request_makes_one_key_and_tells_no_secret_again(world:
     assert len(await listed(owner)) == 1
     await create(owner, name="laptop")
     assert len(await listed(owner)) == 2
-
-
-async def test_a_repeated_request_gets_its_key_also_when_that_has_expired_meanwhile(world: World) -> None:
-    clock = ManualClock()
-    keys = Keys(PostgresKeyRepository(world.database), clock, IdSource(clock))
-    olga = rules.Governor(
-        store_id=StoreId("acme"), user_id=UserId("olga"), credential_id="key_o", roles=frozenset({Role.OPERATOR})
-    )
-    ends = datetime.fromtimestamp(clock.now() + 60, UTC)
-    asked = rules.Key(user_id=UserId("ann"), roles=frozenset({"member"}), expire_time=ends, create_time=ends)
-    made = await keys.create(olga, asked, "req_1")
-    await clock.advance(60)
-    assert await keys.create(olga, asked, "req_1") == replace(made, secret="")
-    for another in ("req_2", ""):
-        with pytest.raises(InvalidField, match="in the future"):
-            await keys.create(olga, asked, another)
 
 
 async def test_keys_are_listed_in_pages_the_newest_first(world: World) -> None:
@@ -380,41 +351,6 @@ async def test_the_last_use_is_kept_with_one_write_a_minute(world: World) -> Non
     assert after == before, "a use is no change that the replicas hear of"
 
 
-async def test_a_store_has_a_limit_of_live_keys(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rules, "KEYS_MAX", 2)
-    owner = await world.stub(LOCAL_KEY)
-    made = [await create(owner) for _ in range(2)]
-    async with refused("INVALID_ARGUMENT", "revoke one first"):
-        await create(owner)
-    await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made[0].key.key_id))
-    await create(owner)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"user_id": ""},
-        {"user_id": "no user"},
-        {"store_id": "no store"},
-        {"name": "x" * 201},
-        {"name": "two\nlines"},
-        {"roles": ["no role"]},
-        {"expire_time": datetime(2020, 1, 1, tzinfo=UTC)},
-        {"decides_for_users": True},
-    ],
-)
-async def test_what_has_no_meaning_is_refused(world: World, fields: dict[str, Any]) -> None:
-    async with refused("INVALID_ARGUMENT"):
-        await create(await world.stub(LOCAL_KEY), **fields)
-
-
-async def test_a_time_beyond_the_calendar_is_refused(world: World) -> None:
-    asked = key()
-    asked.expire_time.seconds = 2**62
-    async with refused("INVALID_ARGUMENT"):
-        await (await world.stub(LOCAL_KEY)).CreateKey(pb.CreateKeyRequest(key=asked))
-
-
 async def test_the_first_key_of_the_deployment_is_made_once(world: World, database_url: str) -> None:
     """OPS-1: also by several at once; again once it is revoked."""
     made = await asyncio.gather(*(bootstrap.bootstrap(database_url) for _ in range(3)), return_exceptions=True)
@@ -424,14 +360,6 @@ async def test_the_first_key_of_the_deployment_is_made_once(world: World, databa
     assert await listed(deployment) == ["bootstrap"]
     await deployment.RevokeKey(pb.RevokeKeyRequest(key_id=first.key.key_id))
     await bootstrap.bootstrap(database_url)
-
-
-async def test_the_first_key_is_told_in_the_log_as_others_are(world: World, capfd: pytest.CaptureFixture[str]) -> None:
-    made = await world.keys.bootstrap()
-    told = "".join(capfd.readouterr())
-    assert "key.bootstrapped" in told
-    assert made.key.key_id in told
-    assert made.secret not in told
 
 
 async def test_keys_that_ended_long_ago_are_forgotten(world: World) -> None:
@@ -448,16 +376,6 @@ async def test_keys_that_ended_long_ago_are_forgotten(world: World) -> None:
     assert await retention.remove_keys(older_than_seconds=3600, rows_max=10) == 2
     assert await listed(owner, include_ended=True) == ["here"]
     assert over.key.key_id
-
-
-async def test_statements_without_changes_write_nothing(world: World) -> None:
-    """What every process asks every two seconds costs one read."""
-    repository = PostgresKeyRepository(world.database)
-
-    async def ask() -> None:
-        assert not (await repository.changes(0, keys_max=10)).keys
-
-    await writes_nothing(world, ask)
 
 
 async def writes_nothing(world: World, ask: Callable[[], Awaitable[object]]) -> None:

@@ -7,14 +7,10 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
 from pawl.errors import InvalidField
 from pawl.event.v1 import conversation_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
-from pawl.job_store.adapters.conversations import WITH_LABELS
-from pawl.job_store.adapters.run_lists import LISTS
-from pawl.job_store.domain import labels
 from tests.rpc.job_store.test_conversations import get, listed, update
 from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.user import User
@@ -104,12 +100,6 @@ async def test_labels_that_cannot_be_make_no_run(user: User) -> None:
     assert not await runs(user)
 
 
-@pytest.mark.parametrize("fields", [{"waits": [99]}, {"waits": [APPROVAL], "states": [QUEUED]}])
-async def test_waits_that_no_run_can_have_are_refused(user: User, fields: dict[str, Any]) -> None:
-    with pytest.raises(InvalidField):
-        await runs(user, **fields)
-
-
 async def test_conversations_are_found_by_all_of_their_labels(user: User) -> None:
     bob = User(user.stub, user_id="bob")
     for number, who in enumerate((user, user, user, bob)):
@@ -130,56 +120,3 @@ async def test_conversations_are_found_by_all_of_their_labels(user: User) -> Non
         await update(user, "c0", labels=conversation_pb2.Labels(labels={"pawl.x": ""}))
     with pytest.raises(InvalidField):
         await listed(user, labels={"": "x"})
-
-
-MANY_RUNS = """
-INSERT INTO job_store.runs (
-    store_id, run_id, conversation_id, user_id, state, waits, epoch, crashes, last_seq, command_count, round,
-    active_seconds, token_budget, token_ceiling, options, tools, usage, failure, unstopped, output, create_time,
-    end_time, agent_name, parent_run_id, reports_to, labels
-)
-SELECT 'acme', 'run_' || n, 'conv' || n % 1000, 'ann', 10, '', 1, 0, 2, 0, 1, 0, 0, 0, '', '', '', '', '', '',
-    now() + n * interval '1 second', now(), CASE n % 1000 WHEN 1 THEN 'clerk' ELSE 'default' END,
-    CASE n % 1000 WHEN 2 THEN 'run_1' ELSE '' END, CASE n % 1000 WHEN 3 THEN 'conv3' ELSE '' END,
-    CASE n % 100 WHEN 0 THEN $1 || 'ticket=' || n % 1000 WHEN 1 THEN $1 || 'env=prod' ELSE '' END
-FROM generate_series(1, $2::integer) AS n
-"""
-
-
-async def test_each_list_goes_by_its_index_whatever_else_the_user_has_run(user: User, database: Database) -> None:
-    line = labels.lines(user.store_id, user.user_id, {"ticket": "300"})  # type: ignore[arg-type]  # ids
-    async with database.acquire() as connection:
-        await connection.execute(MANY_RUNS, line[0].removesuffix("ticket=300"), 20_000)
-        await connection.execute("ANALYZE job_store.runs")
-        lists: dict[str, tuple[Any, ...]] = {
-            "runs_labels": ("", "", line, [], "", False),
-            "runs_of_agent": ("", "clerk", [], [], "", False),
-            "runs_of_parent": ("run_1", "", [], [], "", False),
-            "runs_jobs": ("", "", [], [], "conv3", False),
-            "runs_jobs_of_user": ("", "", [], [], "", True),
-        }
-        for index, given in lists.items():
-            arguments: tuple[Any, ...] = (51, 1_000_000, "acme", "ann", "", [], None, "", None, *given)
-            plan = str(await connection.fetch(f"EXPLAIN {LISTS[index][False]}", *arguments))
-            assert index in plan, plan
-            assert "Seq Scan" not in plan, plan
-            assert len(await connection.fetch(LISTS[index][False], *arguments)) == 20
-    assert len(await runs(user, labels={"ticket": "300"})) == 20
-
-
-async def test_a_list_of_conversations_with_labels_goes_by_their_index(user: User, database: Database) -> None:
-    (line,) = labels.lines(user.store_id, user.user_id, {"ticket": "300"})  # type: ignore[arg-type]  # ids
-    rows = """
-        INSERT INTO job_store.conversations
-            (store_id, conversation_id, user_id, queue, last_number, create_time, update_time, labels)
-        SELECT 'acme', 'x' || n, 'ann', '', 0, now(), now() - n * interval '1 s', $1 || n % 1000
-        FROM generate_series(1, 20000) AS n
-    """
-    async with database.acquire() as connection:
-        await connection.execute(rows, line.removesuffix("300"))
-        await connection.execute("ANALYZE job_store.conversations")
-        arguments: tuple[Any, ...] = (51, 1_000_000, "acme", "ann", [False, True], None, "", [line])
-        plan = str(await connection.fetch(f"EXPLAIN {WITH_LABELS}", *arguments))
-        assert "conversations_labels" in plan, plan
-        assert "Seq Scan" not in plan, plan
-    assert len(await listed(user, labels={"ticket": "300"})) == 20

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.errors import InvalidField, LeaseLost, RunNotFound
+from pawl.errors import LeaseLost, RunNotFound
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.leases import PostgresLeases
@@ -28,7 +27,7 @@ async def end_leases(database: Database) -> None:
 
 
 async def renew(user: User, worker_id: str = "w1") -> pb.RenewLeasesResponse:
-    return await user.stub.RenewLeases(pb.RenewLeasesRequest(worker_id=worker_id, lease_seconds=30))
+    return await user.ask("RenewLeases", worker_id=worker_id, lease_seconds=30)
 
 
 def ids(runs: Any) -> list[str]:
@@ -54,26 +53,15 @@ async def test_a_run_whose_lease_ended_goes_to_another_worker_and_the_first_is_r
     assert [event.attempt for event in await user.events(owner.run_id)] == [0, 0, 1, 2]
 
 
-async def test_stores_are_served_in_turn(user: User) -> None:
-    """A store with many runs does not keep the others waiting."""
-    for number in range(20):
-        await user.submit(conversation_id=f"c{number}")
-    for store in ("beta", "gamma"):
-        for number in range(3):
-            await User(user.stub, store_id=store).submit(conversation_id=f"c{number}")
-    first = await user.claim(runs_max=3)
-    assert Counter(run.store_id for run in first) == {"acme": 1, "beta": 1, "gamma": 1}
-    second = await user.claim(runs_max=8)
-    assert Counter(run.store_id for run in second) == {"acme": 4, "beta": 2, "gamma": 2}
-    singles = [(await user.claim())[0].store_id for _ in range(3)]
-    assert singles == ["acme", "acme", "acme"]
-
-
 async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> None:
     await user.submit("hello", conversation_id="c")
     (run,) = await user.claim()
-    request = pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
-    (loaded,) = [part async for part in user.stub.LoadRun(request)]
+    (loaded,) = [
+        part
+        async for part in user.stub.LoadRun(
+            pb.LoadRunRequest(store_id=run.store_id, run_id=run.run_id, epoch=run.epoch)
+        )
+    ]
     assert [message.text for message in run.loaded.messages] == ["hello"]
     for each in (loaded, run.loaded):
         each.ClearField("now")
@@ -115,53 +103,16 @@ async def test_single_claims_go_round_the_stores(user: User) -> None:
     assert [(await user.claim())[0].store_id for _ in range(6)] == ["a", "b", "c", "a", "b", "c"]
 
 
-async def test_within_a_store_the_oldest_goes_first(user: User) -> None:
-    runs = [(await user.submit(conversation_id=f"c{number}")).run.run_id for number in range(4)]
-    assert [(await user.claim())[0].run_id for _ in range(4)] == runs
-    assert await user.claim() == []
-
-
-async def test_renewing_keeps_all_runs_of_a_worker_and_tells_of_commands(user: User, database: Database) -> None:
-    first, second = await user.start(conversation_id="c1"), await user.start(conversation_id="c2")
-    await end_leases(database)
-    renewed = await renew(user)
-    assert sorted(ids(renewed.runs)) == sorted([first.run_id, second.run_id])
-    assert ids(renewed.runs_with_commands) == []
-    assert await user.claim("w2") == []
-    await user.send(second.run_id, steer=pb.SteerCommand(text="hi"))
-    renewed = await renew(user)
-    assert ids(renewed.runs_with_commands) == [second.run_id]
-    assert renewed.now.seconds > 0
-    assert ids((await renew(user, "w2")).runs) == []
-
-
 async def test_a_worker_that_stops_hands_its_runs_over_at_once(user: User) -> None:
     """OPS-5."""
     owner = await user.start()
-    released = await user.stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id="w1"))
+    released = await user.ask("ReleaseWorker", worker_id="w1")
     assert released.released_count == 1
     with pytest.raises(LeaseLost):
         await owner.commit()
     assert ids(await user.claim("w2")) == [owner.run_id]
-    again = await user.stub.ReleaseWorker(pb.ReleaseWorkerRequest(worker_id="w1"))
+    again = await user.ask("ReleaseWorker", worker_id="w1")
     assert again.released_count == 0
-
-
-async def test_a_parked_run_sleeps_until_its_time(user: User, database: Database) -> None:
-    owner = await user.start()
-    now = (await owner.load()).now
-    await owner.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=now.seconds + 3600))
-    assert await user.claim() == []
-    await end_leases(database)
-    assert ids(await user.claim()) == [owner.run_id]
-
-
-async def test_a_parked_run_wakes_for_a_command(user: User) -> None:
-    owner = await user.start()
-    await owner.park(run_pb2.WAIT_KIND_ANSWER)
-    assert await user.claim() == []
-    await user.send(owner.run_id, steer=pb.SteerCommand(text="never mind"))
-    assert ids(await user.claim()) == [owner.run_id]
 
 
 async def test_loading_needs_the_run_and_its_lease(user: User) -> None:
@@ -170,12 +121,6 @@ async def test_loading_needs_the_run_and_its_lease(user: User) -> None:
         await Owner(user, owner.run_id, 2).load()
     with pytest.raises(RunNotFound):
         await Owner(user, "run_none", 1).load()
-
-
-@pytest.mark.parametrize(("runs_max", "lease_seconds"), [(0, 30), (65, 30), (1, 0.5), (1, 301), (1, float("nan"))])
-async def test_a_claim_is_bounded(user: User, runs_max: int, lease_seconds: float) -> None:
-    with pytest.raises(InvalidField):
-        await user.claim(runs_max=runs_max, lease_seconds=lease_seconds)
 
 
 async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_back(

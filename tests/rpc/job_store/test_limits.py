@@ -15,7 +15,6 @@ from pawl.chassis.database import Database
 from pawl.chassis.metrics import Metrics
 from pawl.errors import QueueFull
 from pawl.event.v1 import run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.domain.places import PlaceLimits
 from tests import servers
@@ -65,39 +64,6 @@ def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
 
-async def test_a_user_has_so_many_active_runs_and_the_next_one_begins_when_one_ends(user: User) -> None:
-    runs = await submit_many(user, 4)
-    first, second = owners(user, await user.claim(runs_max=10))
-    assert {first.run_id, second.run_id} == set(runs[:2])
-    assert await user.claim("w2", runs_max=10) == []
-    assert (await user.run(runs[2])).state == run_pb2.RUN_STATE_QUEUED
-    await first.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await first.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    assert ids(await user.claim("w2", runs_max=10)) == [runs[2]]
-    assert await user.claim("w2", runs_max=10) == []
-
-
-async def test_a_store_has_so_many_active_runs_however_many_users_it_has(replica: Replica, database: Database) -> None:
-    users = [User(replica.stub, user_id=f"user{number}") for number in range(6)]
-    for user in users:
-        await submit_many(user, 2)
-    assert len(await users[0].claim(runs_max=20)) == LIMITS.per_store
-    assert (await active(database)).total() == LIMITS.per_store
-    other = User(replica.stub, store_id="beta")
-    runs = await submit_many(other, 1)
-    assert ids(await other.claim(runs_max=20)) == runs
-
-
-async def test_a_user_at_the_limit_holds_up_nobody_else(user: User, bob: User) -> None:
-    """However many of his runs are older."""
-    await submit_many(user, 40)
-    runs = await submit_many(bob, 1)
-    assert len(await user.claim()) == 1
-    assert len(await user.claim()) == 1
-    assert ids(await bob.claim()) == runs
-    assert await bob.claim(runs_max=20) == []
-
-
 async def test_all_users_behind_one_at_the_limit_get_their_turn(replica: Replica) -> None:
     """More of them than one look at the store goes round."""
     hog = User(replica.stub, user_id="hog")
@@ -116,11 +82,6 @@ async def test_all_users_behind_one_at_the_limit_get_their_turn(replica: Replica
     assert len(held) == LIMITS.per_user
 
 
-async def test_within_the_limits_the_oldest_goes_first(user: User, bob: User) -> None:
-    mine, theirs = await submit_many(user, 3), await submit_many(bob, 3)
-    assert [ids(await user.claim())[0] for _ in range(4)] == [*mine[:2], *theirs[:2]]
-
-
 async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(replica: Replica) -> None:
     """Also a claim of one run goes on to a store that has a place."""
     blocked = [User(replica.stub, store_id=f"a{number}") for number in range(3)]
@@ -130,53 +91,6 @@ async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(replica:
     other = User(replica.stub, store_id="b")
     runs = await submit_many(other, 2)
     assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
-
-
-async def test_a_parked_run_gives_its_place_away_and_waits_for_one_to_go_on(user: User) -> None:
-    """LOOP-14 across pause and resume."""
-    runs = await submit_many(user, 3)
-    first, _ = owners(user, await user.claim(runs_max=10))
-    await first.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await first.park(run_pb2.WAIT_KIND_ANSWER)
-    (third,) = owners(user, await user.claim(runs_max=10))
-    assert third.run_id == runs[2]
-    await user.send(first.run_id, "cmd_1", steer=pb.SteerCommand(text="go on"))
-    assert await user.claim(runs_max=10) == []
-    assert (await user.run(first.run_id)).state == run_pb2.RUN_STATE_WAITING
-    await third.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await third.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    assert ids(await user.claim(runs_max=10)) == [first.run_id]
-
-
-async def test_runs_whose_worker_died_keep_their_places_and_go_on_at_once(
-    user: User, bob: User, database: Database
-) -> None:
-    """I4, I20: also those that had not begun; nobody gets their places meanwhile."""
-    await submit_many(user, 3)
-    await submit_many(bob, 3)
-    first, *others = owners(user, await user.claim("w1", runs_max=10))
-    assert len(others) == LIMITS.per_store - 1
-    await first.commit(state=run_pb2.RUN_STATE_RUNNING)
-    assert await user.claim("w2", runs_max=10) == []
-    await end_leases(database)
-    again = await user.claim("w2", runs_max=10)
-    assert set(ids(again)) == {first.run_id, *(owner.run_id for owner in others)}
-    assert await active(database) == {"ann": 2, "bob": 2}
-    assert await user.claim("w3", runs_max=10) == []
-
-
-async def test_a_run_that_is_stopped_is_settled_at_once_also_over_the_limit(user: User) -> None:
-    runs = await submit_many(user, 3)
-    first, second = owners(user, await user.claim(runs_max=10))
-    await first.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await first.park(run_pb2.WAIT_KIND_ANSWER)
-    (third,) = owners(user, await user.claim(runs_max=10))
-    await user.cancel(first.run_id)
-    assert ids(await user.claim("w2", runs_max=10)) == [first.run_id]
-    await third.commit(state=run_pb2.RUN_STATE_RUNNING)
-    await third.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await submit_many(user, 1)
-    assert await user.claim("w2", runs_max=10) == [], f"{second.run_id} and {runs[0]} are active"
 
 
 async def test_job_stores_that_claim_at_once_keep_to_the_limits(start: StartReplica, database: Database) -> None:
@@ -213,31 +127,6 @@ async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(st
     assert {type(error) for error in refused} == {QueueFull}
     assert "10 runs wait in this store already" in str(refused[0])
     await User(users[0].stub, store_id="beta").submit()
-
-
-async def test_a_full_queue_takes_a_run_when_another_one_has_begun(start: StartReplica) -> None:
-    user = User((await start(places=LIMITS, store_queue_max=2)).stub)
-    submitted = await user.submit(request_id="r1")
-    # As many as there are places, and two that wait for one.
-    await submit_many(user, LIMITS.per_store + 1)
-    with pytest.raises(QueueFull):
-        await user.submit()
-    assert (await user.submit(request_id="r1")).run.run_id == submitted.run.run_id, "it creates nothing"
-    (owner,) = owners(user, await user.claim())
-    with pytest.raises(QueueFull):
-        await user.submit()
-    await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-    with pytest.raises(QueueFull):
-        await user.submit()
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await user.submit()
-
-
-async def test_runs_that_only_wait_for_a_worker_fill_no_queue(start: StartReplica) -> None:
-    """Starts at the same instant: the places that are free are there for them, too."""
-    user = User((await start(places=PlaceLimits(per_store=20, per_user=20), store_queue_max=30)).stub)
-    outcomes = await asyncio.gather(*(user.submit() for _ in range(60)), return_exceptions=True)
-    assert sum(isinstance(outcome, QueueFull) for outcome in outcomes) == 10
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pawl.agent_loop.adapters.trigger_ledger import TriggerLedgerClient
 from pawl.agent_loop.app.public_values import IncomingMail
 from pawl.agent_loop.app.triggers import Triggers
 from pawl.chassis.clock import SystemClock
-from pawl.chassis.rpc_client import translating
 from pawl.errors import InvalidField, InvalidId, PermissionDenied, TriggerNotFound
 from pawl.event.v1 import run_pb2, trigger_pb2
 from pawl.job.v1 import ledger_pb2
@@ -39,11 +38,13 @@ class Box(Hook):
             "senders": ["@a.example"],
         }
         mailbox = trigger_pb2.MailboxSource(**(defaults | fields))
-        definition = trigger_pb2.TriggerDefinition(name=name, text="look", mailbox=mailbox)
-        place = pb.MailPlace(uid_validity=validity, uid=uid)
-        request = pb.PutTriggerRequest(owner=self.owner, definition=definition, must_exist=must_exist, place=place)
-        with translating():
-            response = await self.stub.PutTrigger(request)
+        request = pb.PutTriggerRequest(
+            owner=self.owner,
+            definition=trigger_pb2.TriggerDefinition(name=name, text="look", mailbox=mailbox),
+            must_exist=must_exist,
+            place=pb.MailPlace(uid_validity=validity, uid=uid),
+        )
+        response = await self.stub.PutTrigger(request)
         assert response.secret == ""
         return response.trigger
 
@@ -51,9 +52,9 @@ class Box(Hook):
         return list((await self.claimed(mailboxes_max=mailboxes_max, busy=busy)).mailboxes)
 
     async def claimed(self, *, mailboxes_max: int = 8, busy: Sequence[str] = ()) -> pb.ClaimMailboxesResponse:
-        request = pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max, busy_store_ids=busy)
-        with translating():
-            return await self.stub.ClaimMailboxes(request)
+        return await self.stub.ClaimMailboxes(
+            pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max, busy_store_ids=busy)
+        )
 
     async def make_readable(self) -> pb.DueMailbox:
         await self.replica.database.execute("UPDATE job_store.triggers SET claim_at = now()")
@@ -61,8 +62,7 @@ class Box(Hook):
         return due
 
     async def note(self, due: pb.DueMailbox, reason: str = "", **fields: Any) -> None:
-        with translating():
-            await self.stub.NoteMailbox(pb.NoteMailboxRequest(due=due.due, reason=reason, **fields))
+        await self.stub.NoteMailbox(pb.NoteMailboxRequest(due=due.due, reason=reason, **fields))
 
     async def read(
         self, due: pb.DueMailbox, uid: int, *, skipped: str = "", refusal: str = "", validity: int = 7
@@ -79,8 +79,7 @@ class Box(Hook):
             skipped=skipped,
             mail=pb.MailPlace(uid_validity=validity, uid=uid),
         )
-        with translating():
-            return await self.stub.FireTrigger(request)
+        return await self.stub.FireTrigger(request)
 
     async def seconds(self) -> float:
         found: float = await self.replica.database.fetchval(

@@ -200,8 +200,9 @@ async def test_an_odd_schedule_is_due_in_order_or_is_refused_with_a_hint(
 ) -> None:
     """ASYNC-8: leap days, hours that clocks leave out, ends before the begin, zones that are none."""
     schedules: ScheduleServiceAsyncStub = ScheduleServiceStub(channel)
-    request = schedule_pb2.CreateScheduleRequest(definition=definition)
-    created = await answered(schedules.CreateSchedule(request, metadata=METADATA))
+    created = await answered(
+        schedules.CreateSchedule(schedule_pb2.CreateScheduleRequest(definition=definition), metadata=METADATA)
+    )
     if created is None:
         return
     try:

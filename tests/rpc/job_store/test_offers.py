@@ -25,8 +25,13 @@ async def offered(user: User, *call_ids: str) -> Owner:
 
 
 async def bring(user: User, run_id: str, client_id: str, offer_epoch: int, command_id: str = "") -> str:
-    command = pb.ToolResultCommand(call_id="call_1", client_id=client_id, offer_epoch=offer_epoch, result=result())
-    receipt = await user.send(run_id, command_id, tool_result=command)
+    receipt = await user.send(
+        run_id,
+        command_id,
+        tool_result=pb.ToolResultCommand(
+            call_id="call_1", client_id=client_id, offer_epoch=offer_epoch, result=result()
+        ),
+    )
     return pb.CommandOutcome.Name(receipt.outcome).removeprefix("COMMAND_OUTCOME_")
 
 
@@ -59,8 +64,11 @@ async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None
     loaded = await successor.load()
     assert [command.tool_result.result.content_json for command in loaded.commands] == [b'"ok"']
     assert loaded.commands[0].user_id == "ann"
-    settled = successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
-    await successor.commit(calls=[settled], consumed=["cmd_1"], state=run_pb2.RUN_STATE_RUNNING)
+    await successor.commit(
+        calls=[successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())],
+        consumed=["cmd_1"],
+        state=run_pb2.RUN_STATE_RUNNING,
+    )
     assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch, "cmd_1") == "DUPLICATE"
     assert await bring(user, owner.run_id, "tab", lease.call.offer.offer_epoch) == "LATE"
     assert await successor.inbox() == []
@@ -81,8 +89,8 @@ async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> No
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab", "session_id": "ses_1"}
     await user.lease(owner.run_id, "call_1", "tab")
     await user.lease(owner.run_id, "call_1", "tab", session_id="ses_1")
-    await user.stub.RenewOffers(pb.RenewOffersRequest(**names, lease_seconds=60))
-    await user.stub.ReleaseOffers(pb.ReleaseOffersRequest(**names))
+    await user.ask("RenewOffers", **names, lease_seconds=60)
+    await user.ask("ReleaseOffers", **names)
     given_back = (await user.events(owner.run_id))[-1].call_changed.call
     assert not given_back.HasField("start_time")
     lease = await user.lease(owner.run_id, "call_1", "other")
@@ -90,8 +98,11 @@ async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> No
     assert await bring(user, owner.run_id, "other", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"
     (claimed,) = await user.claim("w2")
     successor = user.owner(owner.run_id, claimed.epoch)
-    settled = successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())
-    await successor.commit(calls=[settled], consumed=["cmd_1"], state=run_pb2.RUN_STATE_RUNNING)
+    await successor.commit(
+        calls=[successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())],
+        consumed=["cmd_1"],
+        state=run_pb2.RUN_STATE_RUNNING,
+    )
     events = [event for event in await user.events(owner.run_id) if event.HasField("call_changed")]
     assert [event.type for event in events] == [
         "tool.offered",
@@ -116,28 +127,6 @@ async def test_a_call_that_nobody_took_in_time_has_not_begun(user: User) -> None
     assert not call.HasField("start_time")
 
 
-async def test_a_foreign_result_is_unknown(user: User) -> None:
-    owner = await offered(user)
-    assert await bring(User(user.stub, user_id="eve"), owner.run_id, "", 0) == "UNKNOWN"
-    assert await bring(User(user.stub, store_id="globex"), owner.run_id, "", 0) == "UNKNOWN"
-    lease = await User(user.stub, user_id="eve").lease(owner.run_id, "call_1", "tab")
-    assert (lease.granted, lease.HasField("call")) == (False, False)
-
-
-async def test_a_client_renews_and_gives_back_all_its_calls(user: User) -> None:
-    owner = await offered(user, "call_1", "call_2")
-    for call_id in ("call_1", "call_2"):
-        await user.lease(owner.run_id, call_id, "tab", seconds=5)
-    renewed = await user.stub.RenewOffers(
-        pb.RenewOffersRequest(store_id="acme", user_id="ann", client_id="tab", session_id="ses_1", lease_seconds=60)
-    )
-    assert [call.call_id for call in renewed.calls] == ["call_1", "call_2"]
-    request = pb.ReleaseOffersRequest(store_id="acme", user_id="ann", client_id="tab", session_id="ses_1")
-    assert (await user.stub.ReleaseOffers(request)).released_count == 2
-    assert (await user.stub.ReleaseOffers(request)).released_count == 0
-    assert (await user.lease(owner.run_id, "call_2", "other")).granted
-
-
 async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(user: User) -> None:
     """FE-2: a client comes back by another replica before the first one has noticed that it was gone."""
     owner = await offered(user, "call_1", "call_2")
@@ -146,10 +135,10 @@ async def test_a_lost_session_gives_nothing_back_that_the_client_has_taken_over(
     again = await user.lease(owner.run_id, "call_1", "tab", session_id="new")
     assert (again.granted, again.call.offer.offer_epoch) == (True, 1)
     names = {"store_id": "acme", "user_id": "ann", "client_id": "tab"}
-    renewed = await user.stub.RenewOffers(pb.RenewOffersRequest(**names, session_id="lost", lease_seconds=60))
+    renewed = await user.ask("RenewOffers", **names, session_id="lost", lease_seconds=60)
     assert [call.call_id for call in renewed.calls] == ["call_2"]
     for released_count in (1, 0):
-        released = await user.stub.ReleaseOffers(pb.ReleaseOffersRequest(**names, session_id="lost"))
+        released = await user.ask("ReleaseOffers", **names, session_id="lost")
         assert released.released_count == released_count
     assert not (await user.lease(owner.run_id, "call_1", "other")).granted
     assert await bring(user, owner.run_id, "tab", 1) == "ACCEPTED"
@@ -175,13 +164,12 @@ async def test_what_waits_is_shown_with_the_run_and_over_all_runs(user: User) ->
     """FE-3, HITL-6."""
     owner = await offered(user, "call_1", "call_2")
     assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1", "call_2"]
-    command = pb.ToolResultCommand(call_id="call_1", result=result())
-    receipt = await user.send(owner.run_id, tool_result=command)
+    receipt = await user.send(owner.run_id, tool_result=pb.ToolResultCommand(call_id="call_1", result=result()))
     assert [call.call_id for call in receipt.run.pending_calls] == ["call_2"]
-    listed = await user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann"))
+    listed = await user.ask("ListPendingCalls")
     assert [call.call_id for call in listed.calls] == ["call_2"]
     await user.cancel(owner.run_id)
-    listed = await user.stub.ListPendingCalls(pb.ListPendingCallsRequest(store_id="acme", user_id="ann"))
+    listed = await user.ask("ListPendingCalls")
     assert list(listed.calls) == []
 
 

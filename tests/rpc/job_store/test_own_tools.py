@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.rpc_client import translating
 from pawl.errors import InvalidField, RequestIdReused, ToolExists
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -30,8 +29,7 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
         conversation_id=fields.pop("conversation_id", ""),
     )
     values: dict[str, Any] = {"loop_state": b"begun", "asked_tools_sha256": b"asked"} | fields
-    with translating():
-        return (await user.stub.StartRun(pb.StartRunRequest(message=message, tools=tools, **values))).run
+    return (await user.ask("StartRun", message=message, tools=tools, **values)).run
 
 
 async def owned(user: User, run_id: str) -> Owner:
@@ -52,19 +50,12 @@ async def test_its_worker_gets_them_with_the_state_that_they_came_with(user: Use
     assert (await owner.load()).loop_state == b"later"
 
 
-async def test_a_run_without_them_has_none(user: User) -> None:
-    owner = await user.start()
-    loaded = await owner.load()
-    assert (list(loaded.own_tools), loaded.loop_state) == ([], b"")
-    assert not loaded.run.HasField("own_tools")
-
-
 async def test_a_run_says_which_there_are_and_only_a_service_is_given_them_whole(user: User) -> None:
     run = await begin(user, tool())
     assert (await user.run(run.run_id)).own_tools.names == ["show"]
-    answer = await user.stub.GetRun(pb.GetRunRequest(store_id="acme", user_id="ann", run_id=run.run_id))
+    answer = await user.ask("GetRun", run_id=run.run_id)
     assert not answer.own_tools
-    answer = await user.stub.GetRun(pb.GetRunRequest(store_id="acme", run_id=run.run_id))
+    answer = await user.ask("GetRun", run_id=run.run_id, user_id="")
     assert list(answer.own_tools) == [tool()]
 
 
@@ -99,7 +90,7 @@ async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
             await begin(user, *tools)
     with pytest.raises(InvalidField):
         await begin(user, tool(), policy=pb.MESSAGE_POLICY_STEER)
-    listed = await user.stub.ListRuns(pb.ListRunsRequest(store_id="acme", user_id="ann"))
+    listed = await user.ask("ListRuns")
     assert not listed.runs
 
 
@@ -127,8 +118,9 @@ async def test_without_a_client_any_of_the_user_may_take_them(user: User) -> Non
     run = await begin(user, tool())
     owner = await owned(user, run.run_id)
     await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-    call = owner.call("call_1", call_pb2.CALL_STATE_OFFERED, tool_name="show")
-    await owner.park(run_pb2.WAIT_KIND_TOOL_RESULT, calls=[call])
+    await owner.park(
+        run_pb2.WAIT_KIND_TOOL_RESULT, calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED, tool_name="show")]
+    )
     assert (await user.lease(run.run_id, "call_1", "any")).granted
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
 from pawl.event.v1 import call_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.domain.trimming import ITERATIONS_KEPT
 from tests.rpc.job_store.conftest import Replica
 from tests.rpc.job_store.test_background import begun, worked
 from tests.rpc.job_store.test_erasures import erase, erasing, swept
-from tests.rpc.job_store.test_trim import age, read, stored_events
-from tests.rpc.job_store.test_upkeep import sweep
+from tests.rpc.job_store.test_trim import read, stored_events
 from tests.rpc.job_store.user import Owner, User, result
 
 
@@ -28,9 +26,7 @@ async def iterate(job: Owner, first: int, last: int) -> None:
 
 async def rounds(user: User, run_id: str) -> list[int]:
     """The rounds of the calls that are listed."""
-    request = pb.ListCallsRequest(store_id=user.store_id, user_id=user.user_id, run_id=run_id, page_size=200)
-    with translating():
-        return [call.round for call in (await user.stub.ListCalls(request)).calls]
+    return [call.round for call in (await user.ask("ListCalls", run_id=run_id, page_size=200)).calls]
 
 
 async def sent(database: Database) -> None:
@@ -71,12 +67,6 @@ async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user
     assert (run.trimmed_rounds, run.trimmed_failures) == (kept, kept // 10)
 
 
-async def test_a_worker_is_given_the_last_call_alone(user: User, database: Database) -> None:
-    job = await series(user, database, ITERATIONS_KEPT + 3)
-    assert [call.round for call in (await job.load()).calls] == [ITERATIONS_KEPT + 3]
-    assert [message.text for message in (await job.load()).messages] == ["work"], "iterations add none"
-
-
 async def test_events_that_no_stream_has_stay_until_it_has_them(user: User, database: Database) -> None:
     """At-least-once holds for what the life cycle tells; watchers have a gap all the same."""
     await begun(user, "series")
@@ -114,19 +104,6 @@ async def test_what_was_decided_about_calls_goes_with_them(user: User, database:
     assert again.outcome == pb.COMMAND_OUTCOME_UNKNOWN
     async with database.acquire() as connection:
         assert not await connection.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", job.run_id)
-
-
-async def test_the_log_of_a_series_that_ended_is_trimmed_as_that_of_every_run(user: User, database: Database) -> None:
-    """The snapshot has what is left of it and says how much there was."""
-    job = await series(user, database, 2 * ITERATIONS_KEPT + 1)
-    await job.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    await age(database)
-    await sweep(database).sweep()
-    part = await read(user, job.run_id)
-    snapshot = part.gap.snapshot
-    assert (await stored_events(database, job.run_id), len(part.events), part.ended) == (1, 1, True)
-    assert snapshot.omitted_call_count + len(snapshot.calls) == 2 * ITERATIONS_KEPT + 1
-    assert snapshot.calls[-1].round == 2 * ITERATIONS_KEPT + 1
 
 
 async def test_the_receipt_of_an_erasure_says_that_there_were_more(replica: Replica, user: User) -> None:

@@ -6,9 +6,7 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.test_delegation import delegating
@@ -20,8 +18,7 @@ FAILED = call_pb2.CALL_STATE_FAILED
 
 async def listed(user: User, **fields: Any) -> dict[str, run_pb2.Run]:
     """The runs of a user as the list has them, by id."""
-    request = pb.ListRunsRequest(store_id=user.store_id, user_id=user.user_id, **fields)
-    return {run.run_id: run for run in (await user.stub.ListRuns(request)).runs}
+    return {run.run_id: run for run in (await user.ask("ListRuns", **fields)).runs}
 
 
 async def both(user: User, run_id: str) -> list[run_pb2.Run]:
@@ -36,8 +33,11 @@ async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User) -> 
         assert run.HasField("update_time")
         assert not run.HasField("progress_time")
     gated = owner.call("a", AWAITING, index=1, approval={"digest": DIGEST}, arguments_json=b'{"secret": 1}')
-    settled = owner.call("b", FAILED, result=result())
-    await owner.park(run_pb2.WAIT_KIND_APPROVAL, calls=[settled, gated], wake_time={"seconds": 4_000_000_000})
+    await owner.park(
+        run_pb2.WAIT_KIND_APPROVAL,
+        calls=[owner.call("b", FAILED, result=result()), gated],
+        wake_time={"seconds": 4_000_000_000},
+    )
     for run in await both(user, owner.run_id):
         waiting = run.waiting
         assert waiting.reason == waiting_pb2.WAIT_REASON_APPROVAL
@@ -64,16 +64,6 @@ async def test_who_may_not_decide_is_not_named_as_one_who_can(
     for run in await both(user, owner.run_id):
         assert list(run.waiting.user_ids) == (["ann"] if names_its_user else [])
         assert list(run.waiting.roles) == ["admin", "approver"]
-
-
-async def test_a_run_that_waits_for_tokens_says_how_many(user: User) -> None:
-    owner = await user.start(options=run_pb2.RunOptions(limits=run_pb2.RunLimits(total_tokens_max=100)))
-    usage = run_pb2.Usage(input_tokens=90)
-    await owner.commit(usage=usage)
-    await owner.park(run_pb2.WAIT_KIND_BUDGET, usage=usage, tokens_needed=70, wake_time={"seconds": 4_000_000_000})
-    for run in await both(user, owner.run_id):
-        assert run.tokens_needed == 70
-        assert run.waiting.remedy == "Its user adds at least 70 tokens with a top-up."
 
 
 async def test_a_run_in_a_queue_says_its_place_and_who_is_before_it(user: User) -> None:
@@ -107,33 +97,15 @@ async def test_a_run_names_the_runs_below_it_and_tells_what_they_wait_for(user: 
     """TOOL-7."""
     owner = await user.start()
     child = await delegating(user, owner, "a")
-    asked = child.call("q", call_pb2.CALL_STATE_ASKED, question={"question": "Which?"})
-    await child.park(run_pb2.WAIT_KIND_ANSWER, calls=[asked])
+    await child.park(
+        run_pb2.WAIT_KIND_ANSWER, calls=[child.call("q", call_pb2.CALL_STATE_ASKED, question={"question": "Which?"})]
+    )
     for run in await both(user, owner.run_id):
         assert run.waiting.reason == waiting_pb2.WAIT_REASON_AGENT
         assert list(run.waiting.run_ids) == list(run.child_run_ids) == [child.run_id]
     read = (await user.run(owner.run_id)).waiting
     assert read.sentence == f"It waits for run {child.run_id}. Run {child.run_id}: It waits for an answer of ann."
     assert list(read.user_ids) == ["ann"]
-
-
-async def test_a_run_in_need_says_which_call_is_in_doubt(user: User) -> None:
-    owner = await user.start()
-    call = owner.call("a", call_pb2.CALL_STATE_RUNNING, attempt=1)
-    await owner.commit(calls=[call])
-    await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
-    for run in await both(user, owner.run_id):
-        assert run.waiting.reason == waiting_pb2.WAIT_REASON_OPERATOR
-        assert list(run.waiting.call_ids) == ["a"]
-        assert run.waiting.since_time == run.attention.since_time
-
-
-async def test_an_ended_run_waits_for_nothing(user: User) -> None:
-    owner = await user.start()
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    for run in await both(user, owner.run_id):
-        assert not run.HasField("waiting")
-        assert run.update_time == run.end_time
 
 
 async def test_many_open_calls_cost_a_list_no_more_than_the_first(user: User) -> None:
@@ -146,25 +118,3 @@ async def test_many_open_calls_cost_a_list_no_more_than_the_first(user: User) ->
         assert list(run.waiting.call_ids) == [f"c{number:02}" for number in range(20)]
         assert run.waiting.sentence == "It waits for an approval of tool, and for an answer of ann."
         assert sum(count.count for count in run.call_counts) == 31
-
-
-async def test_rows_of_the_version_before_say_what_they_can(user: User, database: Database) -> None:
-    """I23: it writes none of these times."""
-    owner = await user.start()
-    await owner.park(run_pb2.WAIT_KIND_BUDGET)
-    async with database.acquire() as connection:
-        await connection.execute(
-            "UPDATE job_store.runs SET update_time = NULL, progress_time = NULL, state_time = NULL"
-        )
-    for run in await both(user, owner.run_id):
-        assert run.waiting.reason == waiting_pb2.WAIT_REASON_TOKENS
-        assert run.waiting.since_time == run.update_time
-        assert not run.HasField("progress_time")
-
-
-@pytest.mark.parametrize("count", [3])
-async def test_pages_have_the_same_of_each_run(user: User, count: int) -> None:
-    for _ in range(count):
-        await user.submit(conversation_id="c")
-    pages = [await listed(user, page_size=count), await listed(user, states=[run_pb2.RUN_STATE_QUEUED])]
-    assert [sorted(run.queue_position for run in page.values()) for page in pages] == [[0, 1, 2]] * 2

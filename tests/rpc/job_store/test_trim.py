@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
 from pawl.errors import RunNotFound, SeqBeyondEnd
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -26,11 +25,7 @@ async def age(database: Database, *, days: int = 8) -> None:
 
 
 async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 1000) -> pb.ListEventsResponse:
-    request = pb.ListEventsRequest(
-        store_id=user.store_id, user_id=user.user_id, run_id=run_id, after_seq=after_seq, events_max=events_max
-    )
-    with translating():
-        return await user.stub.ListEvents(request)
+    return await user.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=events_max)
 
 
 async def stored_events(database: Database, run_id: str) -> int:
@@ -103,17 +98,6 @@ async def test_behind_the_gap_all_is_as_before(user: User, database: Database) -
         await read(user, owner.run_id, last + 1)
     with pytest.raises(RunNotFound):
         await read(User(user.stub, user_id="bob"), owner.run_id)
-
-
-async def test_a_reader_in_the_middle_when_the_events_go_gets_a_gap(user: User, database: Database) -> None:
-    """Never a hole that is not announced."""
-    owner = await ended(user)
-    first = await read(user, owner.run_id, 0, events_max=3)
-    await age(database)
-    await sweep(database).sweep()
-    second = await read(user, owner.run_id, first.events[-1].seq)
-    assert (second.gap.from_seq, second.gap.to_seq + 1) == (4, second.events[0].seq)
-    assert second.events[-1].seq == second.last_seq
 
 
 async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: Database) -> None:

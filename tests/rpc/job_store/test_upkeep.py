@@ -38,7 +38,6 @@ async def count(database: Database) -> dict[str, int]:
 
 DELTA = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))
 FAILURE = run_pb2.RunFailure(reason="INTERNAL")
-UNTOLD = "WHERE NOT EXISTS (SELECT FROM job_store.outbox AS o WHERE o.store_id = r.store_id AND o.run_id = r.run_id)"
 
 
 async def age_conversation(database: Database, conversation_id: str) -> None:
@@ -111,13 +110,6 @@ async def test_without_a_stream_logs_are_trimmed_and_the_outbox_is_emptied_all_t
 
     assert (await count(database))["events"] == 1
     assert (await PostgresLedgerStats(database, PLACES).count())["outbox"] == 0
-
-
-async def test_the_trim_asks_by_an_index_whether_the_end_of_a_run_was_told(database: Database) -> None:
-    """There may be very many that nobody was told of."""
-    async with database.acquire() as connection:
-        plan = await connection.fetch(f"EXPLAIN SELECT FROM job_store.runs AS r {UNTOLD}")
-    assert "outbox_of_run" in str(plan)
 
 
 async def test_what_cannot_be_removed_keeps_nothing_else_from_going(user: User, database: Database) -> None:

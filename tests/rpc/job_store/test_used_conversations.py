@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
 from pawl.errors import CallNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
@@ -61,20 +60,12 @@ async def test_runs_that_a_summary_has_long_stood_for_are_removed_whole(user: Us
             await user.run(owner.run_id)
         with pytest.raises(RunNotFound):
             await user.events(owner.run_id)
-    with pytest.raises(CallNotFound), translating():
-        await user.stub.GetCall(pb.GetCallRequest(store_id="acme", user_id="ann", call_id="call_1"))
+    with pytest.raises(CallNotFound):
+        await user.ask("GetCall", call_id="call_1")
     after = await active.load()
     assert (after.messages, after.calls) == (before.messages, before.calls)
     assert [call.call_id for call in after.calls if call.HasField("result")] == ["call_3"]
     assert (await user.run(kept.run_id)).state == run_pb2.RUN_STATE_COMPLETED
-
-
-async def test_nothing_goes_before_its_summary_is_old(user: User, database: Database) -> None:
-    first = await talk(user, "call_1")
-    await age(database)
-    await talk(user, "call_2", summarised_to=2)
-    await sweep(database).sweep()
-    assert (await user.run(first.run_id)).state == run_pb2.RUN_STATE_COMPLETED
 
 
 async def test_a_run_of_which_a_message_is_still_needed_stays_whole(user: User, database: Database) -> None:
@@ -96,8 +87,9 @@ async def test_a_run_that_waited_while_the_summary_was_made_is_kept(user: User, 
     first = await talk(user, "call_1")
     active = await user.start("a question", conversation_id="thread")
     waiting = (await user.submit("and then", conversation_id="thread")).run
-    summary = message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=2)
-    await active.commit(messages=[summary])
+    await active.commit(
+        messages=[message_pb2.Message(role=message_pb2.ROLE_SUMMARY, text="So far.", summarised_to_number=2)]
+    )
     await age(database)
     await user.cancel(waiting.run_id)
     await sweep(database).sweep()
@@ -130,21 +122,8 @@ async def test_of_a_run_that_is_being_removed_nobody_sees_a_part(user: User, dat
     for owner in left:
         with pytest.raises(RunNotFound):
             await user.run(owner.run_id)
-        with pytest.raises(RunNotFound), translating():
-            await user.stub.ListCalls(pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id))
-
-
-async def test_the_sweep_finds_old_summaries_by_an_index(database: Database) -> None:
-    """There may be very many messages, and most summaries have been dealt with."""
-    async with database.transaction() as connection:
-        # Of an empty table it would else guess.
-        for other in ("seqscan", "bitmapscan", "sort"):
-            await connection.execute(f"SET LOCAL enable_{other} = off")
-        plan = await connection.fetch(
-            "EXPLAIN SELECT number FROM job_store.messages WHERE summarised_to > 0 AND NOT swept"
-            " AND create_time < now() ORDER BY create_time LIMIT 20"
-        )
-    assert "messages_unswept" in str(plan)
+        with pytest.raises(RunNotFound):
+            await user.ask("ListCalls", run_id=owner.run_id)
 
 
 async def test_commands_go_with_the_log_of_their_run(user: User, database: Database) -> None:

@@ -10,7 +10,7 @@ import pytest
 from pawl.chassis.database import Database
 from pawl.chassis.ids import ConversationId, StoreId, UserId
 from pawl.chassis.rpc_client import translating
-from pawl.errors import ConversationNotFound, RunNotFound, RunOfAnotherUser
+from pawl.errors import ConversationNotFound, RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
@@ -32,15 +32,9 @@ class Shared:
     conversation_id: str
 
     async def share(self, sharing: Any, **fields: Any) -> conversation_pb2.Conversation:
-        request = pb.UpdateConversationRequest(
-            store_id=self.ann.store_id,
-            user_id=self.ann.user_id,
-            conversation_id=self.conversation_id,
-            sharing=sharing,
-            **fields,
-        )
-        with translating():
-            return (await self.ann.stub.UpdateConversation(request)).conversation
+        return (
+            await self.ann.ask("UpdateConversation", conversation_id=self.conversation_id, sharing=sharing, **fields)
+        ).conversation
 
     async def begin(self, user: User, text: str = "hello") -> Owner:
         """Give a user a run that a worker drives."""
@@ -51,11 +45,7 @@ class Shared:
         return answer.run
 
     async def said(self, user: User) -> list[message_pb2.Message]:
-        request = pb.ListMessagesRequest(
-            store_id=user.store_id, user_id=user.user_id, conversation_id=self.conversation_id
-        )
-        with translating():
-            return list((await user.stub.ListMessages(request)).messages)
+        return list((await user.ask("ListMessages", conversation_id=self.conversation_id)).messages)
 
 
 async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
@@ -63,8 +53,7 @@ async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
     call_id = f"call_{owner.run_id}"
     calls = [message_pb2.Message(role=ASSISTANT, reasoning="hm", call_ids=[call_id])]
     await owner.commit(messages=calls, calls=[owner.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1)])
-    done = owner.call(call_id, call_pb2.CALL_STATE_SUCCEEDED, attempt=1, result=result('"secret"'))
-    await owner.commit(calls=[done])
+    await owner.commit(calls=[owner.call(call_id, call_pb2.CALL_STATE_SUCCEEDED, attempt=1, result=result('"secret"'))])
     await owner.commit(messages=[message_pb2.Message(role=ASSISTANT, text=text, reasoning="hm", **fields)])
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
 
@@ -91,24 +80,14 @@ async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shar
         listed = [each.run_id for each in (await user.stub.ListRuns(listing)).runs]
         assert (theirs.run_id in listed) is is_there
         assert len(listed) == 1
-    asked = theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)
-    await theirs.commit(messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])], calls=[asked])
+    await theirs.commit(
+        messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])],
+        calls=[theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)],
+    )
     await theirs.park(run_pb2.WAIT_KIND_ANSWER)
     for user, count in ((shared.ann, 0), (shared.bob, 1)):
-        pending = pb.ListPendingCallsRequest(store_id="acme", user_id=user.user_id)
-        assert len((await user.stub.ListPendingCalls(pending)).calls) == count
+        assert len((await user.ask("ListPendingCalls")).calls) == count
     assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
-
-
-@pytest.mark.parametrize("policy", [pb.MESSAGE_POLICY_STEER, pb.MESSAGE_POLICY_INTERRUPT])
-async def test_nobody_steers_or_interrupts_a_run_of_another_user(shared: Shared, policy: Any) -> None:
-    theirs = await shared.begin(shared.bob)
-    with pytest.raises(RunOfAnotherUser):
-        await shared.send(shared.ann, policy=policy)
-    await ends(theirs)
-    await shared.begin(shared.ann)
-    with pytest.raises(RunOfAnotherUser):
-        await shared.send(shared.bob, policy=policy)
 
 
 async def test_messages_say_whose_they_are_and_show_others_what_was_said_only(shared: Shared) -> None:
@@ -151,8 +130,7 @@ async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_
 
 async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob, "theirs")
-    summary = message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)
-    await theirs.commit(messages=[summary])
+    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)])
     await ends(theirs, "Theirs.")
     mine = await shared.begin(shared.ann, "mine again")
     texts = [each.text for each in (await mine.load()).messages]
@@ -185,9 +163,7 @@ async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
     )
     await database.execute("UPDATE job_store.conversations SET last_number = 43")
     if is_fork:
-        request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
-        with translating():
-            made = (await shared.ann.stub.ForkConversation(request)).conversation
+        made = (await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)).conversation
         shared = replace(shared, conversation_id=made.conversation_id)
         await shared.share(conversation_pb2.SHARING_WRITE)
     theirs = await shared.begin(shared.bob, "theirs")
@@ -213,39 +189,9 @@ async def test_what_a_writers_summary_stands_for_stays(shared: Shared, database:
     assert await database.fetchval("SELECT swept FROM job_store.messages WHERE summarised_to > 0")
     said = ["mine", "", "Done.", "theirs", "", "Done.", "theirs again"]
     assert [each.text for each in await shared.said(shared.ann)][:7] == said
-    request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
-    with translating():
-        assert (await shared.ann.stub.ForkConversation(request)).conversation.forked_number == 10
-
-
-async def test_when_it_is_private_again_runs_of_writers_are_stopped_and_none_begins(shared: Shared) -> None:
-    theirs = await shared.begin(shared.bob)
-    waiting = [await shared.send(shared.bob) for _ in range(3)]
-    mine = await shared.send(shared.ann)
-    changed = await shared.share(conversation_pb2.SHARING_READ)
-    assert (changed.sharing, changed.queued_run_count) == (conversation_pb2.SHARING_READ, 1)
-    states = {(await shared.bob.run(run.run_id)).state for run in waiting}
-    assert states == {run_pb2.RUN_STATE_CANCELLED}
-    assert (await shared.bob.run(theirs.run_id)).state == run_pb2.RUN_STATE_CANCELLING
-    (command,) = await theirs.inbox()
-    assert (command.user_id, command.cancel.cause) == ("ann", run_pb2.STOP_CAUSE_USER)
-    with pytest.raises(ConversationNotFound):
-        await shared.send(shared.bob)
-    await theirs.commit(state=run_pb2.RUN_STATE_CANCELLED, consumed=[command.command_id])
-    assert [run.run_id for run in await shared.ann.claim()] == [mine.run_id]
-
-
-@pytest.mark.parametrize("sharing", [conversation_pb2.SHARING_PRIVATE, conversation_pb2.SHARING_READ])
-async def test_undos_of_writers_begin_and_go_on_when_it_is_not_shared_for_writing(shared: Shared, sharing: Any) -> None:
-    theirs = await shared.begin(shared.bob)
-    await ends(theirs)
-    undo = run_pb2.Undo(run_id=theirs.run_id, user_id="bob")
-    begun = await shared.send(shared.bob, undo=undo)
-    other = await shared.send(shared.bob)
-    await shared.share(sharing)
-    assert (await shared.bob.run(other.run_id)).state == run_pb2.RUN_STATE_CANCELLED
-    again = await shared.send(shared.bob, undo=undo)
-    assert [(await shared.bob.run(run.run_id)).state for run in (begun, again)] == [run_pb2.RUN_STATE_QUEUED] * 2
+    assert (
+        await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)
+    ).conversation.forked_number == 10
 
 
 async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: Replica) -> None:
@@ -256,21 +202,12 @@ async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: 
     assert not await reads.has_conversation(*where)
 
 
-async def test_the_version_before_takes_it_for_sharing_for_reading(shared: Shared, database: Database) -> None:
-    """It knows nothing of writing, and must be able to read the row."""
-    row = await database.fetchrow("SELECT sharing, writable FROM job_store.conversations")
-    assert row is not None
-    assert tuple(row) == (conversation_pb2.SHARING_READ, True)
-    for sharing in (conversation_pb2.SHARING_PRIVATE, conversation_pb2.SHARING_READ):
-        await database.execute("UPDATE job_store.conversations SET sharing = $1", sharing)
-        with pytest.raises(ConversationNotFound):
-            await shared.send(shared.bob)
-
-
 async def test_a_fork_begins_behind_closed_calls_of_a_writer(shared: Shared) -> None:
     theirs = await shared.begin(shared.bob)
-    asked = theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)
-    await theirs.commit(messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])], calls=[asked])
+    await theirs.commit(
+        messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])],
+        calls=[theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)],
+    )
     request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
     with translating():
         made = (await shared.ann.stub.ForkConversation(request)).conversation
