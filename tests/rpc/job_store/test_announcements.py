@@ -214,21 +214,6 @@ async def test_a_nats_that_lost_the_end_of_the_stream_is_sent_that_again(
     assert [event.conversation_id for event in events] == [f"c{number}" for number in range(1, 6)]
 
 
-async def test_a_connection_that_was_only_lost_sends_nothing_again(
-    start: StartReplica, nats: servers.NatsServer, database: Database
-) -> None:
-    user = User((await start(nats_url=nats.url)).stub)
-    await user.submit(conversation_id="c1")
-    await until(lambda: outbox_is_empty(database))
-    await asyncio.to_thread(nats.stop)
-    await asyncio.to_thread(nats.start)
-    await user.submit(conversation_id="c2")
-    await until(lambda: outbox_is_empty(database))
-    async with Bus(nats.url, name="late", metrics=Metrics("late")) as bus:
-        await bus.wait_connected()
-        assert (await bus.jetstream().stream_info(STREAM)).state.last_seq == 2
-
-
 async def test_events_that_were_sent_long_ago_are_forgotten(
     start: StartReplica, nats: servers.NatsServer, listener: Bus, database: Database
 ) -> None:

@@ -9,10 +9,8 @@ import pytest
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.chassis.rpc_client import translating
 from pawl.errors import ConversationNotFound
 from pawl.event.v1 import conversation_pb2, message_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
 from pawl.job_store.app.sweeps import RetentionSweep
@@ -27,16 +25,9 @@ async def get(user: User, **fields: Any) -> conversation_pb2.Conversation:
 
 async def listed(user: User, **fields: Any) -> list[str]:
     """The ids of all pages of two."""
-    request = pb.ListConversationsRequest(store_id=user.store_id, user_id=user.user_id, page_size=2, **fields)
-    found: list[str] = []
-    while True:
-        with translating():
-            page = await user.stub.ListConversations(request)
-        assert len(page.conversations) == 2 or not page.next_page_token
-        found += [conversation.conversation_id for conversation in page.conversations]
-        request.page_token = page.next_page_token
-        if not request.page_token:
-            return found
+    pages = await user.pages("ListConversations", "conversations", page_size=2, **fields)
+    assert {len(page) for page in pages[:-1]} <= {2}
+    return [conversation.conversation_id for page in pages for conversation in page]
 
 
 async def update(user: User, conversation_id: str, **fields: Any) -> conversation_pb2.Conversation:
@@ -96,18 +87,6 @@ async def test_messages_with_one_new_key_at_two_replicas_meet_in_one_conversatio
         assert found == await get(users[1], conversation_id=conversation_id)
         assert (found.conversation_id, found.queued_run_count) == (conversation_id, 4)
         assert found.active_run_id in {answer.run.run_id for answer in answers}
-
-
-async def test_many_new_keys_in_many_groups_at_two_replicas_each_have_one_conversation(start: StartReplica) -> None:
-    users = await two(start)
-    keys = [f"k{number % 12}" for number in range(24)]
-    keys += keys[::-1]
-    answers = await asyncio.gather(*(users[number % 2].submit(conversation_key=key) for number, key in enumerate(keys)))
-    by_key: dict[str, set[str]] = {}
-    for key, answer in zip(keys, answers, strict=True):
-        by_key.setdefault(key, set()).add(answer.run.conversation_id)
-    assert [len(found) for found in by_key.values()] == [1] * 12
-    assert len(set.union(*by_key.values())) == 12
 
 
 async def test_a_key_is_of_its_user_and_is_kept_as_a_hash(user: User, database: Database) -> None:

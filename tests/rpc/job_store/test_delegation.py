@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pawl.errors import RunNotFound
-from pawl.event.v1 import call_pb2, run_pb2
+from pawl.event.v1 import call_pb2, run_pb2, waiting_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.conftest import StartReplica
 from tests.rpc.job_store.user import DIGEST, Owner, User, result
 
@@ -109,3 +110,99 @@ async def test_ends_and_cancels_at_once_on_two_replicas_do_not_deadlock(start: S
         settled = owner.call(f"a{number}", call_pb2.CALL_STATE_CANCELLED, child_run_id=child.run_id, result=result())
         consumed = [command.command_id for command in inbox]
         await owner.commit(calls=[settled], consumed=consumed, state=run_pb2.RUN_STATE_CANCELLED)
+
+
+AWAITING = call_pb2.CALL_STATE_AWAITING_APPROVAL
+FAILED = call_pb2.CALL_STATE_FAILED
+
+
+async def listed(user: User, **fields: Any) -> dict[str, run_pb2.Run]:
+    """The runs of a user as the list has them, by id."""
+    return {run.run_id: run for run in (await user.ask("ListRuns", **fields)).runs}
+
+
+async def both(user: User, run_id: str) -> list[run_pb2.Run]:
+    """A run as it is read, and as the list has it."""
+    return [await user.run(run_id), (await listed(user))[run_id]]
+
+
+async def test_a_run_that_waits_says_why_since_when_and_for_whom(user: User) -> None:
+    owner = await user.start()
+    for run in await both(user, owner.run_id):
+        assert not run.HasField("waiting"), "it is RUNNING"
+        assert run.HasField("update_time")
+        assert not run.HasField("progress_time")
+    gated = owner.call("a", AWAITING, index=1, approval={"digest": DIGEST}, arguments_json=b'{"secret": 1}')
+    await owner.park(
+        run_pb2.WAIT_KIND_APPROVAL,
+        calls=[owner.call("b", FAILED, result=result()), gated],
+        wake_time={"seconds": 4_000_000_000},
+    )
+    for run in await both(user, owner.run_id):
+        waiting = run.waiting
+        assert waiting.reason == waiting_pb2.WAIT_REASON_APPROVAL
+        assert waiting.sentence == "It waits for an approval of tool."
+        assert (list(waiting.call_ids), list(waiting.user_ids)) == (["a"], ["ann"])
+        assert list(waiting.roles) == ["admin", "approver"]
+        assert waiting.since_time == run.progress_time == run.update_time
+        assert waiting.deadline_time.seconds == 4_000_000_000
+        assert {(count.state, count.count) for count in run.call_counts} == {(AWAITING, 1), (FAILED, 1)}
+    assert (await user.cancel(owner.run_id)).run.state == run_pb2.RUN_STATE_CANCELLING
+    for run in await both(user, owner.run_id):
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_STOPPING
+
+
+@pytest.mark.parametrize(
+    ("roles", "names_its_user"), [([], True), (["member"], False), (["member", "approver"], True), (["admin"], True)]
+)
+async def test_who_may_not_decide_is_not_named_as_one_who_can(
+    user: User, roles: list[str], names_its_user: bool
+) -> None:
+    owner = await user.start(user_roles=roles)
+    gated = owner.call("a", AWAITING, approval={"digest": DIGEST})
+    await owner.park(run_pb2.WAIT_KIND_APPROVAL, calls=[gated], wake_time={"seconds": 4_000_000_000})
+    for run in await both(user, owner.run_id):
+        assert list(run.waiting.user_ids) == (["ann"] if names_its_user else [])
+        assert list(run.waiting.roles) == ["admin", "approver"]
+
+
+async def test_a_run_in_a_queue_says_its_place_and_who_is_before_it(user: User) -> None:
+    """LOOP-13."""
+    first, second, third = [(await user.submit(conversation_id="c")).run.run_id for _ in range(3)]
+    for run in await both(user, third):
+        assert run.queue_position == 2
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_TURN
+        assert list(run.waiting.run_ids) == [first, second]
+    for run in await both(user, first):
+        assert (run.queue_position, run.waiting.reason) == (0, waiting_pb2.WAIT_REASON_WORKER)
+
+
+async def test_a_run_without_a_place_says_so(start: StartReplica) -> None:
+    """LOOP-14."""
+    replica = await start(places=PlaceLimits(per_store=2, per_user=1))
+    ann, bob, eve = [User(replica.stub, user_id=name) for name in ("ann", "bob", "eve")]
+    await ann.start()
+    for run in await both(ann, (await ann.submit()).run.run_id):
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_PLACE
+        assert "its user has 1" in run.waiting.sentence
+    bobs = (await bob.submit()).run.run_id
+    assert (await bob.run(bobs)).waiting.reason == waiting_pb2.WAIT_REASON_WORKER
+    assert len(await bob.claim()) == 1
+    assert (await bob.run(bobs)).waiting.reason == waiting_pb2.WAIT_REASON_WORKER, "it has its place"
+    for run in await both(eve, (await eve.submit()).run.run_id):
+        assert "its store has 2" in run.waiting.sentence
+
+
+async def test_a_run_names_the_runs_below_it_and_tells_what_they_wait_for(user: User) -> None:
+    """TOOL-7."""
+    owner = await user.start()
+    child = await delegating(user, owner, "a")
+    await child.park(
+        run_pb2.WAIT_KIND_ANSWER, calls=[child.call("q", call_pb2.CALL_STATE_ASKED, question={"question": "Which?"})]
+    )
+    for run in await both(user, owner.run_id):
+        assert run.waiting.reason == waiting_pb2.WAIT_REASON_AGENT
+        assert list(run.waiting.run_ids) == list(run.child_run_ids) == [child.run_id]
+    read = (await user.run(owner.run_id)).waiting
+    assert read.sentence == f"It waits for run {child.run_id}. Run {child.run_id}: It waits for an answer of ann."
+    assert list(read.user_ids) == ["ann"]

@@ -10,13 +10,22 @@ import pytest
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
-from pawl.errors import ConversationNotFound, ForkPointOpen, RunNotFound
+from pawl.errors import (
+    ConversationExists,
+    ConversationNotFound,
+    ForkPointOpen,
+    InvalidField,
+    RequestIdReused,
+    RunNotFound,
+)
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import RetentionSweep
+from pawl.job_store.domain.places import PlaceLimits
 from tests.rpc.job_store.conftest import RETENTION, Replica
-from tests.rpc.job_store.test_conversations import listed, take_in
+from tests.rpc.job_store.test_conversations import get, listed, take_in
 from tests.rpc.job_store.user import Owner, User, result
 
 
@@ -26,17 +35,8 @@ async def fork(user: User, conversation_id: str, number: int = 0, **fields: Any)
 
 async def texts(user: User, conversation_id: str, page_size: int = 2) -> list[tuple[int, str]]:
     """Number and text of all messages, page by page."""
-    request = pb.ListMessagesRequest(
-        store_id=user.store_id, user_id=user.user_id, conversation_id=conversation_id, page_size=page_size
-    )
-    found: list[tuple[int, str]] = []
-    while True:
-        with translating():
-            page = await user.stub.ListMessages(request)
-        found += [(message.number, message.text) for message in page.messages]
-        request.page_token = page.next_page_token
-        if not request.page_token:
-            return found
+    pages = await user.pages("ListMessages", "messages", conversation_id=conversation_id, page_size=page_size)
+    return [(message.number, message.text) for page in pages for message in page]
 
 
 def said(text: str, *call_ids: str, role: Any = message_pb2.ROLE_ASSISTANT, **fields: Any) -> message_pb2.Message:
@@ -107,16 +107,6 @@ async def test_nothing_is_copied_and_the_past_stays_where_it_happened(user: User
     assert [(each.call_id, each.conversation_id) for each in given.calls] == [("call_1", "c1")]
     assert given.calls[0].result == result('"found"', is_error=True)
     assert [message.conversation_id for message in given.messages] == ["c1"] * 3
-
-
-async def test_the_last_place_is_found_behind_many_messages(user: User) -> None:
-    await told(user, "c1", "q", "a")
-    owner = await user.start("on", conversation_id="c1")
-    await owner.commit(messages=[said("steered", role=message_pb2.ROLE_USER) for _ in range(150)])
-    assert (await fork(user, "c1")).forked_number == 2
-    with pytest.raises(ForkPointOpen) as refused:
-        await fork(user, "c1", 77)
-    assert refused.value.metadata == {"before": "2"}
 
 
 async def test_a_summary_counts_for_forks_behind_it(user: User) -> None:
@@ -228,3 +218,99 @@ async def test_a_fork_has_the_images_of_its_past_for_workers_and_says_so_to_ever
     assert (first.role, first.parts[0].image.data) == (message_pb2.ROLE_USER_EXTENDED, b"image")
     shown = (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages[0]
     assert (shown.role, shown.parts[0].image.data, shown.parts[0].image.size_bytes) == (message_pb2.ROLE_USER, b"", 5)
+
+
+ALL = ("conversations", "messages", "runs", "calls", "events", "outbox", "requests")
+
+
+def history(user: User, prefix: str = "a", **fields: Any) -> pb.ImportConversationRequest:
+    asked = call_pb2.Call(
+        call_id=f"{prefix}_1",
+        round=1,
+        tool_name="gone_long_ago",
+        state=call_pb2.CALL_STATE_SUCCEEDED,
+        arguments_json=b"{}",
+        proposed_arguments="{ }",
+        provider_call_id="theirs",
+        result=result("12"),
+        imported=True,
+    )
+    messages = [
+        said("How warm is it?", role=message_pb2.ROLE_USER, imported=True),
+        said("", asked.call_id, imported=True),
+        said("12 degrees", imported=True),
+    ]
+    values: dict[str, Any] = {"messages": messages, "calls": [asked]} | fields
+    return pb.ImportConversationRequest(store_id=user.store_id, user_id=user.user_id, **values)
+
+
+async def imported(user: User, request: pb.ImportConversationRequest) -> conversation_pb2.Conversation:
+    with translating():
+        return (await user.stub.ImportConversation(request)).conversation
+
+
+async def test_an_imported_conversation_goes_on_like_any_other(user: User, database: Database) -> None:
+    made = await imported(user, history(user, title="Oslo", conversation_key="k"))
+    assert (made.title, made.last_message_number, made.active_run_id) == ("Oslo", 3, "")
+    assert await get(user, conversation_key="k") == made
+    given = await loaded(user, made.conversation_id)
+    assert [message.text for message in given.messages] == ["How warm is it?", "", "12 degrees"]
+    assert all(message.imported for message in given.messages)
+    (asked,) = given.calls
+    assert (asked.proposed_arguments, asked.provider_call_id, asked.imported) == ("{ }", "theirs", True)
+    assert asked.result == result("12")
+    await told(user, made.conversation_id, "and now", "13")
+    await take_in(database)
+    assert await listed(user, query="degrees") == [made.conversation_id]
+    forked = await fork(user, made.conversation_id, 2)
+    assert len(await texts(user, forked.conversation_id)) == 2
+
+
+async def test_nothing_of_it_happened_here(user: User, database: Database) -> None:
+    """No list of runs has it, nothing waits, nothing is told; its calls are found under its messages' run."""
+    made = await imported(user, history(user))
+    (run_id,) = {
+        message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages
+    }
+    assert [call.call_id for call in (await user.ask("ListCalls", run_id=run_id)).calls] == ["a_1"]
+    filters: tuple[dict[str, Any], ...] = (
+        {},
+        {"conversation_id": made.conversation_id},
+        {"states": [run_pb2.RUN_STATE_COMPLETED]},
+        {"oldest_first": True},
+    )
+    for wanted in filters:
+        assert not (await user.ask("ListRuns", **wanted)).runs
+    assert not (await user.ask("ListPendingCalls")).calls
+    assert await user.claim() == []
+    assert await user.events(run_id) == []
+    assert (await user.run(run_id)).state == run_pb2.RUN_STATE_COMPLETED
+    assert [await count(database, table) for table in ("events", "outbox", "commands")] == [0, 0, 0]
+    counts = await PostgresLedgerStats(database, PlaceLimits(per_store=5, per_user=5)).count()
+    assert not any(counts.values())
+
+
+async def test_an_import_is_known_by_its_request(user: User, database: Database) -> None:
+    """I2: whatever ids its calls have the second time."""
+    made = await asyncio.gather(*(imported(user, history(user, f"x{number}", request_id="r1")) for number in range(4)))
+    assert len({each.conversation_id for each in made}) == 1
+    assert [await count(database, table) for table in ("conversations", "calls", "runs")] == [1, 1, 1]
+    with pytest.raises(RequestIdReused):
+        await imported(user, history(user, "y", request_id="r1", title="other"))
+
+
+async def test_a_refused_import_leaves_nothing(user: User, database: Database) -> None:
+    await user.submit(conversation_key="k")
+    await imported(user, history(user))
+    before = [await count(database, table) for table in ALL]
+    open_call = call_pb2.Call(call_id="open", round=1, tool_name="x", state=call_pb2.CALL_STATE_RUNNABLE)
+    refused: tuple[tuple[pb.ImportConversationRequest, Any], ...] = (
+        (history(user, "b", conversation_key="k", request_id="r1"), ConversationExists),
+        (history(user, request_id="r2"), InvalidField),
+        (history(user, "c", calls=[open_call], request_id="r3"), InvalidField),
+        (history(user, "d", messages=[], request_id="r4"), InvalidField),
+    )
+    for request, error in refused:
+        with pytest.raises(error):
+            await imported(user, request)
+    assert [await count(database, table) for table in ALL] == before

@@ -19,7 +19,7 @@ from pawl.job_store.domain import keys as rules
 from pawl.job_store.domain.key_events import KeyEventKind, event_of
 from pawl.job_store.domain.keys import Governor
 from tests.keys import LOCAL_KEY, SERVICE_KEY
-from tests.rpc.job_store.test_keys import World, create, refused, world, writes_nothing
+from tests.rpc.job_store.test_keys import World, create, refused, world
 
 if TYPE_CHECKING:
     from pawl.identity.v1.key_pb2_grpc import KeyServiceAsyncStub
@@ -189,22 +189,6 @@ async def test_the_logins_that_fail_here_are_summed_without_a_secret(world: Worl
         assert secret[5:40] not in text["all"]
 
 
-async def test_a_key_that_is_made_and_revoked_for_ever_reaches_a_bound(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rules, "KEPT_KEYS_MAX", 3)
-    owner = await world.stub(LOCAL_KEY)
-    for _ in range(3):
-        made = await create(owner)
-        await owner.RevokeKey(pb.RevokeKeyRequest(key_id=made.key.key_id))
-    async with refused("RESOURCE_EXHAUSTED", "make fewer keys"):
-        await create(owner)
-    assert len(await events(owner)) == 6
-    await world.database.execute("UPDATE job_store.api_keys SET revoke_time = now() - interval '91 days'")
-    await PostgresRetention(world.database).remove_keys(older_than_seconds=90 * 86400, rows_max=10)
-    await create(owner)
-
-
 async def test_old_events_go(world: World) -> None:
     owner, retention = await world.stub(LOCAL_KEY), PostgresRetention(world.database)
     for name in ("old", "new"):
@@ -215,8 +199,3 @@ async def test_old_events_go(world: World) -> None:
     )
     assert await retention.remove_key_events(rows_max=10) == 1
     assert [event.key_name for event in await events(owner)] == ["new"]
-
-
-async def test_nothing_to_report_writes_nothing(world: World) -> None:
-    """What every process does every two seconds costs one read."""
-    await writes_nothing(world, lambda: world.keys.sync_keys(0, (), ()))

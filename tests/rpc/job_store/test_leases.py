@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from collections.abc import Iterator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from pawl.chassis.bus import Bus
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.errors import LeaseLost, RunNotFound
+from pawl.chassis.metrics import Metrics
+from pawl.errors import LeaseLost, QueueFull, RunNotFound
 from pawl.event.v1 import event_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.leases import PostgresLeases
+from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import ClockSweep
 from pawl.job_store.domain.places import PlaceLimits
+from tests import servers
+from tests.poll import until
+from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
 
@@ -24,10 +33,6 @@ async def end_leases(database: Database) -> None:
     """Let the time pass that the leases were given for."""
     async with database.acquire() as connection:
         await connection.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
-
-
-async def renew(user: User, worker_id: str = "w1") -> pb.RenewLeasesResponse:
-    return await user.ask("RenewLeases", worker_id=worker_id, lease_seconds=30)
 
 
 def ids(runs: Any) -> list[str]:
@@ -171,3 +176,160 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
     assert ids(claimed) == [queued]
     time, seen_time = await leases.times()
     assert seen_time <= time
+
+
+LIMITS = PlaceLimits(per_store=4, per_user=2)
+
+
+@pytest.fixture
+async def replica(start: StartReplica) -> Replica:
+    """A job store with small limits."""
+    return await start(places=LIMITS)
+
+
+@pytest.fixture
+def bob(user: User) -> User:
+    return User(user.stub, user_id="bob")
+
+
+async def submit_many(user: User, count: int) -> list[str]:
+    """Messages to conversations of their own; the ids of the runs."""
+    return [(await user.submit()).run.run_id for _ in range(count)]
+
+
+async def active(database: Database) -> Counter[str]:
+    """How many runs are active, by user."""
+    async with database.acquire() as connection:
+        records = await connection.fetch(
+            "SELECT user_id FROM job_store.runs WHERE worker_id IS NOT NULL OR state IN (2, 4)"
+        )
+    return Counter(record["user_id"] for record in records)
+
+
+def owners(user: User, claimed: Any) -> list[Owner]:
+    return [Owner(user, run.run_id, run.epoch) for run in claimed]
+
+
+async def test_all_users_behind_one_at_the_limit_get_their_turn(replica: Replica) -> None:
+    """More of them than one look at the store goes round."""
+    hog = User(replica.stub, user_id="hog")
+    await submit_many(hog, 12)
+    held = await hog.claim(runs_max=20)
+    runs: set[str] = set()
+    for number in range(30):
+        runs.update(await submit_many(User(replica.stub, user_id=f"user{number:02}"), 1))
+    served: set[str] = set()
+    while claimed := await hog.claim("w2", runs_max=2):
+        served.update(ids(claimed))
+        for owner in owners(hog, claimed):
+            await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+    assert served == runs
+    assert len(held) == LIMITS.per_user
+
+
+async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(replica: Replica) -> None:
+    """Also a claim of one run goes on to a store that has a place."""
+    blocked = [User(replica.stub, store_id=f"a{number}") for number in range(3)]
+    for user in blocked:
+        await submit_many(user, 3)
+    assert len(await blocked[0].claim(runs_max=20)) == 6
+    other = User(replica.stub, store_id="b")
+    runs = await submit_many(other, 2)
+    assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
+
+
+async def test_job_stores_that_claim_at_once_keep_to_the_limits(start: StartReplica, database: Database) -> None:
+    """Atomic: every worker sees the places that others have just taken."""
+    stubs = [(await start(places=LIMITS)).stub for _ in range(2)]
+    users = [User(stubs[number % 2], user_id=f"user{number}") for number in range(4)]
+    left = {run for user in users for run in await submit_many(user, 8)}
+
+    async def work(number: int) -> None:
+        user = User(stubs[number % 2])
+        while left:
+            claimed = await user.claim(f"w{number}", runs_max=3)
+            now_active = await active(database)
+            assert now_active.total() <= LIMITS.per_store
+            assert max(now_active.values(), default=0) <= LIMITS.per_user
+            for owner in owners(user, claimed):
+                await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+                await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+                left.remove(owner.run_id)
+
+    async with asyncio.timeout(60), asyncio.TaskGroup() as workers:
+        for number in range(6):
+            workers.create_task(work(number))
+
+
+async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(start: StartReplica) -> None:
+    """Exactly: two job stores that create at once refuse what is too much."""
+    users = [
+        User((await start(places=LIMITS, store_queue_max=10)).stub, user_id=f"user{number}") for number in range(2)
+    ]
+    outcomes = await asyncio.gather(*(users[number % 2].submit() for number in range(30)), return_exceptions=True)
+    refused = [outcome for outcome in outcomes if isinstance(outcome, BaseException)]
+    assert len(refused) == 30 - 10 - LIMITS.per_store
+    assert {type(error) for error in refused} == {QueueFull}
+    assert "10 runs wait in this store already" in str(refused[0])
+    await User(users[0].stub, store_id="beta").submit()
+
+
+@pytest.fixture
+def nats(tmp_path: Path) -> Iterator[servers.NatsServer]:
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    with servers.NatsServer(folder) as server:
+        yield server
+
+
+async def test_a_place_that_is_free_wakes_workers_at_once(start: StartReplica, nats: servers.NatsServer) -> None:
+    """Not only at their next poll; and nobody is woken when nobody waits."""
+    replica = await start(nats_url=nats.url, places=LIMITS)
+    await replica.bus.wait_connected()
+    woken: list[object] = []
+
+    async def hear(_subject: str, data: bytes) -> None:
+        woken.append(data)
+
+    async with Bus(nats.url, name="listener", metrics=Metrics("listener")) as listener:
+        await listener.wait_connected()
+        await listener.subscribe("pawl.internal.v1.work", hear)
+        await listener.publish_all([], timeout_seconds=5)
+        user = User(replica.stub)
+        await submit_many(user, 4)
+        first, second = owners(user, await user.claim(runs_max=10))
+
+        async def all_heard(count: int) -> None:
+            async def is_there() -> bool:
+                return len(woken) >= count
+
+            await until(is_there)
+
+        await all_heard(4)
+        await first.commit(state=run_pb2.RUN_STATE_RUNNING)
+        await first.park(run_pb2.WAIT_KIND_ANSWER)
+        await all_heard(5)
+        await second.commit(state=run_pb2.RUN_STATE_RUNNING)
+        await second.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        await all_heard(6)
+        for owner in owners(user, await user.claim(runs_max=10)):
+            await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
+            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+        await submit_many(User(replica.stub, store_id="beta"), 1)
+        await all_heard(7)
+        assert len(woken) == 7, "the last two ends left nobody waiting"
+
+
+async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(replica: Replica, database: Database) -> None:
+    """OPS-2."""
+    for number in range(3):
+        await submit_many(User(replica.stub, user_id=f"user{number}"), 3)
+    stats = PostgresLedgerStats(database, LIMITS)
+    counts = await stats.count()
+    assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (4, 3, 2)
+    await User(replica.stub).claim(runs_max=20)
+    counts = await stats.count()
+    assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (0, 3, 2)
+    await end_leases(database)
+    assert (await stats.count())["claimable"] == 4

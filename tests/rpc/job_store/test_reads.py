@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import itertools
 from typing import Any
 
 import grpc
@@ -11,23 +11,12 @@ import pytest
 from google.protobuf.message import Message
 
 from pawl.chassis.database import Database
-from pawl.errors import SeqBeyondEnd
-from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
+from pawl.errors import InvalidField, SeqBeyondEnd
+from pawl.event.v1 import call_pb2, conversation_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
+from tests.rpc.job_store.test_conversations import get, listed, update
+from tests.rpc.job_store.test_delegation import delegating
 from tests.rpc.job_store.user import Owner, User, result
-
-Method = Callable[[Any], Awaitable[Any]]
-
-
-async def pages(method: Method, request: Any, field: str) -> list[list[Any]]:
-    """All pages of a list."""
-    found = []
-    while True:
-        response = await method(request)
-        found.append(list(getattr(response, field)))
-        if not response.next_page_token:
-            return found
-        request.page_token = response.next_page_token
 
 
 async def with_calls(user: User, count: int, **fields: Any) -> Owner:
@@ -40,68 +29,35 @@ async def with_calls(user: User, count: int, **fields: Any) -> Owner:
     return owner
 
 
-async def test_runs_come_newest_first_by_pages(user: User) -> None:
-    runs = [(await user.submit(conversation_id=f"c{number % 2}")).run.run_id for number in range(7)]
-    found = await pages(user.stub.ListRuns, pb.ListRunsRequest(store_id="acme", user_id="ann", page_size=3), "runs")
-    assert [len(page) for page in found] == [3, 3, 1]
-    assert [run.run_id for page in found for run in page] == runs[::-1]
-
-
-@pytest.mark.parametrize("narrowed", [{}, {"conversation_id": "c"}, {"states": [run_pb2.RUN_STATE_QUEUED]}])
-async def test_runs_are_listed_in_either_order_and_between_two_times(user: User, narrowed: dict[str, Any]) -> None:
+async def test_runs_are_listed_in_either_order_and_between_two_times(user: User) -> None:
     """By pages, along each index; the first time is in, the last one is not."""
     runs = [(await user.submit(conversation_id="c")).run for _ in range(5)]
     names = [run.run_id for run in runs]
     between: dict[str, Any] = {"create_time_from": runs[1].create_time, "create_time_before": runs[4].create_time}
-    for oldest_first in (False, True):
-        order = {"oldest_first": oldest_first, "page_size": 2, **narrowed}
+    narrowed: list[dict[str, Any]] = [{}, {"conversation_id": "c"}, {"states": [run_pb2.RUN_STATE_QUEUED]}]
+    for fields, oldest_first in itertools.product(narrowed, (False, True)):
         for wanted, times in ((names, {}), (names[1:4], between)):
-            found = [
-                run.run_id
-                for page in await pages(
-                    user.stub.ListRuns, pb.ListRunsRequest(store_id="acme", user_id="ann", **order, **times), "runs"
-                )
-                for run in page
-            ]
-            assert found == (wanted if oldest_first else wanted[::-1])
+            pages = await user.pages("ListRuns", "runs", oldest_first=oldest_first, page_size=2, **fields, **times)
+            expected = wanted if oldest_first else wanted[::-1]
+            assert [run.run_id for page in pages for run in page] == expected, (fields, oldest_first)
+            assert len(pages) == (len(wanted) + 1) // 2
 
 
-async def test_calls_come_in_call_order_by_pages(user: User) -> None:
-    owner = await with_calls(user, 6)
-    found = await pages(
-        user.stub.ListCalls,
-        pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id, page_size=3),
-        "calls",
-    )
-    assert [[call.index for call in page] for page in found] == [[0, 1, 2], [3, 4, 5]]
-
-
-async def test_a_page_is_cut_at_2_mib(user: User) -> None:
+async def test_calls_and_messages_come_in_their_order_by_pages(user: User) -> None:
     owner = await with_calls(user, 5, arguments_json=b"x" * 700_000)
-    found = await pages(
-        user.stub.ListCalls, pb.ListCallsRequest(store_id="acme", user_id="ann", run_id=owner.run_id), "calls"
-    )
-    assert [len(page) for page in found] == [3, 2]
-
-
-async def test_messages_come_in_order_by_pages(user: User) -> None:
-    owner = await user.start(conversation_id="c1")
     await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=str(n)) for n in range(4)])
-    found = await pages(
-        user.stub.ListMessages,
-        pb.ListMessagesRequest(store_id="acme", user_id="ann", conversation_id="c1", page_size=2),
-        "messages",
-    )
-    assert [[message.number for message in page] for page in found] == [[1, 2], [3, 4], [5]]
+    (conversation_id,) = {run.conversation_id for run in (await user.ask("ListRuns")).runs}
+    calls = await user.pages("ListCalls", "calls", run_id=owner.run_id)
+    assert [[call.index for call in page] for page in calls] == [[0, 1, 2], [3, 4]], "a page is cut at 2 MiB"
+    messages = await user.pages("ListMessages", "messages", conversation_id=conversation_id, page_size=2)
+    assert [[message.number for message in page] for page in messages] == [[1, 2], [3, 4], [5]]
 
 
 async def test_pending_calls_come_oldest_first_by_pages(user: User) -> None:
     for number in range(3):
         owner = await user.start(conversation_id=f"c{number}")
         await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
-    found = await pages(
-        user.stub.ListPendingCalls, pb.ListPendingCallsRequest(store_id="acme", user_id="ann", page_size=2), "calls"
-    )
+    found = await user.pages("ListPendingCalls", "calls", page_size=2)
     assert [[call.call_id for call in page] for page in found] == [["call_0", "call_1"], ["call_2"]]
 
 
@@ -129,14 +85,12 @@ async def test_runs_that_wait_for_tokens_come_after_the_calls(user: User) -> Non
     for number in range(2):
         owner = await user.start(conversation_id=f"c{number}")
         await owner.commit(calls=[owner.call(f"call_{number}", call_pb2.CALL_STATE_ASKED)])
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="ann")
-    whole = await user.stub.ListPendingCalls(request)
+    whole = await user.ask("ListPendingCalls")
     assert [call.call_id for call in whole.calls] == ["call_0", "call_1"]
     assert [run.run_id for run in whole.runs] == runs
     assert (whole.runs[0].token_budget, whole.runs[0].usage.input_tokens) == (100, 90)
     for size, expected in ((2, [[], runs[:2], runs[2:]]), (3, [runs[:1], runs[1:]])):
-        request.page_size, request.page_token = size, ""
-        found = await pages(user.stub.ListPendingCalls, request, "runs")
+        found = await user.pages("ListPendingCalls", "runs", page_size=size)
         assert [[run.run_id for run in page] for page in found] == expected
     assert [run.run_id for run in (await user.ask("ListPendingCalls", conversation_id="short_1")).runs] == runs[1:2]
     assert not (await user.ask("ListPendingCalls", tool_name="tool")).runs
@@ -146,10 +100,9 @@ async def test_runs_that_wait_for_tokens_come_after_the_calls(user: User) -> Non
 
 async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(user: User) -> None:
     run_id = await short_of_tokens(user, conversation_id="private")
-    request = pb.ListPendingCallsRequest(store_id="acme", user_id="bob")
-    assert not (await user.stub.ListPendingCalls(request)).runs
-    request.of_all_users = True
-    (run,) = (await user.stub.ListPendingCalls(request)).runs
+    bob = User(user.stub, user_id="bob")
+    assert not (await bob.ask("ListPendingCalls")).runs
+    (run,) = (await bob.ask("ListPendingCalls", of_all_users=True)).runs
     assert run == run_pb2.Run(
         store_id="acme",
         user_id="ann",
@@ -159,8 +112,7 @@ async def test_approvers_see_of_runs_of_others_only_that_they_wait_for_tokens(us
         usage=run_pb2.Usage(input_tokens=90, output_tokens=9),
         token_budget=100,
     )
-    request.store_id = "other"
-    assert not (await user.stub.ListPendingCalls(request)).runs
+    assert not (await bob.ask("ListPendingCalls", of_all_users=True, store_id="other")).runs
 
 
 async def test_events_are_read_from_any_seq_with_the_same_bytes(user: User) -> None:
@@ -300,3 +252,93 @@ async def test_a_run_with_very_large_results_can_still_be_loaded(user: User) -> 
     assert [call.HasField("result") for call in calls] == [False] * 2 + [True] * 16
     assert all(call.result_omitted_bytes > 1_000_000 for call in calls[:2])
     assert not any(call.result_omitted_bytes for call in calls[2:])
+
+
+WAITING, QUEUED = run_pb2.RUN_STATE_WAITING, run_pb2.RUN_STATE_QUEUED
+APPROVAL, ANSWER = run_pb2.WAIT_KIND_APPROVAL, run_pb2.WAIT_KIND_ANSWER
+CLERK = run_pb2.PinnedAgent(name="clerk", version=3)
+
+
+async def runs(user: User, **fields: Any) -> list[run_pb2.Run]:
+    """All pages of two."""
+    return [run for page in await user.pages("ListRuns", "runs", page_size=2, **fields) for run in page]
+
+
+async def some_runs(user: User) -> None:
+    """Runs of two agents, in one conversation and others, with labels and without, most of which wait."""
+    for agent, made in itertools.product((None, CLERK), ({}, {"env": "prod"}, {"env": "prod", "team": "a=b: c"})):
+        for conversation_id, waits in ((f"of_{user.user_id}", [APPROVAL]), ("", [ANSWER, APPROVAL])):
+            asked: dict[str, Any] = {"agent": agent, "asked_agent": agent.name} if agent else {}
+            await user.submit(conversation_id=conversation_id, labels=made, **asked)
+            (claimed,) = await user.claim() or (None,)
+            if claimed is not None:
+                await user.owner(claimed.run_id, claimed.epoch).park(*waits)
+
+
+def meets(run: run_pb2.Run, wanted: dict[str, Any]) -> bool:
+    return (
+        wanted.get("conversation_id", run.conversation_id) == run.conversation_id
+        and (not wanted.get("states") or run.state in wanted["states"])
+        and (not wanted.get("waits") or not set(wanted["waits"]).isdisjoint(run.waits))
+        and wanted.get("agent_name", run.agent.name or "default") == (run.agent.name or "default")
+        and wanted.get("labels", {}).items() <= dict(run.labels).items()
+    )
+
+
+async def test_what_meets_all_filters_is_listed_and_nothing_else(user: User) -> None:
+    await some_runs(user)
+    await some_runs(User(user.stub, user_id="bob"))
+    everything = await runs(user)
+    assert len(everything) == 12
+    choices: tuple[tuple[str, tuple[Any, ...]], ...] = (
+        ("conversation_id", ("of_ann",)),
+        ("states", ([WAITING], [QUEUED, WAITING])),
+        ("waits", ([ANSWER], [APPROVAL, ANSWER])),
+        ("agent_name", ("clerk", "default")),
+        ("labels", ({"env": "prod"}, {"env": "prod", "team": "a=b: c"}, {"env": "test"})),
+    )
+    for chosen in itertools.product(*((None, *values) for _, values in choices)):
+        wanted = {name: value for (name, _), value in zip(choices, chosen, strict=True) if value is not None}
+        found = [run.run_id for run in await runs(user, **wanted)]
+        assert found == [run.run_id for run in everything if meets(run, wanted)], wanted
+
+
+async def test_a_run_below_another_one_is_found_by_it_and_by_its_own_agent(user: User) -> None:
+    owner = await user.start(labels={"env": "prod"})
+    child = await delegating(user, owner, "child", agent=CLERK)
+    assert [run.run_id for run in await runs(user, parent_run_id=owner.run_id)] == [child.run_id]
+    assert [run.run_id for run in await runs(user, agent_name="clerk")] == [child.run_id]
+    assert [run.run_id for run in await runs(user, labels={"env": "prod"})] == [owner.run_id]
+    assert not await runs(User(user.stub, user_id="bob"), parent_run_id=owner.run_id)
+
+
+async def test_labels_are_in_the_run_and_in_its_events(user: User) -> None:
+    made = {"env": "prod", "team": "zwei drei"}
+    owner = await user.start(labels=made)
+    assert dict((await user.run(owner.run_id)).labels) == made
+    events = await user.events(owner.run_id)
+    told = [dict(event.run_changed.run.labels) for event in events if event.HasField("run_changed")]
+    assert told == [made] * len(told)
+    assert told
+
+
+async def test_conversations_are_found_by_all_of_their_labels(user: User) -> None:
+    bob = User(user.stub, user_id="bob")
+    for number, who in enumerate((user, user, user, bob)):
+        await who.submit(conversation_id=f"c{number}")
+        made = {"env": "prod", **({"team": "a"} if number == 1 else {})}
+        if number != 2:
+            changed = await update(who, f"c{number}", labels=conversation_pb2.Labels(labels=made))
+            assert dict(changed.labels) == made
+    assert await listed(user, labels={"env": "prod"}) == ["c1", "c0"]
+    assert await listed(user, labels={"env": "prod", "team": "a"}) == ["c1"]
+    assert not await listed(user, labels={"env": "prod", "team": "b"})
+    await update(user, "c1", archived=True)
+    assert await listed(user, labels={"env": "prod"}, archived=False) == ["c0"]
+    assert dict((await get(user, conversation_id="c1")).labels) == {"env": "prod", "team": "a"}
+    await update(user, "c1", labels=conversation_pb2.Labels())
+    assert await listed(user, labels={"env": "prod"}) == ["c0"]
+    with pytest.raises(InvalidField):
+        await update(user, "c0", labels=conversation_pb2.Labels(labels={"pawl.x": ""}))
+    with pytest.raises(InvalidField):
+        await listed(user, labels={"": "x"})

@@ -6,9 +6,8 @@ import asyncio
 
 import pytest
 
-from pawl.errors import IllegalTransition, InboxChanged, RequestIdReused
+from pawl.errors import RequestIdReused
 from pawl.event.v1 import event_pb2, run_pb2
-from pawl.job.v1 import ledger_pb2 as pb
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
 
@@ -19,27 +18,6 @@ def delta(text: str) -> event_pb2.RunEvent:
 
 async def two(start: StartReplica) -> tuple[Replica, Replica]:
     return await start(), await start()
-
-
-async def test_two_replicas_write_one_log_without_gaps(start: StartReplica) -> None:
-    """EVT-1: also for steps of one run that arrive at both at the same time."""
-    users = [User(replica.stub) for replica in await two(start)]
-    owner = await users[0].start()
-    owners = [owner, Owner(users[1], owner.run_id, owner.epoch)]
-
-    async def commit(number: int) -> pb.CommitRunResponse:
-        while True:
-            try:
-                answer: pb.CommitRunResponse = await owners[number % 2].commit(events=[delta(f"{number};"), delta("x")])
-            except IllegalTransition:
-                continue  # A later step was faster: this one comes again, under a later id.
-            return answer
-
-    answers = await asyncio.gather(*map(commit, range(60)))
-    events = await users[0].events(owner.run_id)
-    assert [event.seq for event in events] == list(range(1, 3 + 120 + 1))
-    assert sorted(answer.first_seq for answer in answers) == list(range(4, 4 + 120, 2))
-    assert {event.output_delta.text for event in events[3::2]} == {f"{number};" for number in range(60)}
 
 
 async def test_what_a_deployment_fills_in_tells_no_request_from_another(user: User) -> None:
@@ -69,19 +47,3 @@ async def test_messages_to_a_new_conversation_at_both_replicas_run_one_after_the
     messages = (await users[0].ask("ListMessages", conversation_id="new")).messages
     assert [message.number for message in messages] == list(range(1, 7))
     assert [message.run_id for message in messages] == order
-
-
-async def test_a_command_and_the_end_of_the_run_exclude_each_other(start: StartReplica) -> None:
-    """I1: a message that was accepted is never lost in an end that came at the same time."""
-    users = [User(replica.stub) for replica in await two(start)]
-    for number in range(10):
-        owner = await users[0].start(conversation_id=f"c{number}")
-        ending = asyncio.create_task(owner.commit(state=run_pb2.RUN_STATE_COMPLETED))
-        receipt = await users[1].send(owner.run_id, steer=pb.SteerCommand(text="and another thing"))
-        await asyncio.wait({ending})
-        accepted = receipt.outcome == pb.COMMAND_OUTCOME_ACCEPTED
-        assert isinstance(ending.exception(), InboxChanged) == accepted
-        if accepted:
-            command = (await owner.inbox())[0]
-            assert command.steer.text == "and another thing"
-            await owner.commit(state=run_pb2.RUN_STATE_COMPLETED, consumed=[command.command_id])

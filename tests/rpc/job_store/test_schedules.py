@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from pawl.errors import RequestIdReused, ScheduleExists, ScheduleNotFound, TooLarge
+from pawl.errors import RequestIdReused, ScheduleExists, ScheduleNotFound
 from pawl.event.v1 import run_pb2, schedule_pb2
 from pawl.job.v1 import ledger_pb2
 from pawl.job.v1 import schedules_pb2 as pb
@@ -151,15 +151,6 @@ async def test_a_schedule_is_kept_once_under_its_name(timer: Timer, replica: Rep
     await timer.delete()
     with pytest.raises(ScheduleNotFound):
         await timer.delete()
-
-
-async def test_a_user_has_a_hundred_schedules_at_most(timer: Timer, replica: Replica) -> None:
-    for number in range(100):
-        await timer.put(f"s{number}")
-    with pytest.raises(TooLarge):
-        await timer.put("more")
-    await timer.put("s7")
-    await Timer(replica, "bob").put("more")
 
 
 async def test_a_due_time_fires_once_however_many_claim_it(start: StartReplica) -> None:
@@ -382,28 +373,6 @@ async def test_with_its_api_key_the_fires_of_a_schedule_end(replica: Replica) ->
     assert (await timer.fire_due()).outcome == REFUSED
     await Timer(replica).put(overlap=schedule_pb2.SCHEDULE_OVERLAP_ALLOW, must_exist=True)
     assert (await timer.fire_due()).outcome == STARTED
-
-
-async def test_of_an_erased_conversation_a_fire_keeps_ids_alone(timer: Timer, user: User) -> None:
-    await timer.put()
-    fire = await timer.fire_due()
-    await end(user)
-    await timer.replica.database.execute("DELETE FROM job_store.runs")
-    (kept,) = (await timer.get()).schedule.fires
-    assert (kept.run_id, kept.run_state) == (fire.run_id, run_pb2.RUN_STATE_UNSPECIFIED)
-    assert (await timer.fire_due()).outcome == STARTED
-
-
-async def test_runs_go_on_without_the_schedule_that_started_them(timer: Timer, user: User) -> None:
-    await timer.put()
-    await timer.make_due()
-    fire = await timer.trigger()
-    (due,) = await timer.claim()
-    await timer.delete()
-    with pytest.raises(ScheduleNotFound):
-        await timer.fire(due)
-    (claimed,) = await user.claim()
-    assert claimed.run_id == fire.run_id
 
 
 async def test_a_claim_outlives_nobody_when_the_clock_goes_back(timer: Timer) -> None:

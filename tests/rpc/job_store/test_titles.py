@@ -12,9 +12,9 @@ from pawl.job.v1 import titles_pb2 as pb
 from pawl.job.v1.agents_pb2_grpc import AgentLedgerServiceStub
 from pawl.job.v1.titles_pb2_grpc import TitleServiceStub
 from tests.rpc.job_store.conftest import Replica, StartReplica
+from tests.rpc.job_store.test_agents import budget
 from tests.rpc.job_store.test_conversations import get, listed, take_in, update
 from tests.rpc.job_store.test_erasures import erase
-from tests.rpc.job_store.test_usage import budget
 from tests.rpc.job_store.user import Owner, User
 
 

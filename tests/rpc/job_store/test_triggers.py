@@ -36,7 +36,6 @@ from tests.rpc.job_store.user import Translated, User
 SKIP = schedule_pb2.SCHEDULE_OVERLAP_SKIP
 QUEUE = schedule_pb2.SCHEDULE_OVERLAP_QUEUE
 CANCEL = schedule_pb2.SCHEDULE_OVERLAP_CANCEL
-BEARER = trigger_pb2.WEBHOOK_AUTHENTICATION_BEARER
 
 
 class Hook:
@@ -326,16 +325,6 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
     assert (await hook.deliver("msg_0", lane="a")).duplicate
 
 
-async def test_what_waits_is_kept_through_a_pause(hook: Hook) -> None:
-    await hook.put(debounce_seconds=60)
-    await hook.deliver("msg_1", lane="")
-    await hook.pause()
-    await hook.make_due()
-    assert await hook.claim() == []
-    await hook.pause(paused=False)
-    assert (await hook.fire_due()).fire.outcome == STARTED
-
-
 async def test_a_refused_run_is_a_fire_and_is_tried_again_when_the_event_is(start: StartReplica) -> None:
     hook = Hook(await start(places=PlaceLimits(per_store=1, per_user=1), store_queue_max=1))
     user = User(hook.replica.stub)
@@ -409,13 +398,6 @@ async def test_that_it_has_paused_itself_is_told_once_for_each_time(hook: Hook, 
     assert {kind for kind, _ in stream.types} == {"trigger.paused"}
     assert len({event_id for _, event_id in stream.types}) == 2
     assert stream.notes == ["10 fires in a row were refused or failed"] * 2
-
-
-async def test_with_its_api_key_the_fires_of_a_trigger_end(replica: Replica) -> None:
-    hook = Hook(replica, credential_id="key_1")
-    await hook.put()
-    refused = await hook.deliver()
-    assert (refused.fire.outcome, refused.fire.reason.partition(":")[0]) == (REFUSED, "PERMISSION_DENIED")
 
 
 async def test_events_are_forgotten_after_three_days_and_not_what_waits(hook: Hook, user: User) -> None:

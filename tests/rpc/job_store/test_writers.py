@@ -9,8 +9,7 @@ import pytest
 
 from pawl.chassis.database import Database
 from pawl.chassis.ids import ConversationId, StoreId, UserId
-from pawl.chassis.rpc_client import translating
-from pawl.errors import ConversationNotFound, RunNotFound
+from pawl.errors import RunNotFound
 from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
@@ -200,18 +199,3 @@ async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: 
     assert await reads.has_conversation(*where)
     await shared.share(conversation_pb2.SHARING_READ)
     assert not await reads.has_conversation(*where)
-
-
-async def test_a_fork_begins_behind_closed_calls_of_a_writer(shared: Shared) -> None:
-    theirs = await shared.begin(shared.bob)
-    await theirs.commit(
-        messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])],
-        calls=[theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)],
-    )
-    request = pb.ForkConversationRequest(store_id="acme", user_id="ann", conversation_id=shared.conversation_id)
-    with translating():
-        made = (await shared.ann.stub.ForkConversation(request)).conversation
-    assert made.forked_number == 3
-    request.user_id = "bob"
-    with pytest.raises(ConversationNotFound), translating():
-        await shared.ann.stub.ForkConversation(request)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from pawl.job.v1.ledger_pb2_grpc import LedgerServiceAsyncStub
 
 DIGEST = "ab" * 32
-OTHER_DIGEST = "cd" * 32
 _numbers = itertools.count(1)
 
 
@@ -50,6 +49,15 @@ class User:
         mine = {"store_id": self.store_id, "user_id": self.user_id}
         values = {name: value for name, value in mine.items() if name in request.DESCRIPTOR.fields_by_name} | fields
         return await getattr(Translated(self.stub), method)(request(**values))
+
+    async def pages(self, method: str, field: str, **fields: Any) -> list[list[Any]]:
+        """All pages of a list."""
+        found, token = list[list[Any]](), ""
+        while not found or token:
+            page = await self.ask(method, **fields, page_token=token)
+            found.append(list(getattr(page, field)))
+            token = page.next_page_token
+        return found
 
     async def submit(self, text: str = "hello", **fields: Any) -> pb.SubmitMessageResponse:
         values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "user_id": self.user_id} | fields
