@@ -159,8 +159,7 @@ async def test_messages_count_until_they_stand_in_the_conversation(user: User) -
     """Also those that the owner has read and keeps elsewhere."""
     run_id, conversation_id = await waiting(user)
     await fill(user, conversation_id, LARGE, FITTING)
-    (claimed,) = await user.claim()
-    owner = user.owner(run_id, claimed.epoch)
+    owner = await user.take(run_id)
     unread = [command.command_id for command in await owner.inbox()]
     await owner.commit(consumed=unread, loop_state=b"all of them")
 
@@ -174,8 +173,7 @@ async def test_messages_count_until_they_stand_in_the_conversation(user: User) -
 
 
 async def receipts_of(database: Database, run_id: str) -> int:
-    async with database.acquire() as connection:
-        return int(await connection.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", run_id))
+    return int(await database.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", run_id))
 
 
 async def test_a_run_keeps_only_so_many_receipts_of_what_it_refused(user: User, database: Database) -> None:

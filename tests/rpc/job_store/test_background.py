@@ -76,8 +76,7 @@ async def test_the_end_of_a_job_begins_a_turn_that_is_told_of_it_once(user: User
     conversation_id = await begun(user, "a", "b")
     first, second = await worked(user, 2)
     await ended(first)
-    (claimed,) = await user.claim()
-    turn = user.owner(claimed.run_id, claimed.epoch)
+    turn = await user.take()
     loaded = await turn.load()
     assert (loaded.run.generation, loaded.run.conversation_id) == (1, conversation_id)
     assert [(each.run.run_id, each.occasion, each.run.output_text) for each in loaded.notices] == [
@@ -120,8 +119,7 @@ async def test_a_job_that_a_user_starts_is_made_once_and_tells_the_conversation_
     (job,) = await worked(user)
     assert (await job.load()).loop_state == b"begins"
     await ended(job)
-    (claimed,) = await user.claim()
-    turn = await user.owner(claimed.run_id, claimed.epoch).load()
+    turn = await (await user.take()).load()
     assert (turn.run.conversation_id, [each.run.run_id for each in turn.notices]) == ("conv_new", ["run_started"])
 
 
@@ -182,8 +180,7 @@ async def test_a_job_that_waits_for_the_time_of_its_first_iteration_wants_a_plac
     with pytest.raises(QueueFull):
         await ask("refused")
     await user.cancel("waits")
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
+    await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE run_id = 'later_1'")
     assert await counted() == (1, 1, 2)
     with pytest.raises(QueueFull):
         await ask("refused")
@@ -227,8 +224,7 @@ async def test_jobs_go_with_it_and_tell_nobody(replica: Replica, user: User) -> 
         calls=[call], delegations=[task], messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT)]
     )
     await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    (claimed,) = await user.claim()
-    working = user.owner(claimed.run_id, claimed.epoch)
+    working = await user.take()
     await working.commit(state=run_pb2.RUN_STATE_RUNNING)
     await erase(replica, conversation_id)
     sweep = erasing(replica, None)

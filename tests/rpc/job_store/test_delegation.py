@@ -33,9 +33,7 @@ def delegation(name: str, **fields: Any) -> pb.Delegation:
 async def delegating(user: User, owner: Owner, name: str, **fields: Any) -> Owner:
     """Let the owner of a run delegate a call and park; return the owner of the run that does it, which has begun."""
     await owner.park(AGENT, **begun(owner, name, **fields))
-    (claimed,) = await user.claim()
-    assert claimed.run_id == f"run_{name}"
-    child = Owner(user, claimed.run_id, claimed.epoch)
+    child = await user.take(f"run_{name}")
     await child.commit(state=run_pb2.RUN_STATE_RUNNING)
     return child
 
@@ -61,9 +59,7 @@ async def test_its_end_is_told_with_answer_failure_and_usage(user: User) -> None
     usage = run_pb2.Usage(input_tokens=7, model_calls=1)
     await child.commit(state=run_pb2.RUN_STATE_FAILED, failure=failure, usage=usage, output_text="so far")
 
-    (claimed,) = await user.claim()
-    assert claimed.run_id == owner.run_id
-    owner.epoch = claimed.epoch
+    owner = await user.take(owner.run_id)
     (command,) = (await owner.load()).commands
     told = command.agent_ended
     assert (told.call_id, told.run.run_id, told.run.state) == ("a", child.run_id, run_pb2.RUN_STATE_FAILED)

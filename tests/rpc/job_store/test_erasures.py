@@ -189,34 +189,6 @@ async def test_it_takes_no_messages_from_the_first_moment_on_and_is_nobodys(repl
         await user.submit(f"{MARKER} one", request_id="request", conversation_key=f"{MARKER} key")
 
 
-async def test_conversations_of_agents_go_with_it(replica: Replica, user: User) -> None:
-    owner = await user.start("parent")
-    conversation_id = (await user.run(owner.run_id)).conversation_id
-    call = owner.call("call_1", call_pb2.CALL_STATE_DELEGATED, child_run_id="run_child")
-    await owner.commit(
-        calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
-    )
-    child = await user.run("run_child")
-    await erase(replica, conversation_id)
-    sweep = erasing(replica, None)
-    await sweep.sweep()
-    call.state, call.result.content_json = call_pb2.CALL_STATE_CANCELLED, b"null"
-    (cancel,) = await owner.inbox()
-    await owner.commit(state=run_pb2.RUN_STATE_CANCELLED, calls=[call], consumed=[cancel.command_id])
-    assert (await user.run("run_child")).state == run_pb2.RUN_STATE_CANCELLED
-
-    await swept(sweep)
-
-    assert MARKER not in await everything(replica.database)
-    with pytest.raises(ConversationErased):
-        await get(user, conversation_id=child.conversation_id)
-    assert not (await erase(replica, conversation_id)).erasure.HasField("end_time")
-    for each in (conversation_id, child.conversation_id):
-        for part in SERVICES:
-            await sweep.confirm(key_of(each), part)
-    assert (await erase(replica, conversation_id)).erasure.HasField("end_time")
-
-
 async def test_runs_of_writers_and_of_their_agents_go_with_it_and_the_receipt_is_its_users(
     replica: Replica, user: User
 ) -> None:
@@ -306,24 +278,6 @@ async def said(user: User, conversation_id: str) -> list[str]:
     return [message.text for message in (await user.ask("ListMessages", conversation_id=conversation_id)).messages]
 
 
-async def test_the_title_goes_from_a_fork_of_a_fork_that_retention_has_removed(replica: Replica, user: User) -> None:
-    conversation_id, _ = await full(user)
-    fork = await forked(user, conversation_id)
-    below = await forked(user, fork)
-    await age_conversation(replica.database, fork)
-    retention = PostgresRetention(replica.database)
-    while await retention.remove_conversations(older_than_seconds=30 * DAY_SECONDS, rows_max=100):
-        pass
-    with pytest.raises(ConversationNotFound):
-        await get(user, conversation_id=fork)
-
-    await erase(replica, conversation_id)
-
-    assert (await get(user, conversation_id=below)).title == ""
-    await swept(erasing(replica, None))
-    assert MARKER not in await everything(replica.database)
-
-
 async def test_replicas_share_the_work_and_the_receipt_goes_as_conversations_do(
     start: StartReplica, database: Database
 ) -> None:
@@ -363,8 +317,7 @@ async def test_a_conversation_below_goes_with_it_also_when_retention_has_removed
     await owner.commit(
         calls=[call], delegations=[ledger_pb2.Delegation(call_id="call_1", run_id="run_child", text=f"{MARKER} task")]
     )
-    (claimed,) = await user.claim()
-    child = user.owner("run_child", claimed.epoch)
+    child = await user.take("run_child")
     await child.commit(state=run_pb2.RUN_STATE_COMPLETED)
     (done,) = await owner.inbox()
     call.MergeFrom(call_pb2.Call(state=call_pb2.CALL_STATE_SUCCEEDED, result=result("1")))

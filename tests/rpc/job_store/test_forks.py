@@ -12,7 +12,6 @@ from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
 from pawl.errors import (
     ConversationExists,
-    ConversationNotFound,
     ForkPointOpen,
     InvalidField,
     RequestIdReused,
@@ -165,24 +164,6 @@ async def test_what_a_summary_replaced_is_kept_for_forks_from_before_it(user: Us
     assert (await fork(user, behind)).forked_number == 5
     # What stands there is the answer to nothing that is left.
     assert [m.text for m in (await loaded(user, behind)).messages] == ["q1", "short", "a1"]
-
-
-async def test_forks_that_are_made_while_their_original_is_removed_have_all_or_are_refused(
-    user: User, database: Database
-) -> None:
-    for number in range(10):
-        conversation_id = f"c{number}"
-        await told(user, conversation_id, "q", "a")
-        await database.execute(
-            "UPDATE job_store.conversations SET update_time = update_time - interval '31 days'"
-            " WHERE conversation_id = $1",
-            conversation_id,
-        )
-        made, _ = await asyncio.gather(fork(user, conversation_id), sweep(database), return_exceptions=True)
-        if isinstance(made, conversation_pb2.Conversation):
-            assert await texts(user, made.conversation_id) == [(1, "q"), (2, "a")]
-        else:
-            assert isinstance(made, ConversationNotFound | ForkPointOpen)
 
 
 async def test_a_fork_has_all_of_its_past_when_retention_comes_between(

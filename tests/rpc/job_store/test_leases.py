@@ -31,8 +31,7 @@ from tests.rpc.job_store.user import Owner, User
 
 async def end_leases(database: Database) -> None:
     """Let the time pass that the leases were given for."""
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
+    await database.execute("UPDATE job_store.runs SET claim_at = now() WHERE claim_at > now()")
 
 
 def ids(runs: Any) -> list[str]:
@@ -135,11 +134,10 @@ async def test_what_was_due_is_due_again_after_the_clock_of_the_database_went_ba
     held, healthy, parked = [await user.start(conversation_id=name) for name in ("held", "healthy", "parked")]
     await parked.park(run_pb2.WAIT_KIND_ANSWER, wake_time=Timestamp(seconds=4_000_000_000))
     queued = (await user.submit(conversation_id="queued")).run.run_id
-    async with database.acquire() as connection:
-        later = "UPDATE job_store.runs SET claim_at = now() + interval '130 s' WHERE run_id = ANY($1)"
-        await connection.execute(later, [held.run_id, queued])
-        renewed = "UPDATE job_store.runs SET claim_at = now() + interval '10 s' WHERE run_id = $1"
-        await connection.execute(renewed, healthy.run_id)
+    later = "UPDATE job_store.runs SET claim_at = now() + interval '130 s' WHERE run_id = ANY($1)"
+    await database.execute(later, [held.run_id, queued])
+    renewed = "UPDATE job_store.runs SET claim_at = now() + interval '10 s' WHERE run_id = $1"
+    await database.execute(renewed, healthy.run_id)
     assert await user.claim("w2", runs_max=4) == []
 
     leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
@@ -156,14 +154,13 @@ async def test_a_replica_that_starts_after_the_clock_of_the_database_went_back_n
     """No other has to have been there: the database remembers a time that it had before."""
     queued = (await user.submit()).run.run_id
     leases = PostgresLeases(database, PlaceLimits(per_store=20, per_user=20), crashes_max=3)
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
-        await leases.times()
-        time, seen_time = await leases.times()
-        assert timedelta() <= time - seen_time < timedelta(minutes=59)
-        # It went back by 130 s.
-        await connection.execute("UPDATE job_store.clock SET seen_time = seen_time + interval '130 s'")
-        await connection.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
+    await database.execute("UPDATE job_store.clock SET seen_time = now() - interval '1 h'")
+    await leases.times()
+    time, seen_time = await leases.times()
+    assert timedelta() <= time - seen_time < timedelta(minutes=59)
+    # It went back by 130 s.
+    await database.execute("UPDATE job_store.clock SET seen_time = seen_time + interval '130 s'")
+    await database.execute("UPDATE job_store.runs SET claim_at = claim_at + interval '130 s'")
     assert await user.claim() == []
 
     sweeping = asyncio.create_task(ClockSweep(leases, SystemClock()).run())
@@ -199,10 +196,7 @@ async def submit_many(user: User, count: int) -> list[str]:
 
 async def active(database: Database) -> Counter[str]:
     """How many runs are active, by user."""
-    async with database.acquire() as connection:
-        records = await connection.fetch(
-            "SELECT user_id FROM job_store.runs WHERE worker_id IS NOT NULL OR state IN (2, 4)"
-        )
+    records = await database.fetch("SELECT user_id FROM job_store.runs WHERE worker_id IS NOT NULL OR state IN (2, 4)")
     return Counter(record["user_id"] for record in records)
 
 

@@ -39,8 +39,7 @@ async def bring(user: User, run_id: str, client_id: str, offer_epoch: int, comma
 
 
 async def end_leases(database: Database) -> None:
-    async with database.acquire() as connection:
-        await connection.execute("UPDATE job_store.calls SET offer_expire_time = now()")
+    await database.execute("UPDATE job_store.calls SET offer_expire_time = now()")
 
 
 async def test_of_two_clients_that_race_for_a_call_one_gets_it(start: StartReplica) -> None:
@@ -99,8 +98,7 @@ async def test_a_client_that_takes_a_call_begins_to_execute_it(user: User) -> No
     lease = await user.lease(owner.run_id, "call_1", "other")
     assert lease.call.HasField("start_time")
     assert await bring(user, owner.run_id, "other", lease.call.offer.offer_epoch, "cmd_1") == "ACCEPTED"
-    (claimed,) = await user.claim("w2")
-    successor = user.owner(owner.run_id, claimed.epoch)
+    successor = await user.take(owner.run_id, "w2")
     await successor.commit(
         calls=[successor.call("call_1", call_pb2.CALL_STATE_SUCCEEDED, result=result())],
         consumed=["cmd_1"],
@@ -186,9 +184,7 @@ async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fi
 
 
 async def owned(user: User, run_id: str) -> Owner:
-    (claimed,) = await user.claim()
-    assert claimed.run_id == run_id
-    return user.owner(run_id, claimed.epoch)
+    return await user.take(run_id)
 
 
 async def test_its_worker_gets_them_with_the_state_that_they_came_with(user: User) -> None:

@@ -7,13 +7,9 @@ import asyncio
 import pytest
 
 from pawl.errors import RequestIdReused
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from tests.rpc.job_store.conftest import Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User
-
-
-def delta(text: str) -> event_pb2.RunEvent:
-    return event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(round=1, text=text))
 
 
 async def two(start: StartReplica) -> tuple[Replica, Replica]:

@@ -177,17 +177,3 @@ async def test_of_an_erased_conversation_nothing_is_kept(replica: Replica, user:
     assert not await claim(replica)
     rows = await replica.database.fetch("SELECT model_title, title_at, title_run_id FROM job_store.conversations")
     assert {tuple(row) for row in rows} == {("", None, "")}
-
-
-async def test_forks_have_their_own(replica: Replica, user: User) -> None:
-    source = await answered(user)
-    (task,) = await claim(replica)
-    await bring(replica, task, "Warmth in Oslo")
-    fork = (await user.ask("ForkConversation", conversation_id=source, number=2)).conversation
-    assert fork.title == "Warmth in Oslo"
-    await answered(user, "And in Rome?", conversation_id=fork.conversation_id)
-    (task,) = await claim(replica)
-    assert (task.conversation_id, task.user_text) == (fork.conversation_id, "And in Rome?")
-    await bring(replica, task, "Warmth in Rome")
-    assert (await get(user, conversation_id=fork.conversation_id)).title == "Warmth in Rome"
-    assert (await get(user, conversation_id=source)).title == "Warmth in Oslo"

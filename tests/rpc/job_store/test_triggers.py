@@ -170,21 +170,19 @@ async def test_a_trigger_is_kept_once_under_its_name_and_tells_its_secret_once(h
         await hook.delete()
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
+async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook) -> None:
+    wrong: list[tuple[str, Any]] = [
         ("conversation_pointer", "order"),
         ("conversation_pointer", "/a~2"),
         ("concurrency_pointer", "/" + "a" * 256),
         ("debounce_seconds", 3601),
         ("text", "{{event}} and {{event}}"),
         ("webhook", None),
-    ],
-)
-async def test_what_cannot_be_a_trigger_is_refused_with_its_field(hook: Hook, field: str, value: Any) -> None:
-    with pytest.raises(InvalidField) as refused:
-        await hook.put(**{field: value})
-    assert refused.value.metadata["field"] == f"definition.{field}"
+    ]
+    for field, value in wrong:
+        with pytest.raises(InvalidField) as refused:
+            await hook.put(**{field: value})
+        assert refused.value.metadata["field"] == f"definition.{field}", value
 
 
 async def test_only_who_knows_the_secret_fires_and_only_in_time(hook: Hook, replica: Replica) -> None:
@@ -313,7 +311,7 @@ async def test_of_events_that_follow_each_other_soon_the_last_one_fires(hook: Ho
     assert (await hook.deliver("msg_9", lane="b")).fire.outcome == WAITING
     assert await hook.claim() == []
     due = "SELECT extract(epoch FROM claim_at - now()) FROM job_store.trigger_lanes WHERE lane = 'a'"
-    assert 50 < await hook.replica.database.fetchval(due) <= 60
+    assert 30 < await hook.replica.database.fetchval(due) <= 60
     await hook.replica.database.execute("DELETE FROM job_store.trigger_lanes WHERE lane = 'b'")
     # They have been coming for long.
     await hook.replica.database.execute("UPDATE job_store.trigger_lanes SET first_time = now() - interval '598 s'")

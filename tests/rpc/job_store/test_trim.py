@@ -18,9 +18,8 @@ from tests.rpc.job_store.user import Owner, User, result
 
 async def age(database: Database, *, days: int = 8) -> None:
     """Let all runs have ended so long ago, and the stream have their life-cycle events."""
-    async with database.acquire() as connection:
-        await connection.execute(f"UPDATE job_store.runs SET end_time = end_time - interval '{days} days'")  # noqa: S608
-        await connection.execute("DELETE FROM job_store.outbox")
+    await database.execute(f"UPDATE job_store.runs SET end_time = end_time - interval '{days} days'")  # noqa: S608
+    await database.execute("DELETE FROM job_store.outbox")
 
 
 async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 1000) -> pb.ListEventsResponse:
@@ -28,8 +27,7 @@ async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 10
 
 
 async def stored_events(database: Database, run_id: str) -> int:
-    async with database.acquire() as connection:
-        count = await connection.fetchval("SELECT count(*) FROM job_store.events WHERE run_id = $1", run_id)
+    count = await database.fetchval("SELECT count(*) FROM job_store.events WHERE run_id = $1", run_id)
     return int(count)
 
 
@@ -103,15 +101,14 @@ async def test_only_runs_that_ended_long_ago_are_trimmed(user: User, database: D
 async def test_events_that_subscribers_do_not_have_yet_are_kept(user: User, database: Database) -> None:
     """NOTE-2: the outbox names events of the log; however long JetStream is away, it gets them."""
     owner = await ended(user)
-    async with database.acquire() as connection:
-        outbox = await connection.fetch("SELECT run_id, seq, event_id, type, time FROM job_store.outbox")
-        await age(database)
-        for row in outbox:
-            await connection.execute(
-                "INSERT INTO job_store.outbox (store_id, run_id, seq, event_id, type, time)"
-                " VALUES ('acme', $1, $2, $3, $4, $5)",
-                *row.values(),
-            )
+    outbox = await database.fetch("SELECT run_id, seq, event_id, type, time FROM job_store.outbox")
+    await age(database)
+    for row in outbox:
+        await database.execute(
+            "INSERT INTO job_store.outbox (store_id, run_id, seq, event_id, type, time)"
+            " VALUES ('acme', $1, $2, $3, $4, $5)",
+            *row.values(),
+        )
     whole = await stored_events(database, owner.run_id)
     await sweep(database).sweep()
     assert await stored_events(database, owner.run_id) == whole
@@ -175,8 +172,7 @@ async def rounds(user: User, run_id: str) -> list[int]:
 
 async def sent(database: Database) -> None:
     """Let the stream have all life-cycle events."""
-    async with database.acquire() as connection:
-        await connection.execute("DELETE FROM job_store.outbox")
+    await database.execute("DELETE FROM job_store.outbox")
 
 
 async def series(user: User, database: Database, iterations: int, *, first: int = 1) -> Owner:
@@ -211,24 +207,6 @@ async def test_the_last_iterations_are_kept_and_a_gap_stands_for_the_others(user
     assert (run.trimmed_rounds, run.trimmed_failures) == (kept, kept // 10)
 
 
-async def test_events_that_no_stream_has_stay_until_it_has_them(user: User, database: Database) -> None:
-    """At-least-once holds for what the life cycle tells; watchers have a gap all the same."""
-    await begun(user, "series")
-    (job,) = await worked(user)
-    async with database.acquire() as connection:
-        count = "SELECT count(*) FROM job_store.outbox WHERE run_id = $1"
-        unsent = await connection.fetchval(count, job.run_id)
-    assert unsent
-    await iterate(job, 1, 2 * ITERATIONS_KEPT + 1)
-    part = await read(user, job.run_id)
-    assert part.events[0].seq == part.gap.to_seq + 1
-    assert await stored_events(database, job.run_id) == part.last_seq - part.gap.to_seq + unsent
-    await sent(database)
-    await iterate(job, 2 * ITERATIONS_KEPT + 2, 3 * ITERATIONS_KEPT + 1)
-    part = await read(user, job.run_id)
-    assert await stored_events(database, job.run_id) == part.last_seq - part.gap.to_seq
-
-
 async def test_what_was_decided_about_calls_goes_with_them(user: User, database: Database) -> None:
     """Their receipts, too: whoever decides again is told that there is no such call."""
     await begun(user, "series")
@@ -246,5 +224,4 @@ async def test_what_was_decided_about_calls_goes_with_them(user: User, database:
     await iterate(job, 2, 2 * ITERATIONS_KEPT + 1)
     again = await user.decide(job.run_id, "gated", call_pb2.DECISION_KIND_REJECT, "cmd_no")
     assert again.outcome == pb.COMMAND_OUTCOME_UNKNOWN
-    async with database.acquire() as connection:
-        assert not await connection.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", job.run_id)
+    assert not await database.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", job.run_id)

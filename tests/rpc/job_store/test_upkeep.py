@@ -26,14 +26,12 @@ from tests.unit.job_store.world import submission
 
 
 async def age(database: Database, table: str, column: str) -> None:
-    async with database.acquire() as connection:
-        await connection.execute(f"UPDATE job_store.{table} SET {column} = {column} - interval '31 days'")  # noqa: S608
+    await database.execute(f"UPDATE job_store.{table} SET {column} = {column} - interval '31 days'")  # noqa: S608
 
 
 async def count(database: Database) -> dict[str, int]:
     names = ("conversations", "messages", "runs", "calls", "commands", "events", "requests")
-    async with database.acquire() as connection:
-        return {name: await connection.fetchval(f"SELECT count(*) FROM job_store.{name}") for name in names}  # noqa: S608
+    return {name: await database.fetchval(f"SELECT count(*) FROM job_store.{name}") for name in names}  # noqa: S608
 
 
 DELTA = event_pb2.RunEvent(output_delta=event_pb2.OutputDelta(text="x"))
@@ -41,11 +39,10 @@ FAILURE = run_pb2.RunFailure(reason="INTERNAL")
 
 
 async def age_conversation(database: Database, conversation_id: str) -> None:
-    async with database.acquire() as connection:
-        await connection.execute(
-            "UPDATE job_store.conversations SET update_time = now() - interval '31 days' WHERE conversation_id = $1",
-            conversation_id,
-        )
+    await database.execute(
+        "UPDATE job_store.conversations SET update_time = now() - interval '31 days' WHERE conversation_id = $1",
+        conversation_id,
+    )
 
 
 class BrokenRetention(PostgresRetention):
@@ -210,17 +207,15 @@ async def talk(user: User, call_id: str, *, summarised_to: int = 0) -> Owner:
 
 async def grow_old(database: Database, *, days: int = 31) -> None:
     """Let all but the conversations be so much older."""
-    async with database.acquire() as connection:
-        for table, columns in {"messages": ["create_time"], "runs": ["create_time", "end_time"]}.items():
-            changes = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
-            await connection.execute(f"UPDATE job_store.{table} SET {changes}")  # noqa: S608
+    for table, columns in {"messages": ["create_time"], "runs": ["create_time", "end_time"]}.items():
+        changes = ", ".join(f"{column} = {column} - interval '{days} days'" for column in columns)
+        await database.execute(f"UPDATE job_store.{table} SET {changes}")  # noqa: S608
 
 
 async def rows_of(database: Database, run_id: str) -> dict[str, int]:
     names = ("runs", "calls", "commands", "events", "messages")
     statement = "SELECT count(*) FROM job_store.{} WHERE run_id = $1"
-    async with database.acquire() as connection:
-        return {name: await connection.fetchval(statement.format(name), run_id) for name in names}
+    return {name: await database.fetchval(statement.format(name), run_id) for name in names}
 
 
 async def test_runs_that_a_summary_has_long_stood_for_are_removed_whole(user: User, database: Database) -> None:
@@ -298,8 +293,7 @@ async def test_commands_go_with_the_log_of_their_run(user: User, database: Datab
     """A run that the history needs may have had very many; sent again they come too late, as to any run that ended."""
     owner = await talk(user, "call_1")
     await grow_old(database, days=8)
-    async with database.acquire() as connection:
-        await connection.execute("DELETE FROM job_store.outbox")
+    await database.execute("DELETE FROM job_store.outbox")
     await sweep(database).sweep()
     assert await rows_of(database, owner.run_id) == {"runs": 1, "calls": 1, "commands": 0, "events": 1, "messages": 2}
     again = await user.send(owner.run_id, "cmd_call_1", steer=pb.SteerCommand(text="hi"))

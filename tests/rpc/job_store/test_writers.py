@@ -109,8 +109,7 @@ async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_
     answer = await shared.bob.submit(
         "", parts=[text, image], conversation_id=shared.conversation_id, conversation_must_exist=True
     )
-    (claimed,) = await shared.bob.claim()
-    theirs = shared.bob.owner(answer.run.run_id, claimed.epoch)
+    theirs = await shared.bob.take(answer.run.run_id)
     await theirs.commit(state=run_pb2.RUN_STATE_RUNNING)
     loaded = await theirs.load()
     assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look"]

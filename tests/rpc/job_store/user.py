@@ -78,12 +78,15 @@ class User:
 
     async def start(self, text: str = "hello", **fields: Any) -> Owner:
         """Submit a message, claim its run, and begin."""
-        submitted = await self.submit(text, **fields)
-        claimed = await self.claim()
-        assert [run.run_id for run in claimed] == [submitted.run.run_id]
-        owner = Owner(self, submitted.run.run_id, claimed[0].epoch)
+        owner = await self.take((await self.submit(text, **fields)).run.run_id)
         await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
         return owner
+
+    async def take(self, run_id: str = "", worker_id: str = "w1") -> Owner:
+        """Claim the one run that is due, which may have to be a certain one."""
+        (claimed,) = await self.claim(worker_id)
+        assert run_id in {"", claimed.run_id}
+        return Owner(self, claimed.run_id, claimed.epoch)
 
     def owner(self, run_id: str, epoch: int) -> Owner:
         """The worker that claimed a run."""
