@@ -179,7 +179,7 @@ LIMITS = PlaceLimits(per_store=4, per_user=2)
 
 
 @pytest.fixture
-async def replica(start: StartReplica) -> Replica:
+async def limited(start: StartReplica) -> Replica:
     """A job store with small limits."""
     return await start(places=LIMITS)
 
@@ -204,14 +204,14 @@ def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
 
-async def test_all_users_behind_one_at_the_limit_get_their_turn(replica: Replica) -> None:
+async def test_all_users_behind_one_at_the_limit_get_their_turn(limited: Replica) -> None:
     """More of them than one look at the store goes round."""
-    hog = User(replica.stub, user_id="hog")
+    hog = User(limited.stub, user_id="hog")
     await submit_many(hog, 12)
     held = await hog.claim(runs_max=20)
     runs: set[str] = set()
     for number in range(30):
-        runs.update(await submit_many(User(replica.stub, user_id=f"user{number:02}"), 1))
+        runs.update(await submit_many(User(limited.stub, user_id=f"user{number:02}"), 1))
     served: set[str] = set()
     while claimed := await hog.claim("w2", runs_max=2):
         served.update(ids(claimed))
@@ -222,13 +222,13 @@ async def test_all_users_behind_one_at_the_limit_get_their_turn(replica: Replica
     assert len(held) == LIMITS.per_user
 
 
-async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(replica: Replica) -> None:
+async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(limited: Replica) -> None:
     """Also a claim of one run goes on to a store that has a place."""
-    blocked = [User(replica.stub, store_id=f"a{number}") for number in range(3)]
+    blocked = [User(limited.stub, store_id=f"a{number}") for number in range(3)]
     for user in blocked:
         await submit_many(user, 3)
     assert len(await blocked[0].claim(runs_max=20)) == 6
-    other = User(replica.stub, store_id="b")
+    other = User(limited.stub, store_id="b")
     runs = await submit_many(other, 2)
     assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
 
@@ -315,14 +315,14 @@ async def test_a_place_that_is_free_wakes_workers_at_once(start: StartReplica, n
         assert len(woken) == 7, "the last two ends left nobody waiting"
 
 
-async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(replica: Replica, database: Database) -> None:
+async def test_runs_that_wait_for_a_place_are_counted_by_the_limit(limited: Replica, database: Database) -> None:
     """OPS-2."""
     for number in range(3):
-        await submit_many(User(replica.stub, user_id=f"user{number}"), 3)
+        await submit_many(User(limited.stub, user_id=f"user{number}"), 3)
     stats = PostgresLedgerStats(database, LIMITS)
     counts = await stats.count()
     assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (4, 3, 2)
-    await User(replica.stub).claim(runs_max=20)
+    await User(limited.stub).claim(runs_max=20)
     counts = await stats.count()
     assert (counts["claimable"], counts["over_user_limit"], counts["over_store_limit"]) == (0, 3, 2)
     await end_leases(database)
