@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pawl.chassis.ids import ConversationId, RunId, StoreId, UserId
-from pawl.errors import ConversationBusy, ConversationNotFound, InvalidField, PawlError, RequestIdReused
+from pawl.errors import ConversationBusy, InvalidField, PawlError, RequestIdReused
 from pawl.job_store.domain import search
 from pawl.job_store.domain.conversations import UpdateConversation, key_hash, made_title
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
@@ -107,14 +107,6 @@ def test_an_update_has_its_effect_once(world: World) -> None:
         update(world, request_id="r1", fingerprint=b"other", title="third")
     with pytest.raises(RequestIdReused):
         world.submit(request_id="r1", fingerprint=b"of a message")
-
-
-@pytest.mark.parametrize("fields", [{"conversation_id": "absent"}, {"user_id": "bob"}, {"store_id": "globex"}])
-def test_an_absent_conversation_and_one_of_others_are_not_found(world: World, fields: dict[str, Any]) -> None:
-    world.submit()
-    with pytest.raises(ConversationNotFound):
-        update(world, title="mine", **fields)
-    assert conversation(world, "conv").title == ""
 
 
 def test_the_conversation_of_a_run_that_does_a_call_names_the_run_above(world: World) -> None:

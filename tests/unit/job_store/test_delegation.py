@@ -6,16 +6,14 @@ from typing import Any
 
 import pytest
 
-from pawl.chassis.ids import CallId, RunId, RunKey
+from pawl.chassis.ids import RunId, RunKey
 from pawl.errors import InboxChanged
 from pawl.job_store.domain import inbox, stop
 from pawl.job_store.domain.attention import ReportCrash
 from pawl.job_store.domain.calls import CallChange
-from pawl.job_store.domain.command import Redrive, Resolve
+from pawl.job_store.domain.command import Redrive
 from pawl.job_store.domain.states import (
     CallState,
-    CommandOutcome,
-    DecisionKind,
     LeaseAction,
     RunState,
     StopCause,
@@ -41,16 +39,6 @@ def parent_of_child(world: World) -> str:
         lease=LeaseAction.PARK,
     )
     return run_id
-
-
-def test_the_run_is_there_with_the_step_that_delegates(world: World) -> None:
-    parent = parent_of_child(world)
-    child = world.run(CHILD)
-    assert (child.state, child.user_id, child.claim_at) == (RunState.QUEUED, "ann", world.now)
-    assert (child.parent_run_id, child.parent_call_id) == (parent, "call")
-    assert child.conversation_id != world.run(parent).conversation_id
-    assert world.event_types(CHILD) == ["run.queued", "message.added"]
-    assert world.event_types(parent)[-2:] == ["tool.delegated", "run.waiting"]
 
 
 def test_its_end_comes_into_the_inbox_of_its_caller_with_it_once(world: World) -> None:
@@ -85,16 +73,6 @@ def test_who_drives_it_reads_that_it_is_given_up(world: World) -> None:
     assert (child.state, child.stop_cause) == (RunState.CANCELLING, StopCause.PARENT)
     assert [(command.name, command.payload) for command in world.unit.inbox(child)] == [("cancel", b"give up")]
     assert world.unit.wakeups.rows[-1].run.run_id == CHILD
-
-
-def test_nobody_else_settles_or_decides_a_delegated_call(world: World) -> None:
-    parent = parent_of_child(world)
-    receipts = [
-        world.result(parent, "call"),
-        world.decide(parent, "call", DecisionKind.ANSWER),
-        world.send(parent, Resolve(call_id=CallId("call"))),
-    ]
-    assert [receipt.outcome for receipt in receipts] == [CommandOutcome.REFUSED] * 3
 
 
 def test_a_run_under_quarantine_hears_of_it_when_it_goes_on(world: World) -> None:

@@ -26,7 +26,7 @@ from pawl.job_store.domain.states import (
 )
 from pawl.job_store.domain.usage import day_end
 from pawl.job_store.domain.waiting import Situation, Waiting, explain, explain_all
-from tests.unit.job_store.world import DIGEST, World, change, delegation
+from tests.unit.job_store.world import DIGEST, World, change
 
 NOW = datetime(2026, 5, 1, 12, tzinfo=UTC)
 LIMITS = PlaceLimits(per_store=3, per_user=2)
@@ -350,15 +350,3 @@ def test_the_rows_that_steps_write_say_since_when(world: World) -> None:
     run = world.run(run_id)
     assert (run.update_time, run.progress_time, run.state_time) == (world.now, world.now, world.now)
     assert world.call("a").state_time == world.now
-
-
-def test_a_run_that_does_a_call_waits_for_a_worker_and_its_caller_for_it(world: World) -> None:
-    """TOOL-7."""
-    run_id = world.begin()
-    call = change("a", CallState.DELEGATED, child_run_id=RunId("run_child"))
-    fields: dict[str, Any] = {"state": RunState.WAITING, "waits": (WaitKind.AGENT,), "lease": LeaseAction.PARK}
-    world.commit(run_id, calls=(call,), delegations=(delegation("a", "run_child"),), **fields)
-    above = Situation(run=world.run(run_id), time=world.now, calls=[world.call("a")])
-    found = explain_all([above, Situation(run=world.run("run_child"), time=world.now)], LIMITS)
-    assert found is not None
-    assert found.sentence == "It waits for run run_child. Run run_child: It waits for a worker."

@@ -45,23 +45,6 @@ def shared() -> tuple[World, str]:
     return world, run_id
 
 
-def test_a_message_of_a_writer_begins_a_run_of_the_writer_after_those_that_are_there() -> None:
-    world, first = shared()
-    queued = world.submit().run.run_id
-    submitted = world.submit(user_id=BOB, conversation_must_exist=True)
-    assert (submitted.run.user_id, submitted.place) == (BOB, 2)
-    assert conversation(world).queue == (queued, submitted.run.run_id)
-    for run_id in (first, queued):
-        world.claim(run_id)
-        world.commit(run_id, state=RunState.COMPLETED)
-    world.claim(submitted.run.run_id)
-    assert [(row.run_id, row.user_id) for row in world.unit.messages.rows] == [
-        (first, ""),
-        (queued, ""),
-        (submitted.run.run_id, BOB),
-    ]
-
-
 def test_the_key_of_its_user_leads_nobody_else_to_it(world: World) -> None:
     mine = world.submit(conversation_id="", key_hash=b"k").run
     key = ConversationId(mine.conversation_id)
