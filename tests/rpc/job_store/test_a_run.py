@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from pawl.chassis.database import Database
 from pawl.errors import QueueFull
 from pawl.event.v1 import call_pb2, event_pb2, message_pb2, run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.domain import inbox
-from tests.rpc.job_store.user import DIGEST, User, result
+from tests.rpc.job_store.user import User, result
 
 
 async def test_a_run_goes_from_its_message_to_its_answer(user: User) -> None:
@@ -170,27 +169,3 @@ async def test_messages_count_until_they_stand_in_the_conversation(user: User) -
     await fill(user, conversation_id, LARGE, 1)
     with pytest.raises(QueueFull):
         await user.submit(LARGE, conversation_id=conversation_id, policy=STEER)
-
-
-async def receipts_of(database: Database, run_id: str) -> int:
-    return int(await database.fetchval("SELECT count(*) FROM job_store.commands WHERE run_id = $1", run_id))
-
-
-async def test_a_run_keeps_only_so_many_receipts_of_what_it_refused(user: User, database: Database) -> None:
-    """Else a user could add rows without end, before and after the end of a run."""
-    run_id, _ = await waiting(user)
-    decision = pb.DecisionCommand(call_id="call", kind=call_pb2.DECISION_KIND_APPROVE, digest=DIGEST)
-    for number in range(inbox.LIMITS.idle_receipts_max + 20):
-        receipt = await user.send(run_id, f"refused_{number}", decision=decision)
-        assert receipt.outcome == pb.COMMAND_OUTCOME_REFUSED
-    assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max
-
-    # What is taken gets in all the same, and is remembered.
-    brought = {"tool_result": pb.ToolResultCommand(call_id="call", result=result())}
-    outcomes = [(await user.send(run_id, "brought", **brought)).outcome for _ in range(2)]
-    assert outcomes == [pb.COMMAND_OUTCOME_ACCEPTED, pb.COMMAND_OUTCOME_DUPLICATE]
-    # The first refusals are final; one whose receipt is not kept is judged by what there is now.
-    first = await user.send(run_id, "refused_0", decision=decision)
-    last = await user.send(run_id, f"refused_{inbox.LIMITS.idle_receipts_max}", decision=decision)
-    assert (first.outcome, last.outcome) == (pb.COMMAND_OUTCOME_REFUSED, pb.COMMAND_OUTCOME_LATE)
-    assert await receipts_of(database, run_id) == inbox.LIMITS.idle_receipts_max + 1

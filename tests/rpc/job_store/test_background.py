@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -284,15 +283,6 @@ async def test_jobs_take_no_place_of_what_people_wait_for(start: StartReplica) -
     )
 
 
-async def test_a_worker_keeps_room_for_people(user: User) -> None:
-    await begun(user, *map(str, range(5)))
-    request = pb.ClaimRunsRequest(worker_id="w", runs_max=8, lease_seconds=30, background_runs_max=2)
-    assert len((await user.stub.ClaimRuns(request)).runs) == 2
-    assert len((await user.stub.ClaimRuns(request)).runs) == 0
-    await user.submit()
-    assert len((await user.stub.ClaimRuns(request)).runs) == 1
-
-
 async def test_a_worker_of_before_gets_neither_jobs_nor_turns(user: User) -> None:
     """I23: it would hold up the one, and drive the other as a run of which the message is missing."""
     await begun(user, "a")
@@ -361,23 +351,6 @@ async def test_a_model_stops_jobs_of_its_conversation_only_and_is_not_told_that_
     assert not (await stop(user, conversation_id, "run_a", "later")).stopped
     loaded = await owner.load()
     assert (list(loaded.notices), loaded.open_job_count) == ([], 0)
-
-
-async def test_the_gauge_takes_no_paused_job_for_one_that_is_late_or_at_work(user: User, replica: Replica) -> None:
-    owner = await user.start()
-    for name in ("a", "b"):
-        await begin(user, owner, name)
-    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    by_id = {run.run_id: run.epoch for run in await user.claim(runs_max=2)}
-    later = Timestamp()
-    later.FromDatetime(datetime.now(UTC) + timedelta(hours=1))
-    for run_id, epoch in by_id.items():
-        job = user.owner(run_id, epoch)
-        await job.commit(state=run_pb2.RUN_STATE_RUNNING)
-        ends = {"wake_time": later} if run_id == "run_b" else {}
-        await job.park(run_pb2.WAIT_KIND_PAUSED, **ends)
-    counts = await PostgresLedgerStats(replica.database, PLACES).count()
-    assert (counts["working"], counts["late"]) == (0, 0)
 
 
 async def test_the_tools_see_jobs_as_they_are(user: User, replica: Replica) -> None:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
-from pawl.errors import ConversationNotFound
-from pawl.event.v1 import conversation_pb2, message_pb2, run_pb2
+from pawl.chassis.ids import ConversationId, StoreId, UserId
+from pawl.errors import ConversationNotFound, RunNotFound
+from pawl.event.v1 import call_pb2, conversation_pb2, message_pb2, run_pb2
+from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.search_index import PostgresSearchIndex
+from pawl.job_store.adapters.segments import OTHERS_BYTES_MAX
 from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.rpc.messages import text_of
-from tests.rpc.job_store.conftest import RETENTION, StartReplica
-from tests.rpc.job_store.user import User
+from pawl.tool_registry.adapters.ledger import LedgerReads
+from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
+from tests.rpc.job_store.user import Owner, User, result
 
 
 async def get(user: User, **fields: Any) -> conversation_pb2.Conversation:
@@ -194,3 +199,185 @@ async def test_the_key_of_conversations_that_are_being_removed_is_free(user: Use
     assert await database.fetchval("SELECT count(*) FROM job_store.conversations") == 2
     ids.append((await user.submit(conversation_key="k")).run.conversation_id)
     assert len({*ids}) == 3
+
+
+DAY_SECONDS = 86_400
+ASSISTANT, SUMMARY = message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_SUMMARY
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared:
+    """A conversation of ann that bob may write to."""
+
+    ann: User
+    bob: User
+    conversation_id: str
+
+    async def share(self, sharing: Any, **fields: Any) -> conversation_pb2.Conversation:
+        return (
+            await self.ann.ask("UpdateConversation", conversation_id=self.conversation_id, sharing=sharing, **fields)
+        ).conversation
+
+    async def begin(self, user: User, text: str = "hello") -> Owner:
+        """Give a user a run that a worker drives."""
+        return await user.start(text, conversation_id=self.conversation_id, conversation_must_exist=True)
+
+    async def send(self, user: User, text: str = "hello", **fields: Any) -> run_pb2.Run:
+        answer = await user.submit(text, conversation_id=self.conversation_id, conversation_must_exist=True, **fields)
+        return answer.run
+
+    async def said(self, user: User) -> list[message_pb2.Message]:
+        return list((await user.ask("ListMessages", conversation_id=self.conversation_id)).messages)
+
+
+async def ends(owner: Owner, text: str = "Done.", **fields: Any) -> None:
+    """Let a run call a tool, think, and answer."""
+    call_id = f"call_{owner.run_id}"
+    calls = [message_pb2.Message(role=ASSISTANT, reasoning="hm", call_ids=[call_id])]
+    await owner.commit(messages=calls, calls=[owner.call(call_id, call_pb2.CALL_STATE_RUNNING, attempt=1)])
+    await owner.commit(calls=[owner.call(call_id, call_pb2.CALL_STATE_SUCCEEDED, attempt=1, result=result('"secret"'))])
+    await owner.commit(messages=[message_pb2.Message(role=ASSISTANT, text=text, reasoning="hm", **fields)])
+    await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+
+
+@pytest.fixture
+async def shared(user: User) -> Shared:
+    owner = await user.start("mine")
+    await ends(owner)
+    conversation_id = (await user.run(owner.run_id)).conversation_id
+    found = Shared(ann=user, bob=User(user.stub, user_id="bob"), conversation_id=conversation_id)
+    assert (await found.share(conversation_pb2.SHARING_WRITE)).sharing == conversation_pb2.SHARING_WRITE
+    return found
+
+
+async def test_a_message_of_a_writer_begins_a_run_that_only_the_writer_sees(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob, "theirs")
+    run = await shared.bob.run(theirs.run_id)
+    assert (run.user_id, run.conversation_id) == ("bob", shared.conversation_id)
+    with pytest.raises(RunNotFound):
+        await shared.ann.run(theirs.run_id)
+    listing = pb.ListRunsRequest(store_id="acme", conversation_id=shared.conversation_id)
+    for user, is_there in ((shared.ann, False), (shared.bob, True)):
+        listing.user_id = user.user_id
+        listed = [each.run_id for each in (await user.stub.ListRuns(listing)).runs]
+        assert (theirs.run_id in listed) is is_there
+        assert len(listed) == 1
+    await theirs.commit(
+        messages=[message_pb2.Message(role=ASSISTANT, call_ids=["c1"])],
+        calls=[theirs.call("c1", call_pb2.CALL_STATE_ASKED, context=call_pb2.EXECUTION_CONTEXT_HUMAN)],
+    )
+    await theirs.park(run_pb2.WAIT_KIND_ANSWER)
+    for user, count in ((shared.ann, 0), (shared.bob, 1)):
+        assert len((await user.ask("ListPendingCalls")).calls) == count
+    assert (await shared.ann.cancel(theirs.run_id)).outcome == pb.COMMAND_OUTCOME_UNKNOWN
+
+
+async def test_messages_say_whose_they_are_and_show_others_what_was_said_only(shared: Shared) -> None:
+    await ends(await shared.begin(shared.bob, "theirs"), "Theirs.")
+    for user in (shared.ann, shared.bob):
+        said = await shared.said(user)
+        assert [each.user_id for each in said] == ["ann"] * 3 + ["bob"] * 3
+        assert [each.text for each in said] == ["mine", "", "Done.", "theirs", "", "Theirs."]
+        assert {each.user_id for each in said if each.reasoning} == {user.user_id}
+    run_id = (await shared.said(shared.bob))[3].run_id
+    added = [event.message_added.message.user_id for event in await shared.bob.events(run_id)]
+    assert set(added) == {"", "bob"}
+    assert {each.user_id for each in await shared.said(User(shared.ann.stub, user_id="eve"))} == {"ann", "bob"}
+
+
+async def test_a_run_is_told_what_others_said_and_no_calls_thoughts_or_parts_of_theirs(shared: Shared) -> None:
+    await shared.share(conversation_pb2.SHARING_WRITE, shows_arguments=True)
+    text = message_pb2.Part(text="look")
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=b"pixels", media_type="image/png"))
+    answer = await shared.bob.submit(
+        "", parts=[text, image], conversation_id=shared.conversation_id, conversation_must_exist=True
+    )
+    theirs = await shared.bob.take(answer.run.run_id)
+    await theirs.commit(state=run_pb2.RUN_STATE_RUNNING)
+    loaded = await theirs.load()
+    assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look"]
+    assert [each.user_id for each in loaded.messages] == ["ann"] * 3 + ["bob"]
+    assert not any(each.reasoning or each.call_ids or each.model for each in loaded.messages[:3])
+    assert not loaded.calls
+    assert loaded.messages[3].parts[1].image.data == b"pixels"
+    await ends(theirs, "Theirs.")
+
+    mine = await shared.begin(shared.ann, "again")
+    loaded = await mine.load()
+    assert [each.text for each in loaded.messages] == ["mine", "", "Done.", "look", "", "Theirs.", "again"]
+    assert {call.run_id for call in loaded.calls} == {loaded.messages[0].run_id}
+    assert [bool(each.reasoning or each.parts) for each in loaded.messages] == [False, True, True] + [False] * 4
+
+
+async def test_a_summary_stands_for_messages_only_to_runs_of_its_user(shared: Shared) -> None:
+    theirs = await shared.begin(shared.bob, "theirs")
+    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="bob's secret", summarised_to_number=4)])
+    await ends(theirs, "Theirs.")
+    mine = await shared.begin(shared.ann, "mine again")
+    texts = [each.text for each in (await mine.load()).messages]
+    assert texts == ["mine", "", "Done.", "theirs", "", "Theirs.", "mine again"]
+    await ends(mine)
+    assert [each.text for each in await shared.said(shared.ann)][4] == ""
+    again = await shared.begin(shared.bob, "theirs again")
+    texts = [each.text for each in (await again.load()).messages]
+    assert texts == ["bob's secret", "", "Theirs.", "mine again", "", "Done.", "theirs again"]
+
+
+@pytest.mark.parametrize("is_fork", [False, True])
+async def test_of_others_a_run_is_told_the_newest_runs_whole_as_far_as_they_go(
+    shared: Shared, database: Database, *, is_fork: bool
+) -> None:
+    image = message_pb2.Part(image=message_pb2.ImagePart(data=bytes(1_000_000), media_type="image/png"))
+    pair = [
+        message_pb2.Message(role=message_pb2.ROLE_USER, text="look", parts=[image]),
+        message_pb2.Message(role=ASSISTANT, text="Seen."),
+    ]
+    await database.execute(
+        """
+        INSERT INTO job_store.messages
+            (store_id, conversation_id, number, message_id, run_id, summarised_to, body, create_time)
+        SELECT 'acme', $1, number, 'm' || number, 'r' || number / 2, 0, ($2::bytea[])[1 + number % 2], now()
+        FROM generate_series(4, 43) AS number
+        """,
+        shared.conversation_id,
+        [each.SerializeToString() for each in pair],
+    )
+    await database.execute("UPDATE job_store.conversations SET last_number = 43")
+    if is_fork:
+        made = (await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)).conversation
+        shared = replace(shared, conversation_id=made.conversation_id)
+        await shared.share(conversation_pb2.SHARING_WRITE)
+    theirs = await shared.begin(shared.bob, "theirs")
+    loaded = await theirs.load()
+    told = ["look", "Seen."] * (OTHERS_BYTES_MAX // 1_000_000)
+    assert [each.text for each in loaded.messages] == [*told, "theirs"]
+    await ends(theirs)
+    mine = await shared.begin(shared.ann, "mine again")
+    assert len((await mine.load()).messages) == 3 + 40 + 3 + 1
+
+
+async def test_what_a_writers_summary_stands_for_stays(shared: Shared, database: Database) -> None:
+    """The conversation's user has no summary of it: her runs are told it, and she forks behind it."""
+    await ends(await shared.begin(shared.bob, "theirs"))
+    theirs = await shared.begin(shared.bob, "theirs again")
+    await theirs.commit(messages=[message_pb2.Message(role=SUMMARY, text="short", summarised_to_number=6)])
+    await ends(theirs)
+    await database.execute("UPDATE job_store.messages SET create_time = create_time - interval '31 days'")
+    await database.execute("UPDATE job_store.runs SET create_time = '2020-01-01', end_time = '2020-01-01'")
+    retention = PostgresRetention(database)
+    while await retention.remove_summarised(older_than_seconds=30 * DAY_SECONDS, rows_max=2):
+        pass
+    assert await database.fetchval("SELECT swept FROM job_store.messages WHERE summarised_to > 0")
+    said = ["mine", "", "Done.", "theirs", "", "Done.", "theirs again"]
+    assert [each.text for each in await shared.said(shared.ann)][:7] == said
+    assert (
+        await shared.ann.ask("ForkConversation", conversation_id=shared.conversation_id)
+    ).conversation.forked_number == 10
+
+
+async def test_a_writer_may_have_rules_for_calls_there(shared: Shared, replica: Replica) -> None:
+    reads = LedgerReads(replica.channel)
+    where = (StoreId("acme"), UserId("bob"), ConversationId(shared.conversation_id))
+    assert await reads.has_conversation(*where)
+    await shared.share(conversation_pb2.SHARING_READ)
+    assert not await reads.has_conversation(*where)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+from dataclasses import dataclass, field
+from random import Random
 from typing import Any
 
 import pytest
 
+from pawl.agent_loop.adapters import wire
+from pawl.agent_loop.domain import history
+from pawl.agent_loop.domain.state import State
 from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.rpc_client import translating
 from pawl.errors import (
+    ConversationErased,
     ConversationExists,
+    ConversationNotFound,
     ForkPointOpen,
     InvalidField,
     RequestIdReused,
@@ -23,8 +31,10 @@ from pawl.job_store.adapters.retention import PostgresRetention
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
 from pawl.job_store.app.sweeps import RetentionSweep
 from pawl.job_store.domain.places import PlaceLimits
+from tests.fakes.provider import check_history
 from tests.rpc.job_store.conftest import RETENTION, Replica
 from tests.rpc.job_store.test_conversations import get, listed, take_in
+from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, swept
 from tests.rpc.job_store.user import Owner, User, result
 
 
@@ -204,7 +214,7 @@ async def test_a_fork_has_the_images_of_its_past_for_workers_and_says_so_to_ever
 ALL = ("conversations", "messages", "runs", "calls", "events", "outbox", "requests")
 
 
-def history(user: User, prefix: str = "a", **fields: Any) -> pb.ImportConversationRequest:
+def past_of(user: User, prefix: str = "a", **fields: Any) -> pb.ImportConversationRequest:
     asked = call_pb2.Call(
         call_id=f"{prefix}_1",
         round=1,
@@ -231,7 +241,7 @@ async def imported(user: User, request: pb.ImportConversationRequest) -> convers
 
 
 async def test_an_imported_conversation_goes_on_like_any_other(user: User, database: Database) -> None:
-    made = await imported(user, history(user, title="Oslo", conversation_key="k"))
+    made = await imported(user, past_of(user, title="Oslo", conversation_key="k"))
     assert (made.title, made.last_message_number, made.active_run_id) == ("Oslo", 3, "")
     assert await get(user, conversation_key="k") == made
     given = await loaded(user, made.conversation_id)
@@ -249,7 +259,7 @@ async def test_an_imported_conversation_goes_on_like_any_other(user: User, datab
 
 async def test_nothing_of_it_happened_here(user: User, database: Database) -> None:
     """No list of runs has it, nothing waits, nothing is told; its calls are found under its messages' run."""
-    made = await imported(user, history(user))
+    made = await imported(user, past_of(user))
     (run_id,) = {
         message.run_id for message in (await user.ask("ListMessages", conversation_id=made.conversation_id)).messages
     }
@@ -273,25 +283,187 @@ async def test_nothing_of_it_happened_here(user: User, database: Database) -> No
 
 async def test_an_import_is_known_by_its_request(user: User, database: Database) -> None:
     """I2: whatever ids its calls have the second time."""
-    made = await asyncio.gather(*(imported(user, history(user, f"x{number}", request_id="r1")) for number in range(4)))
+    made = await asyncio.gather(*(imported(user, past_of(user, f"x{number}", request_id="r1")) for number in range(4)))
     assert len({each.conversation_id for each in made}) == 1
     assert [await count(database, table) for table in ("conversations", "calls", "runs")] == [1, 1, 1]
     with pytest.raises(RequestIdReused):
-        await imported(user, history(user, "y", request_id="r1", title="other"))
+        await imported(user, past_of(user, "y", request_id="r1", title="other"))
 
 
 async def test_a_refused_import_leaves_nothing(user: User, database: Database) -> None:
     await user.submit(conversation_key="k")
-    await imported(user, history(user))
+    await imported(user, past_of(user))
     before = [await count(database, table) for table in ALL]
     open_call = call_pb2.Call(call_id="open", round=1, tool_name="x", state=call_pb2.CALL_STATE_RUNNABLE)
     refused: tuple[tuple[pb.ImportConversationRequest, Any], ...] = (
-        (history(user, "b", conversation_key="k", request_id="r1"), ConversationExists),
-        (history(user, request_id="r2"), InvalidField),
-        (history(user, "c", calls=[open_call], request_id="r3"), InvalidField),
-        (history(user, "d", messages=[], request_id="r4"), InvalidField),
+        (past_of(user, "b", conversation_key="k", request_id="r1"), ConversationExists),
+        (past_of(user, request_id="r2"), InvalidField),
+        (past_of(user, "c", calls=[open_call], request_id="r3"), InvalidField),
+        (past_of(user, "d", messages=[], request_id="r4"), InvalidField),
     )
     for request, error in refused:
         with pytest.raises(error):
             await imported(user, request)
     assert [await count(database, table) for table in ALL] == before
+
+
+_WALKS = 3
+_STEPS = 24
+
+
+@dataclass
+class Entry:
+    """A message, the conversation that it was written in, and whether it is an answer."""
+
+    number: int
+    text: str
+    written_in: str
+    is_answer: bool
+
+
+@dataclass
+class Talk:
+    """A conversation as one expects it."""
+
+    conversation_id: str
+    last_number: int = 0
+    entries: list[Entry] = field(default_factory=list)
+
+    def add(self, text: str, *, is_answer: bool) -> None:
+        self.last_number += 1
+        self.entries.append(Entry(self.last_number, text, self.conversation_id, is_answer))
+
+    @property
+    def told(self) -> list[tuple[int, str]]:
+        return [(entry.number, entry.text) for entry in self.entries]
+
+
+class Player:
+    """Does one thing after the other, and keeps in mind what must be there."""
+
+    def __init__(self, replica: Replica, user: User, seed: int) -> None:
+        self.talks: list[Talk] = []
+        self.erased: list[str] = []
+        self._erased_count = 0
+        self._replica = replica
+        self._user = user
+        self._chance = Random(seed)
+        self._sweep = erasing(replica, Log())
+        self._texts = (f"words{number}of{seed}x" for number in itertools.count(1))
+
+    async def play(self) -> None:
+        await self._chance.choice([self.runs, self.runs, self.forks, self.forks, self.imports, self.erases])()
+        if self._chance.random() < 0.3:
+            await self._sweep.sweep()
+
+    async def runs(self) -> None:
+        """A run looks something up, or does not, and answers, or does not."""
+        talk = self._chance.choice([*self.talks, Talk("")])
+        text = next(self._texts)
+        owner = await self._user.start(text, conversation_id=talk.conversation_id)
+        if not talk.conversation_id:
+            talk.conversation_id = (await self._user.run(owner.run_id)).conversation_id
+            self.talks.append(talk)
+        talk.add(text, is_answer=False)
+        loaded = await owner.load()
+        assert [(message.number, message.text) for message in loaded.messages] == talk.told
+        _check(loaded)
+        if self._chance.random() < 0.5:
+            text, call_id = next(self._texts), f"call_{owner.run_id}"
+            call = owner.call(
+                call_id, call_pb2.CALL_STATE_FAILED, result=result(f'"{next(self._texts)}"', is_error=True)
+            )
+            await owner.commit(
+                messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text, call_ids=[call_id])],
+                calls=[call],
+            )
+            talk.add(text, is_answer=True)
+        if self._chance.random() < 0.8:
+            text = next(self._texts)
+            await owner.commit(messages=[message_pb2.Message(role=message_pb2.ROLE_ASSISTANT, text=text)])
+            talk.add(text, is_answer=True)
+        await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
+
+    async def imports(self) -> None:
+        """A short history from elsewhere."""
+        talk, number = Talk(""), next(self._texts)
+        asked = call_pb2.Call(
+            call_id=f"call_{number}",
+            round=1,
+            tool_name="gone",
+            state=call_pb2.CALL_STATE_SUCCEEDED,
+            proposed_arguments="{}",
+            result=result(f'"{next(self._texts)}"'),
+            imported=True,
+        )
+        every = [next(self._texts) for _ in range(3)]
+        roles = message_pb2.ROLE_USER, message_pb2.ROLE_ASSISTANT, message_pb2.ROLE_ASSISTANT
+        messages = [
+            message_pb2.Message(role=role, text=text, imported=True) for role, text in zip(roles, every, strict=True)
+        ]
+        messages[1].call_ids.append(asked.call_id)
+        talk.conversation_id = (
+            await self._user.ask("ImportConversation", store_id="acme", user_id="ann", messages=messages, calls=[asked])
+        ).conversation.conversation_id
+        for text, role in zip(every, roles, strict=True):
+            talk.add(text, is_answer=role == message_pb2.ROLE_ASSISTANT)
+        self.talks.append(talk)
+
+    async def forks(self) -> None:
+        """A fork somewhere, or a refusal that names places where it can be made."""
+        if not self.talks:
+            return
+        source = self._chance.choice(self.talks)
+        places = {entry.number for entry in source.entries if entry.is_answer}
+        number = self._chance.choice([0, self._chance.randint(1, source.last_number + 1)])
+        place = number or max(places, default=0)
+        if place not in places:
+            with pytest.raises(ForkPointOpen) as refused:
+                await fork(self._user, source.conversation_id, number)
+            assert {*map(int, refused.value.metadata.values())} <= places
+            return
+        made = await fork(self._user, source.conversation_id, number)
+        kept = [entry for entry in source.entries if entry.number <= place]
+        self.talks.append(Talk(made.conversation_id, place, kept))
+
+    async def erases(self) -> None:
+        """A conversation goes, and what was written in it goes from all its forks."""
+        if not self.talks:
+            return
+        gone = self.talks.pop(self._chance.randrange(len(self.talks)))
+        await erase(self._replica, gone.conversation_id)
+        self._erased_count += 1
+        self.erased += [entry.text for entry in gone.entries if entry.written_in == gone.conversation_id]
+        for talk in self.talks:
+            talk.entries = [entry for entry in talk.entries if entry.written_in != gone.conversation_id]
+        with pytest.raises((ConversationErased, ConversationNotFound)):
+            await fork(self._user, gone.conversation_id)
+
+    async def check(self) -> None:
+        """All is read as it should be, and what was erased is nowhere."""
+        for talk in self.talks:
+            assert await texts(self._user, talk.conversation_id) == talk.told
+        for _ in range(self._erased_count):
+            await swept(self._sweep)
+        left = await everything(self._replica.database)
+        assert [line for line in left.splitlines() if any(text in line for text in self.erased)] == []
+        for talk in self.talks:
+            assert await texts(self._user, talk.conversation_id) == talk.told
+
+
+def _check(loaded: pb.LoadRunResponse) -> None:
+    """What the model would be given passes a strict check."""
+    state = State(
+        run=wire.RUN.read(loaded.run),
+        messages=tuple(map(wire.MESSAGE.read, loaded.messages)),
+        calls={call.call_id: call for call in map(wire.CALL.read, loaded.calls)},
+    )
+    check_history(history.of_run(state))
+
+
+async def test_the_past_is_what_was_said_and_not_erased(replica: Replica, user: User) -> None:
+    for seed in range(_WALKS):
+        player = Player(replica, user, seed)
+        for _ in range(_STEPS):
+            await player.play()
+        await player.check()

@@ -17,7 +17,7 @@ from pawl.chassis.clock import SystemClock
 from pawl.chassis.database import Database
 from pawl.chassis.metrics import Metrics
 from pawl.errors import LeaseLost, QueueFull, RunNotFound
-from pawl.event.v1 import event_pb2, run_pb2
+from pawl.event.v1 import run_pb2
 from pawl.job.v1 import ledger_pb2 as pb
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.upkeep import PostgresLedgerStats
@@ -36,25 +36,6 @@ async def end_leases(database: Database) -> None:
 
 def ids(runs: Any) -> list[str]:
     return [run.run_id for run in runs]
-
-
-async def test_a_run_whose_lease_ended_goes_to_another_worker_and_the_first_is_refused(
-    user: User, database: Database
-) -> None:
-    """I4: takeover."""
-    owner = await user.start()
-    await owner.commit(loop_state=b"half way")
-    await end_leases(database)
-    claimed = await user.claim("w2")
-    assert [(run.run_id, run.epoch) for run in claimed] == [(owner.run_id, 2)]
-    with pytest.raises(LeaseLost):
-        await owner.commit(events=[event_pb2.RunEvent(warning=event_pb2.Warning(reason="STALE"))])
-    with pytest.raises(LeaseLost):
-        await owner.load()
-    successor = Owner(user, owner.run_id, 2)
-    assert (await successor.load()).loop_state == b"half way"
-    await successor.commit(state=run_pb2.RUN_STATE_COMPLETED)
-    assert [event.attempt for event in await user.events(owner.run_id)] == [0, 0, 1, 2]
 
 
 async def test_a_claim_of_few_runs_brings_what_is_loaded_of_them(user: User) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
@@ -40,21 +39,6 @@ async def bring(user: User, run_id: str, client_id: str, offer_epoch: int, comma
 
 async def end_leases(database: Database) -> None:
     await database.execute("UPDATE job_store.calls SET offer_expire_time = now()")
-
-
-async def test_of_two_clients_that_race_for_a_call_one_gets_it(start: StartReplica) -> None:
-    users = [User((await start()).stub), User((await start()).stub)]
-    owner = await offered(users[0])
-    leases = await asyncio.gather(
-        *(users[number % 2].lease(owner.run_id, "call_1", f"tab_{number}") for number in range(6))
-    )
-    assert sum(lease.granted for lease in leases) == 1
-    holder = next(lease.call.offer.client_id for lease in leases if lease.granted)
-    assert {lease.call.offer.client_id for lease in leases} <= {holder, ""}
-    outcomes = await asyncio.gather(*(bring(users[n % 2], owner.run_id, f"tab_{n}", 1) for n in range(6)))
-    # Who comes after the holder's result is told that it is late, who came before that it is not theirs.
-    assert outcomes.count("ACCEPTED") == 1
-    assert set(outcomes) <= {"ACCEPTED", "LATE", "WRONG_HOLDER"}
 
 
 async def test_a_result_travels_from_the_client_to_the_owner(user: User) -> None:
@@ -222,15 +206,6 @@ async def test_one_that_may_not_be_started_any_more_is_given_if_it_was(user: Use
         await begin(user, request_id="r1", only_repeat=True)
     run = await begin(user, tool(), request_id="r1")
     assert (await begin(user, request_id="r1", only_repeat=True)).run_id == run.run_id
-
-
-async def test_a_message_without_tools_that_may_not_come_any_more_is_given_if_it_came(user: User) -> None:
-    with pytest.raises(ToolExists):
-        await begin(user, request_id="r1", only_repeat=True, asked_tools_sha256=b"")
-    run = (await user.submit(request_id="r1", conversation_id="")).run
-    again = await begin(user, request_id="r1", only_repeat=True, asked_tools_sha256=b"")
-    assert again.run_id == run.run_id
-    assert not again.HasField("own_tools")
 
 
 async def test_what_is_wrong_leaves_nothing_behind(user: User) -> None:
