@@ -149,6 +149,15 @@ async def test_what_waits_is_shown_with_the_run_and_over_all_runs(user: User) ->
     assert list(listed.calls) == []
 
 
+async def test_a_call_in_doubt_is_shown_as_pending(user: User) -> None:
+    owner = await user.start()
+    await owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_RUNNING, attempt=1)])
+    assert list((await user.ask("ListPendingCalls")).calls) == []
+    await owner.commit(state=run_pb2.RUN_STATE_NEEDS_ATTENTION, lease_action=pb.LEASE_ACTION_PARK)
+    assert [call.call_id for call in (await user.ask("ListPendingCalls")).calls] == ["call_1"]
+    assert [call.call_id for call in (await user.run(owner.run_id)).pending_calls] == ["call_1"]
+
+
 def tool(name: str = "show") -> tool_pb2.OwnTool:
     definition = tool_pb2.ToolDefinition(name=name, description="Show it.")
     return tool_pb2.OwnTool(definition=definition, definition_sha256="ab" * 32)

@@ -78,7 +78,9 @@ def test_a_run_is_quarantined_when_its_third_worker_has_died(world: World) -> No
 
 def test_an_operator_lets_a_run_go_on_and_the_log_says_who(world: World) -> None:
     run_id = world.begin()
+    world.commit(run_id, calls=(change("call_1", CallState.RUNNING),))
     quarantine(world, run_id)
+    assert world.steer(run_id).pending == (), "I5: the registry may know what became of the call"
     assert operate(world, run_id, Redrive(reason="the tool is mended"), "c1").outcome is CommandOutcome.ACCEPTED
     run = world.run(run_id)
     assert (run.state, run.crashes, run.attention) == (RunState.QUEUED, 0, None)
@@ -129,6 +131,7 @@ def test_an_operator_says_what_became_of_the_call_of_another_user(world: World) 
     attention = world.run(run_id).attention
     assert attention is not None
     assert attention.reason is AttentionReason.UNKNOWN_OUTCOME
+    assert [call.call_id for call in world.steer(run_id).pending] == ["call_1"]
     foreign = world.send(run_id, Resolve(call_id=CallId("call_1")), user_id=OPERATOR)
     assert foreign.outcome is CommandOutcome.UNKNOWN
     receipt = operate(world, run_id, Resolve(call_id=CallId("call_1")))
