@@ -19,6 +19,7 @@ from pawl.chassis import database as postgres
 from pawl.chassis.ids import IdSource, RunKey
 from pawl.job_store.adapters import tables as columns
 from pawl.job_store.adapters.attention import PostgresAttentionRepository
+from pawl.job_store.adapters.columns import Columns
 from pawl.job_store.adapters.journal import PostgresJournal
 from pawl.job_store.adapters.leases import PostgresLeases
 from pawl.job_store.adapters.reads import PostgresReads
@@ -185,7 +186,7 @@ class PostgresStore(Store):
     async def tables(self) -> Tables:
         async with self.database.acquire() as connection:
 
-            async def rows(of: columns.Columns[Any], read: Callable[[Any], Any], order: str = "1") -> list[Any]:
+            async def rows(of: Columns[Any], read: Callable[[Any], Any], order: str = "1") -> list[Any]:
                 select = f"SELECT {of.names} FROM {of.table} ORDER BY {order}"
                 return [read(record) for record in await connection.fetch(select)]
 

@@ -310,7 +310,7 @@ async def jobs_of(user: User, conversation_id: str) -> list[str]:
     return [run.run_id for run in (await user.ask("ListRuns", reports_to_conversation_id=conversation_id)).runs]
 
 
-async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> pb.StopJobResponse:
+async def stop(user: User, conversation_id: str, run_id: str, command_id: str = "stop") -> Any:
     return await user.ask("StopJob", conversation_id=conversation_id, run_id=run_id, command_id=command_id)
 
 

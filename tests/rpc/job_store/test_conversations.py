@@ -24,7 +24,7 @@ from tests.rpc.job_store.conftest import RETENTION, Replica, StartReplica
 from tests.rpc.job_store.user import Owner, User, result
 
 
-async def get(user: User, **fields: Any) -> conversation_pb2.Conversation:
+async def get(user: User, **fields: Any) -> Any:
     return (await user.ask("GetConversation", **fields)).conversation
 
 
@@ -35,7 +35,7 @@ async def listed(user: User, **fields: Any) -> list[str]:
     return [conversation.conversation_id for page in pages for conversation in page]
 
 
-async def update(user: User, conversation_id: str, **fields: Any) -> conversation_pb2.Conversation:
+async def update(user: User, conversation_id: str, **fields: Any) -> Any:
     return (await user.ask("UpdateConversation", conversation_id=conversation_id, **fields)).conversation
 
 
@@ -213,7 +213,7 @@ class Shared:
     bob: User
     conversation_id: str
 
-    async def share(self, sharing: Any, **fields: Any) -> conversation_pb2.Conversation:
+    async def share(self, sharing: Any, **fields: Any) -> Any:
         return (
             await self.ann.ask("UpdateConversation", conversation_id=self.conversation_id, sharing=sharing, **fields)
         ).conversation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def erasing(replica: Replica, log: Log | None, monotonic: Callable[[], float] = 
     )
 
 
-async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> pb.EraseConversationResponse:
+async def erase(replica: Replica, conversation_id: str, user_id: str = "ann") -> Any:
     return await Translated(ErasureServiceStub(replica.channel)).EraseConversation(
         pb.EraseConversationRequest(store_id="acme", user_id=user_id, conversation_id=conversation_id)
     )
@@ -268,7 +269,7 @@ async def test_a_restored_conversation_is_erased_again_and_a_lost_list_is_made_a
     assert log.entries == {("acme", conversation_id)}
 
 
-async def forked(user: User, conversation_id: str, request_id: str = "") -> str:
+async def forked(user: User, conversation_id: str, request_id: str = "") -> Any:
     return (
         await user.ask("ForkConversation", request_id=request_id, conversation_id=conversation_id)
     ).conversation.conversation_id

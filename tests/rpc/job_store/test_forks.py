@@ -38,7 +38,7 @@ from tests.rpc.job_store.test_erasures import Log, erase, erasing, everything, s
 from tests.rpc.job_store.user import Owner, User, result
 
 
-async def fork(user: User, conversation_id: str, number: int = 0, **fields: Any) -> conversation_pb2.Conversation:
+async def fork(user: User, conversation_id: str, number: int = 0, **fields: Any) -> Any:
     return (await user.ask("ForkConversation", conversation_id=conversation_id, number=number, **fields)).conversation
 
 

@@ -48,7 +48,7 @@ class Box(Hook):
     async def due(self, *, mailboxes_max: int = 8, busy: Sequence[str] = ()) -> list[pb.DueMailbox]:
         return list((await self.claimed(mailboxes_max=mailboxes_max, busy=busy)).mailboxes)
 
-    async def claimed(self, *, mailboxes_max: int = 8, busy: Sequence[str] = ()) -> pb.ClaimMailboxesResponse:
+    async def claimed(self, *, mailboxes_max: int = 8, busy: Sequence[str] = ()) -> Any:
         return await self.stub.ClaimMailboxes(
             pb.ClaimMailboxesRequest(mailboxes_max=mailboxes_max, busy_store_ids=busy)
         )
@@ -63,7 +63,7 @@ class Box(Hook):
 
     async def read(
         self, due: pb.DueMailbox, uid: int, *, skipped: str = "", refusal: str = "", validity: int = 7
-    ) -> pb.FireTriggerResponse:
+    ) -> Any:
         is_no_run = bool(skipped or refusal)
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme", user_id="ann", text="look", policy=ledger_pb2.MESSAGE_POLICY_QUEUE

@@ -163,7 +163,7 @@ def tool(name: str = "show") -> tool_pb2.OwnTool:
     return tool_pb2.OwnTool(definition=definition, definition_sha256="ab" * 32)
 
 
-async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fields: Any) -> run_pb2.Run:
+async def begin(user: User, *tools: tool_pb2.OwnTool, request_id: str = "", **fields: Any) -> Any:
     message = pb.SubmitMessageRequest(
         store_id=user.store_id,
         user_id=user.user_id,

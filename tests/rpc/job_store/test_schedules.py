@@ -36,9 +36,7 @@ class Timer:
         self.user_id = user_id
         self.owner = pb.ScheduleOwner(store_id="acme", user_id=user_id, credential_id=credential_id)
 
-    async def put(
-        self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any
-    ) -> schedule_pb2.Schedule:
+    async def put(self, name: str = "watch", *, must_exist: bool = False, text: str = "look", **fields: Any) -> Any:
         fields = fields if "cron" in fields else {"interval_seconds": 3600} | fields
         return (
             await self.stub.PutSchedule(
@@ -50,10 +48,10 @@ class Timer:
             )
         ).schedule
 
-    async def get(self, name: str = "watch") -> pb.GetScheduleResponse:
+    async def get(self, name: str = "watch") -> Any:
         return await self.stub.GetSchedule(pb.GetScheduleRequest(store_id="acme", user_id=self.user_id, name=name))
 
-    async def pause(self, name: str = "watch", note: str = "", *, paused: bool = True) -> schedule_pb2.Schedule:
+    async def pause(self, name: str = "watch", note: str = "", *, paused: bool = True) -> Any:
         return (
             await self.stub.PauseSchedule(
                 pb.PauseScheduleRequest(owner=self.owner, name=name, note=note, paused=paused)

@@ -49,7 +49,7 @@ class Hook:
         self.secret = ""
         self.trigger_id = ""
 
-    async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> trigger_pb2.Trigger:
+    async def put(self, name: str = "orders", *, must_exist: bool = False, **fields: Any) -> Any:
         defaults: dict[str, Any] = {"name": name, "text": "look", "webhook": trigger_pb2.WebhookSource()}
         response = await self.stub.PutTrigger(
             pb.PutTriggerRequest(
@@ -60,12 +60,12 @@ class Hook:
         self.trigger_id = response.trigger.trigger_id
         return response.trigger
 
-    async def get(self, name: str = "orders") -> trigger_pb2.Trigger:
+    async def get(self, name: str = "orders") -> Any:
         return (
             await self.stub.GetTrigger(pb.GetTriggerRequest(store_id="acme", user_id=self.user_id, name=name))
         ).trigger
 
-    async def pause(self, name: str = "orders", note: str = "", *, paused: bool = True) -> trigger_pb2.Trigger:
+    async def pause(self, name: str = "orders", note: str = "", *, paused: bool = True) -> Any:
         return (
             await self.stub.PauseTrigger(pb.PauseTriggerRequest(owner=self.owner, name=name, note=note, paused=paused))
         ).trigger
@@ -73,7 +73,7 @@ class Hook:
     async def delete(self, name: str = "orders") -> None:
         await self.stub.DeleteTrigger(pb.DeleteTriggerRequest(store_id="acme", user_id=self.user_id, name=name))
 
-    async def rotate(self, name: str = "orders") -> str:
+    async def rotate(self, name: str = "orders") -> Any:
         return (
             await self.stub.RotateTriggerSecret(
                 pb.RotateTriggerSecretRequest(store_id="acme", user_id=self.user_id, name=name)
@@ -93,7 +93,7 @@ class Hook:
 
     async def check(
         self, headers: dict[str, str], body: bytes = b"{}", *, store_id: str = "acme", trigger_id: str = ""
-    ) -> pb.CheckWebhookResponse:
+    ) -> Any:
         return await self.stub.CheckWebhook(
             pb.CheckWebhookRequest(
                 store_id=store_id, trigger_id=trigger_id or self.trigger_id, headers=headers, body=body
@@ -102,7 +102,7 @@ class Hook:
 
     async def fire(
         self, due: pb.DueTrigger, event: pb.TriggerEvent, *, claimed: bool = False, refusal: str = ""
-    ) -> pb.FireTriggerResponse:
+    ) -> Any:
         message = ledger_pb2.SubmitMessageRequest(
             store_id="acme",
             user_id=self.user_id,

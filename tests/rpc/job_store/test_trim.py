@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from pawl.chassis.database import Database
 from pawl.event.v1 import call_pb2, event_pb2, gap_pb2, message_pb2, run_pb2
@@ -22,7 +23,7 @@ async def age(database: Database, *, days: int = 8) -> None:
     await database.execute("DELETE FROM job_store.outbox")
 
 
-async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 1000) -> pb.ListEventsResponse:
+async def read(user: User, run_id: str, after_seq: int = 0, events_max: int = 1000) -> Any:
     return await user.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=events_max)
 
 

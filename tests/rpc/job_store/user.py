@@ -59,7 +59,7 @@ class User:
             token = page.next_page_token
         return found
 
-    async def submit(self, text: str = "hello", **fields: Any) -> pb.SubmitMessageResponse:
+    async def submit(self, text: str = "hello", **fields: Any) -> Any:
         values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "user_id": self.user_id} | fields
         return await self.ask("SubmitMessage", text=text, **values)
 
@@ -92,7 +92,7 @@ class User:
         """The worker that claimed a run."""
         return Owner(self, run_id, epoch)
 
-    async def send(self, run_id: str, command_id: str = "", **kind: Any) -> pb.SendCommandResponse:
+    async def send(self, run_id: str, command_id: str = "", **kind: Any) -> Any:
         return await self.ask(
             "SendCommand", run_id=run_id, command=pb.Command(command_id=command_id or f"cmd_{next(_numbers)}", **kind)
         )
@@ -105,7 +105,7 @@ class User:
             run_id, command_id, decision=pb.DecisionCommand(call_id=call_id, kind=kind, **({"digest": DIGEST} | fields))
         )
 
-    async def run(self, run_id: str) -> run_pb2.Run:
+    async def run(self, run_id: str) -> Any:
         return (await self.ask("GetRun", run_id=run_id)).run
 
     async def events(self, run_id: str, after_seq: int = 0) -> list[event_pb2.RunEvent]:
@@ -113,7 +113,7 @@ class User:
 
     async def lease(
         self, run_id: str, call_id: str, client_id: str, seconds: float = 30, session_id: str = "ses_1"
-    ) -> pb.LeaseOfferResponse:
+    ) -> Any:
         return await self.ask(
             "LeaseOffer",
             run_id=run_id,

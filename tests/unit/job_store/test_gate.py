@@ -64,13 +64,19 @@ def test_only_a_call_that_reads_is_created_with_its_end(world: World) -> None:
 
 def test_an_approved_or_edited_call_starts_as_what_was_decided_and_no_other() -> None:
     """I9, I10."""
-    others = [{"arguments": b'{"to":"eve"}'}, {"tool_name": "other"}, {"tool_version": 2}, {"digest": "ef" * 32}]
-    as_shown = [{"digest": DIGEST}, {"arguments": b"{}"}, {"digest": DIGEST, "arguments": b"{}"}]
+    others: list[dict[str, Any]] = [
+        {"arguments": b'{"to":"eve"}'},
+        {"tool_name": "other"},
+        {"tool_version": 2},
+        {"digest": "ef" * 32},
+    ]
+    as_shown: list[dict[str, Any]] = [{"digest": DIGEST}, {"arguments": b"{}"}, {"digest": DIGEST, "arguments": b"{}"}]
     edit = {"arguments": EDITED["arguments"], "edited_digest": EDITED_DIGEST}
-    for kind, decision, right, wrong in (
+    rows: list[tuple[DecisionKind, dict[str, Any], dict[str, Any], list[dict[str, Any]]]] = [
         (DecisionKind.APPROVE, {}, {"digest": DIGEST}, others),
         (DecisionKind.EDIT, edit, EDITED, others + as_shown),
-    ):
+    ]
+    for kind, decision, right, wrong in rows:
         world = World()
         run_id = gated(world)
         world.decide(run_id, "call", kind, "decided", **decision)
