@@ -222,7 +222,7 @@ class Shared:
         """Give a user a run that a worker drives."""
         return await user.start(text, conversation_id=self.conversation_id, conversation_must_exist=True)
 
-    async def send(self, user: User, text: str = "hello", **fields: Any) -> run_pb2.Run:
+    async def send(self, user: User, text: str = "hello", **fields: Any) -> Any:
         answer = await user.submit(text, conversation_id=self.conversation_id, conversation_must_exist=True, **fields)
         return answer.run
 

@@ -97,7 +97,7 @@ class User:
             "SendCommand", run_id=run_id, command=pb.Command(command_id=command_id or f"cmd_{next(_numbers)}", **kind)
         )
 
-    async def cancel(self, run_id: str, command_id: str = "") -> pb.SendCommandResponse:
+    async def cancel(self, run_id: str, command_id: str = "") -> Any:
         return await self.send(run_id, command_id, cancel=pb.CancelCommand(cause=run_pb2.STOP_CAUSE_USER))
 
     async def decide(self, run_id: str, call_id: str, kind: Any, command_id: str = "", **fields: Any) -> Any:
@@ -105,8 +105,9 @@ class User:
             run_id, command_id, decision=pb.DecisionCommand(call_id=call_id, kind=kind, **({"digest": DIGEST} | fields))
         )
 
-    async def run(self, run_id: str) -> Any:
-        return (await self.ask("GetRun", run_id=run_id)).run
+    async def run(self, run_id: str) -> run_pb2.Run:
+        run: run_pb2.Run = (await self.ask("GetRun", run_id=run_id)).run
+        return run
 
     async def events(self, run_id: str, after_seq: int = 0) -> list[event_pb2.RunEvent]:
         return list((await self.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=1000)).events)
