@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from nats.js.errors import NotFoundError
@@ -315,12 +315,13 @@ async def test_whoever_watches_an_inbox_is_told_of_each_change_of_it_and_of_noth
     approval = {"index": 2, "approval": {"digest": DIGEST}}
     await owner.commit(calls=[owner.call("call_0", call_pb2.CALL_STATE_RUNNING, index=0)])
     await said()
-    for change in (
+    changes: list[Callable[[], Awaitable[Any]]] = [
         lambda: owner.commit(calls=[owner.call("call_1", call_pb2.CALL_STATE_OFFERED, index=1)]),
         lambda: user.lease(owner.run_id, "call_1", "tab"),
         lambda: owner.commit(calls=[owner.call("call_2", call_pb2.CALL_STATE_AWAITING_APPROVAL, **approval)]),
         lambda: user.decide(owner.run_id, "call_2", call_pb2.DECISION_KIND_APPROVE),
         lambda: user.cancel(owner.run_id),
-    ):
+    ]
+    for change in changes:
         await change()
         await said('[["acme","ann"]]')
