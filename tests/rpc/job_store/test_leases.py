@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -175,12 +174,6 @@ async def submit_many(user: User, count: int) -> list[str]:
     return [(await user.submit()).run.run_id for _ in range(count)]
 
 
-async def active(database: Database) -> Counter[str]:
-    """How many runs are active, by user."""
-    records = await database.fetch("SELECT user_id FROM job_store.runs WHERE worker_id IS NOT NULL OR state IN (2, 4)")
-    return Counter(record["user_id"] for record in records)
-
-
 def owners(user: User, claimed: Any) -> list[Owner]:
     return [Owner(user, run.run_id, run.epoch) for run in claimed]
 
@@ -212,29 +205,6 @@ async def test_a_store_whose_runs_must_wait_does_not_hold_up_the_others(limited:
     other = User(limited.stub, store_id="b")
     runs = await submit_many(other, 2)
     assert [ids(await other.claim()) for _ in range(3)] == [[runs[0]], [runs[1]], []]
-
-
-async def test_job_stores_that_claim_at_once_keep_to_the_limits(start: StartReplica, database: Database) -> None:
-    """Atomic: every worker sees the places that others have just taken."""
-    stubs = [(await start(places=LIMITS)).stub for _ in range(2)]
-    users = [User(stubs[number % 2], user_id=f"user{number}") for number in range(4)]
-    left = {run for user in users for run in await submit_many(user, 8)}
-
-    async def work(number: int) -> None:
-        user = User(stubs[number % 2])
-        while left:
-            claimed = await user.claim(f"w{number}", runs_max=3)
-            now_active = await active(database)
-            assert now_active.total() <= LIMITS.per_store
-            assert max(now_active.values(), default=0) <= LIMITS.per_user
-            for owner in owners(user, claimed):
-                await owner.commit(state=run_pb2.RUN_STATE_RUNNING)
-                await owner.commit(state=run_pb2.RUN_STATE_COMPLETED)
-                left.remove(owner.run_id)
-
-    async with asyncio.timeout(60), asyncio.TaskGroup() as workers:
-        for number in range(6):
-            workers.create_task(work(number))
 
 
 async def test_the_queue_of_a_store_takes_so_many_from_all_job_stores_at_once(start: StartReplica) -> None:
