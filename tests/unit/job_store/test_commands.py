@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from pawl.chassis.ids import CallId, ClientId, UserId
-from pawl.errors import IllegalTransition, InboxChanged, LeaseLost
-from pawl.job_store.domain.command import Progress, TopUp
+from pawl.errors import IllegalTransition, InboxChanged, LeaseLost, QueueFull
+from pawl.job_store.domain import inbox
+from pawl.job_store.domain.command import Progress, Redrive, Steer, TopUp
 from pawl.job_store.domain.events import OwnerEvent, ToppedUp
 from pawl.job_store.domain.rows import TOKENS_MAX
 from pawl.job_store.domain.states import CallState, CommandOutcome, DecisionKind, LeaseAction, RunState
@@ -170,3 +171,28 @@ def test_a_top_up_raises_the_budget_once_and_wakes_the_run(world: World) -> None
     assert world.unit.events.rows[-1].body == ToppedUp(tokens=50, token_budget=150, user_id=UserId("ann"))
     assert world.claim(run_id) == 2
     assert top_up(world, run_id, TOKENS_MAX).reason == "TOKEN_CEILING", "more cannot be counted"
+
+
+def test_the_ceiling_holds_over_all_top_ups_together(world: World) -> None:
+    """I18."""
+    run_id = world.begin(token_budget=100, token_ceiling=150)
+    assert [top_up(world, run_id, tokens).reason for tokens in (30, 31, 20)] == ["", "TOKEN_CEILING", ""]
+    assert world.run(run_id).token_budget == 150
+
+
+def test_a_run_takes_only_so_much_that_nobody_reads(world: World) -> None:
+    """I19: top-ups, messages of so many people, and receipts of what was refused."""
+    limits = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
+    run_id = world.begin(token_budget=100, people=("zed",))
+    for user_id in ("olga", "zed", "cyd"):
+        world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))
+    with pytest.raises(QueueFull, match="queue this one"):
+        world.send(run_id, Steer(), people=("dan",), inbox_limits=inbox.Limits(people_max=2))
+    for _ in range(2):
+        world.send(run_id, TopUp(tokens=1), **limits)
+    with pytest.raises(QueueFull):
+        world.send(run_id, TopUp(tokens=1), **limits)
+    kept = world.run(run_id).command_count
+    refused = [world.send(run_id, Redrive(), as_operator=True, **limits).outcome for _ in range(5)]
+    assert refused == [CommandOutcome.REFUSED] * 5
+    assert len(list(world.unit.commands.items())) == kept + 3

@@ -64,6 +64,14 @@ def test_what_entered_an_interrupting_run_before_its_turn_is_kept_when_it_is_sup
     assert world.run(second).claim_at == world.now
 
 
+def test_the_queue_is_bounded(world: World) -> None:
+    world.submit()
+    for _ in range(3):
+        world.submit(queue_max=3)
+    with pytest.raises(QueueFull):
+        world.submit(queue_max=3)
+
+
 def test_a_run_that_ends_in_the_same_group_leaves_its_place_in_the_queue_of_the_store(world: World) -> None:
     """LOOP-14. What was counted when the group began is brought up to date by each of its operations."""
     idle = world.submit(store_queue_max=1).run.run_id

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from pawl.chassis.ids import ConversationId, RequestId, UserId
-from pawl.errors import ConversationNotFound
+from pawl.errors import ConversationNotFound, QueueFull
 from pawl.job_store.domain.conversations import UpdateConversation
 from pawl.job_store.domain.rows import ConversationKey, ConversationRow
 from pawl.job_store.domain.states import RunState, Sharing, StopCause
@@ -52,6 +52,15 @@ def test_the_key_of_its_user_leads_nobody_else_to_it(world: World) -> None:
     assert row is not None
     world.unit.put_conversation(replace(row, sharing=Sharing.WRITE))
     assert world.submit(user_id=BOB, conversation_id="", key_hash=b"k").run.conversation_id != key
+
+
+def test_writers_leave_half_of_the_queue_to_its_user() -> None:
+    world, _ = shared()
+    for _ in range(2):
+        world.submit(user_id=BOB, queue_max=3)
+    with pytest.raises(QueueFull):
+        world.submit(user_id=BOB, queue_max=3)
+    world.submit(queue_max=3)
 
 
 def test_a_writer_leaves_the_archive_as_it_is() -> None:
