@@ -63,7 +63,7 @@ class User:
         values: dict[str, Any] = {"policy": pb.MESSAGE_POLICY_QUEUE, "user_id": self.user_id} | fields
         return await self.ask("SubmitMessage", text=text, **values)
 
-    async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 30) -> list[Any]:
+    async def claim(self, worker_id: str = "w1", *, runs_max: int = 1, lease_seconds: float = 300) -> list[Any]:
         return list(
             (
                 await self.ask(
@@ -113,7 +113,7 @@ class User:
         return list((await self.ask("ListEvents", run_id=run_id, after_seq=after_seq, events_max=1000)).events)
 
     async def lease(
-        self, run_id: str, call_id: str, client_id: str, seconds: float = 30, session_id: str = "ses_1"
+        self, run_id: str, call_id: str, client_id: str, seconds: float = 60, session_id: str = "ses_1"
     ) -> Any:
         return await self.ask(
             "LeaseOffer",
