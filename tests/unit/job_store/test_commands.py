@@ -182,7 +182,7 @@ def test_the_ceiling_holds_over_all_top_ups_together(world: World) -> None:
 
 def test_a_run_takes_only_so_much_that_nobody_reads(world: World) -> None:
     """I19: top-ups, messages of so many people, and receipts of what was refused."""
-    limits = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
+    limits: dict[str, Any] = {"inbox_limits": inbox.Limits(commands_max=2, people_max=2, idle_receipts_max=3)}
     run_id = world.begin(token_budget=100, people=("zed",))
     for user_id in ("olga", "zed", "cyd"):
         world.send(run_id, Steer(), people=(user_id,), inbox_limits=inbox.Limits(people_max=2))

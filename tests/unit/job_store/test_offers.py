@@ -1,0 +1,54 @@
+"""One client at a time runs a front-end call (FE-2)."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pawl.chassis.ids import CallId, CallKey, ClientId, RunId, RunKey
+from pawl.job_store.domain.offers import RenewOffers
+from pawl.job_store.domain.states import CallState, DecisionKind
+from tests.unit.job_store.world import DIGEST, STORE, World, change
+
+
+def offered(world: World, **fields: object) -> str:
+    run_id = world.begin()
+    world.commit(run_id, calls=(change("call", CallState.OFFERED, **fields),))
+    return run_id
+
+
+def key(run_id: str) -> tuple[tuple[RunKey, CallKey], ...]:
+    return ((RunKey(STORE, RunId(run_id)), CallKey(STORE, CallId("call"))),)
+
+
+def test_leases_are_renewed_only_for_their_holder(world: World) -> None:
+    run_id = offered(world)
+    world.lease(run_id, "call", "tab_1")
+    world.advance(20)
+    assert world.apply(RenewOffers(client_id=ClientId("tab_2"), lease_seconds=30, calls=key(run_id))) == ()
+    held = world.apply(RenewOffers(client_id=ClientId("tab_1"), lease_seconds=30, calls=key(run_id)))
+    assert [call.offer.expire_time for call in held] == [world.now + timedelta(seconds=30)]
+
+
+def test_nothing_is_leased_that_does_not_wait_for_a_client(world: World) -> None:
+    run_id = offered(world, deadline_time=world.now + timedelta(seconds=10))
+    assert world.lease(run_id, "none", "tab").call is None
+    assert world.lease("none", "call", "tab").call is None
+    world.advance(10)
+    assert not world.lease(run_id, "call", "tab").granted
+    for settle in (lambda world, run_id: world.result(run_id, "call"), World.cancel):
+        world = World()
+        run_id = offered(world)
+        settle(world, run_id)
+        assert not world.lease(run_id, "call", "tab").granted
+
+
+def test_a_call_that_is_offered_a_second_time_gets_higher_epochs(world: World) -> None:
+    """A result under a lease of the first time must not be taken."""
+    run_id = offered(world)
+    world.lease(run_id, "call", "tab")
+    world.commit(run_id, calls=(change("call", CallState.AWAITING_APPROVAL, digest=DIGEST),))
+    world.decide(run_id, "call", DecisionKind.APPROVE, "yes")
+    world.commit(run_id, calls=(change("call", CallState.OFFERED, digest=DIGEST),), consumed=("yes",))
+    assert world.call("call").offer.client_id == ""  # type: ignore[union-attr]
+    world.lease(run_id, "call", "tab")
+    assert world.call("call").offer.epoch == 2  # type: ignore[union-attr]
